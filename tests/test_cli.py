@@ -62,6 +62,12 @@ def test_help_lists_the_options_in_groups() -> None:
         assert [name.replace("-", "_") for name in found] == list(names)
 
 
+def test_help_of_serve_has_its_own_default() -> None:
+    text = " ".join(run("serve", "--help").output.split())
+    assert re.search(r"--max-waiting INTEGER [^-]*Default: 1024\.", text)
+    assert "Default: no bound." in " ".join(run("generate", "--help").output.split())
+
+
 def test_help_lists_the_values_of_enumerations() -> None:
     text = run("generate", "--help").output
     hints: dict[str, Any] = {**get_type_hints(EngineOptions), **get_type_hints(SamplingOptions)}

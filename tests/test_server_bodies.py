@@ -106,6 +106,29 @@ def test_error_shows_a_large_value_in_part(value: object) -> None:
     assert len(message) < 200
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": 1}, "prompt", "prompt=1 is not allowed: it must be a string or a list"),
+        ({"echo": "a"}, "echo", "echo='a' is not allowed: it must be true or false"),
+        ({"prompt": ["a", {}]}, "prompt[1]", "prompt[1]={} is not allowed"),
+        (
+            {"stream": True, "stream_options": []},
+            "stream_options",
+            "=[] is not allowed: it must be an object",
+        ),
+        ({}, "prompt", "prompt is missing"),
+    ],
+)
+def test_error_of_a_type_names_field_and_value(
+    server: Served, fields: dict[str, Any], param: str, message: str
+) -> None:
+    status, answer, _ = server.ask(PATH, fields)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert message in answer["error"]["message"]
+    assert "`" not in answer["error"]["message"]
+
+
 def test_message_has_a_bound() -> None:
     assert len(ApiError(400, "a" * 10**6).body()["error"]["message"]) < 2100
 

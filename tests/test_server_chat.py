@@ -208,6 +208,7 @@ def test_constraint_limits_the_output(server: Served, fields: dict[str, Any]) ->
     for given in (
         {"structured_outputs": fields},
         {f"guided_{name}": value for name, value in fields.items()},
+        fields,
     ):
         status, answer, _ = server.ask(PATH, {"messages": MESSAGES, "max_tokens": 20, **given})
         assert status == 200

@@ -103,7 +103,7 @@ def test_too_many_pipelined_requests_end_the_connection(tiny_model: Path) -> Non
     application = penstock.server.app(make_engine(tiny_model), SETTINGS)
     with serving(application, http=limited_protocol(SETTINGS, HttpToolsProtocol)) as server:
         with server.send(PING * 400) as connection:
-            assert read(connection).count(b"HTTP/1.1 ") < 400
+            assert read(connection).count(b"HTTP/1.1 ") <= 16
         assert server.ask("/version")[0] == 200
 
 

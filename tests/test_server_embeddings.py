@@ -185,6 +185,30 @@ def test_disconnect_frees_the_blocks(server: Served, engine: penstock.Engine) ->
     wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.parametrize("limit", ["max_outputs", "max_outputs_per_key"])
+def test_more_inputs_than_outputs_are_refused(engine: penstock.Engine, limit: str) -> None:
+    settings = penstock.server.ServerSettings(**{limit: 4})  # type: ignore[arg-type] # all are numbers
+    with serving(penstock.server.app({"tiny": engine}, settings)) as server:
+        assert server.ask(PATH, {"input": ["a"] * 4})[0] == 200
+        status, answer, _ = server.ask(PATH, {"input": ["a"] * 5})
+    assert (status, answer["error"]["param"]) == (400, "input")
+    assert "at most 4" in answer["error"]["message"]
+
+
+def test_embeddings_are_in_the_log_and_the_metrics(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock.server.access")
+    with serving(penstock.server.app({"tiny": engine})) as server:
+        usage = server.ask(PATH, {"input": TEXTS})[1]["usage"]
+        wait_until(lambda: bool(caplog.records))
+        measures = server.application.state.models["tiny"].measures
+    record: Any = caplog.records[-1].msg
+    assert record.prompt_tokens == usage["prompt_tokens"] > 0
+    assert measures.request_prompt_tokens.sum == usage["prompt_tokens"]
+    assert sum(measures.request_prompt_tokens.counts) == len(TEXTS)
+
+
 def test_aborted_embeddings_are_status_503(server: Served, engine: penstock.Engine) -> None:
     embedded(server, "a")
     with held(engine), server.send(post(PATH, {"input": TEXTS})) as connection:

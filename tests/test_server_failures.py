@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +53,59 @@ def test_failed_stream_ends_with_an_error_event(server: Served, prompt: object) 
     event = server.events(PATH, {"prompt": prompt})[-1]
     assert event["error"]["code"] == "generation_failed"
     assert server.events(PATH, SHORT)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "num_sent"),
+    [
+        ("/none", {}, 0),
+        ("/none", {}, 1),
+        (PATH, SHORT, 0),
+        (PATH, SHORT, 1),
+        *((PATH, {**SHORT, "stream": True}, number) for number in range(3)),
+    ],
+)
+def test_server_that_raises_after_a_disconnect(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, path: str, fields: dict[str, Any], num_sent: int
+) -> None:
+    with make_engine(tiny_model) as engine:
+        sent = _sent_until_error(penstock.server.app(engine), path, fields, num_sent)
+        assert len(sent) == num_sent
+        wait_until(lambda: at_rest(engine))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_server_that_raises_at_a_comment(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = penstock.server.ServerSettings(keep_alive_interval=0.01)
+    with make_engine(tiny_model) as engine:
+        application = penstock.server.app(engine, settings)
+        with held(engine):
+            sent = _sent_until_error(application, PATH, {**SHORT, "stream": True}, 1)
+        assert sent[0]["status"] == 200
+        wait_until(lambda: at_rest(engine))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def _sent_until_error(application: Any, path: str, fields: dict[str, Any], num_sent: int) -> list[Any]:
+    """The messages before this number is reached and `send` raises, as ASGI 2.4 allows."""
+    sent: list[Any] = []
+    body = iter([{"type": "http.request", "body": json.dumps(fields).encode()}])
+
+    async def receive() -> Any:
+        message = next(body, None)
+        if message is None:
+            await asyncio.Event().wait()
+        return message
+
+    async def send(message: Any) -> None:
+        if len(sent) == num_sent:
+            raise ConnectionResetError
+        sent.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    asyncio.run(application({**scope, "http_version": "1.1", "headers": headers}, receive, send))
+    return sent
 
 
 def test_lost_device_is_an_error_event_and_shown_by_health(tiny_model: Path) -> None:

@@ -117,6 +117,19 @@ def test_only_administrators_have_an_urgent_priority(
         assert status == 200 or answer["error"]["param"] == "priority"
 
 
+def test_only_its_key_and_administrators_abort_a_request(engine: penstock.Engine) -> None:
+    with with_keys(engine, "a", "b") as server:
+        for key, count in (("a", 1), ("boss", 1)):
+            body = post(PATH, {**SHORT, "max_tokens": 400, "ignore_eos": True})
+            with held(engine), server.send(body.replace(b"\r\nHost:", b"\r\nX-Api-Key: a\r\nHost:")):
+                wait_until(lambda: bool(server.application.state.generations))
+                [name] = server.application.state.generations
+                for asking, found in (("b", 0), (key, count)):
+                    answer = server.ask("/abort", {"request_id": name}, headers={"X-Api-Key": asking})[1]
+                    assert answer == {"aborted": found}
+            wait_until(lambda: not server.application.state.generations)
+
+
 # ---- outputs
 
 
@@ -128,6 +141,8 @@ def test_only_administrators_have_an_urgent_priority(
         ({"num_beams": 5}, "num_beams"),
         ({"n": 5, "use_beam_search": True}, "n"),
         ({"prompt": [[1], [2]], "n": 3}, "n"),
+        ({"prompt": [[1], [2], [3], [4], [5]]}, "prompt"),
+        ({"prompt": [[1], [2], [3], [4], [5]], "n": 2}, "prompt"),
         ({"prompt": [[1], [2], [3]], "best_of": 2}, "best_of"),
     ],
 )

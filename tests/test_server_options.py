@@ -114,6 +114,16 @@ def test_unknown_field_is_warned_about_once_per_server(
         assert messages.count("request field 'invented' is unknown and ignored") == 1
 
 
+def test_unknown_fields_in_the_log_have_a_bound(
+    engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(penstock.server.app(engine)) as server:
+        for half in range(2):
+            fields = {f"invented_{half}_{index}": 1 for index in range(200)}
+            assert server.ask(CHAT, {**BODY, **fields})[0] == 200
+    assert sum("is unknown and ignored" in record.getMessage() for record in caplog.records) == 256
+
+
 # ---- messages
 
 
@@ -243,6 +253,10 @@ def test_verbosity_and_effort_are_variables_of_the_template(engine: penstock.Eng
             {"stream": True, "stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
         ),
+        ({"stream_options": {}}, "stream_options"),
+        ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"use_beam_search": "false", "n": 2}, "use_beam_search"),
+        ({"use_beam_search": True, "n": 2, "stream": True}, "n"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"600": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -97,13 +98,36 @@ def test_probes_at_the_same_time_share_a_request(
         with held(engine):
             waiting = threading.Thread(target=run_in_threads, args=(ask, range(8)))
             waiting.start()
-            wait_until(lambda: len(server.application.state.http.requests) == 0 and len(begun) == 1)
+            wait_until(lambda: len(begun) == 1)
             wait_until(lambda: engine.stats().waiting == 1)
         waiting.join()
     assert len(begun) == 1
     assert len(found) == 8
     assert len({state["probe_seconds"] for state in found}) == 1
     assert engine.stats().requests_admitted == num_admitted + 2  # with the one that held the step
+
+
+def test_cancelled_probe_is_run_again_for_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        begun = asyncio.Queue[None]()
+        end = asyncio.Event()
+
+        async def generate(_engine: object, _timeout: float) -> dict[str, Any]:
+            begun.put_nowait(None)
+            await end.wait()
+            return {"status": "ok"}
+
+        monkeypatch.setattr(probes, "_generate", generate)
+        probe, engine = probes.Probe(), cast("penstock.Engine", None)
+        tasks = [asyncio.create_task(probe.run(engine, 60)) for _ in range(3)]
+        await begun.get()
+        tasks[0].cancel()
+        await begun.get()
+        end.set()
+        assert await asyncio.gather(*tasks[1:]) == [{"status": "ok"}] * 2
+        assert begun.empty()
+
+    asyncio.run(run())
 
 
 def test_probe_does_not_wait_behind_other_requests(tiny_model: Path) -> None:

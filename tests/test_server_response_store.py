@@ -81,9 +81,24 @@ def test_input_items_are_listed_in_pages(server: Served, client: openai.OpenAI) 
     assert [item.content[0].text for item in newest][::2] == ["And?", "Hello"]
     oldest: Any = list(client.responses.input_items.list(second["id"], order="asc", limit=1))
     assert oldest == newest[::-1]
-    for query, name in (("limit=0", "limit"), ("order=up", "order"), ("after=a", "after")):
+    for query, name in (
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=0000000001999", "limit"),
+        ("limit=" + "0" * 8 + "1" + "9" * 5000, "limit"),
+        ("order=up", "order"),
+        ("after=a", "after"),
+    ):
         status, answer = asked(server, f"{PATH}/{second['id']}/input_items?{query}")
         assert (status, answer["error"]["param"]) == (400, name)
+
+
+def test_items_of_one_id_are_listed_in_pages(server: Served, client: openai.OpenAI) -> None:
+    items = [{"id": "same", "role": "user", "content": text} for text in "abc"]
+    _, made = asked(server, PATH, {**BODY, "input": items})
+    found: Any = client.responses.input_items.list(made["id"], order="asc", limit=1)
+    texts = [item.content[0].text for _, item in zip(range(4), found, strict=False)]
+    assert texts == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])

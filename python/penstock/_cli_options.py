@@ -26,6 +26,7 @@ __all__ = [
     "api_key",
     "convert_options",
     "engine_options",
+    "engine_options_with",
     "given",
     "json_option",
     "key_options",
@@ -182,6 +183,21 @@ def _all(options: Iterable[Decorator]) -> Decorator:
 
 
 engine_options = _options_of(EngineOptions, ENGINE_GROUPS)
+
+
+def engine_options_with(defaults: Mapping[str, object]) -> Decorator:
+    """The options of the engine with other defaults in their help texts."""
+    hints = get_type_hints(EngineOptions, include_extras=True)
+
+    def option(name: str, group: str) -> Decorator:
+        kind, text = get_args(hints[name])
+        if name in defaults:
+            text = f"{text.partition(' Default: ')[0]} Default: {defaults[name]}."
+        return _option(name, Annotated[kind, text], group)
+
+    return _all(option(name, group) for group, names in ENGINE_GROUPS.items() for name in names)
+
+
 convert_options = _options_of(EngineOptions, {"Options": ("quantization", "dtype", "threads")})
 sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock._cli_options import Command, engine_options, given, server_options
+from penstock._cli_options import Command, engine_options_with, given, server_options
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
 from penstock.server.tracing import endpoint_of_environment
@@ -22,8 +22,8 @@ __all__ = ["serve"]
 
 _File = click.Path(exists=True, dir_okay=False)
 
-#: The engine's default is no bound.
-_MAX_WAITING = 1024
+#: Options of the engine that have another default here.
+_ENGINE_DEFAULTS = {"max_waiting": 1024}
 
 
 def tls_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +89,7 @@ def tls_options(function: Callable[..., None]) -> Callable[..., None]:
     help="Log each HTTP request when it ends.",
 )
 @server_options
-@engine_options
+@engine_options_with(_ENGINE_DEFAULTS)
 def serve(model: str | None, named: Sequence[str], names: Sequence[str], **options: Any) -> None:
     """Serve MODEL with OpenAI's API.
 
@@ -129,7 +129,7 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         admin_api_keys=tuple(admin_keys),
         **{name: value for name, value in chosen.items() if value is not None},
     )
-    engine_settings: dict[str, Any] = {"max_waiting": _MAX_WAITING, **given(EngineOptions, options)}
+    engine_settings: dict[str, Any] = {**_ENGINE_DEFAULTS, **given(EngineOptions, options)}
 
     def maker(path: str) -> Callable[[Callable[[int, int], object]], penstock.Engine]:
         return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)

@@ -58,10 +58,15 @@ async def version(_state: State, exchange: Exchange) -> None:
 
 
 async def abort(state: State, exchange: Exchange) -> None:
-    """End requests by the `id` of their responses; their output so far is returned to their clients."""
+    """End requests by the `id` of their responses; their output so far is returned to their clients.
+
+    Only administrators end those of other keys.
+    """
     request = converted(await exchange.read_object(), AbortRequest)
     ids = [request.request_id] if isinstance(request.request_id, str) else request.request_id
-    found = [state.generations[name] for name in dict.fromkeys(ids) if name in state.generations]
+    is_admin = exchange.key in state.admin_keys
+    named = [state.generations[name] for name in dict.fromkeys(ids) if name in state.generations]
+    found = [generation for generation in named if is_admin or generation.key == exchange.key]
     for generation in found:
         generation.abort()
     await exchange.send_json({"aborted": len(found)})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.server.errors import ApiError
+from penstock.server.errors import ApiError, invalid
 
 __all__ = ["LARGE", "converted", "decoded"]
 
@@ -22,6 +22,16 @@ _MAX_VALUES = 1 << 20
 #: Lists, objects and fields of objects, which take more time than other values.
 _MAX_STRUCTURE = 1 << 17
 _MAX_NESTING = 64
+#: A type that msgspec expects, and the limits of its value.
+_EXPECTED = re.compile("Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?")
+_KINDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "an integer",
+    "object": "an object",
+    "str": "a string",
+}
 #: The interpreter is released after a part of this size.
 _PART = 1 << 18
 
@@ -118,4 +128,16 @@ def converted(fields: dict[str, Any], structure: type[Structure]) -> Structure:
         name = path.rstrip("`").removeprefix("$").lstrip(".")
         if missing := re.search("missing required field `(.*)`", message):
             name = f"{name}.{missing[1]}".lstrip(".")
+            raise ApiError(400, f"{name} is missing", param=name) from None
+        if (expected := _EXPECTED.fullmatch(message)) and "[...]" not in name:
+            kinds = [_KINDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
+            raise invalid(name, _value_at(fields, name), " or ".join(kinds) + expected[2]) from None
         raise ApiError(400, f"{name or 'the body'}: {message}", param=name or None) from None
+
+
+def _value_at(fields: dict[str, Any], place: str) -> Any:
+    """The value at a place such as `messages[0].role`."""
+    value: Any = fields
+    for part in re.findall(r"[^.\[\]]+", place):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value

@@ -13,7 +13,7 @@ from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
 from penstock.server.messages import apply_allowed_tools, chat_messages
 from penstock.server.prompts import in_tokenizer_thread, template_options
 from penstock.server.protocol.openai_chat import ChatRequest
-from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
+from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
@@ -43,7 +43,8 @@ UNSUPPORTED: Unsupported = {
 async def chat_completions(state: State, exchange: Exchange) -> None:
     """Answer a chat."""
     fields, request = await read_request(state, exchange, ChatRequest, (), UNSUPPORTED)
-    with fields_named(_NAMES if request.max_completion_tokens is not None else {}):
+    names = _NAMES if request.max_completion_tokens is not None else {}
+    with fields_named({**names, **beam_names(fields)}):
         generation = begin(state, exchange, "chatcmpl", request.model, _call(state, request, fields))
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)

@@ -14,7 +14,7 @@ from penstock.server.http import while_connected
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
 from penstock.server.prompts import encode_text, in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
-from penstock.server.sampling import Unsupported, fields_named, read_request, sampling_options
+from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
 from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
@@ -37,7 +37,7 @@ _MAX_TOKENS = 16
 async def completions(state: State, exchange: Exchange) -> None:
     """Continue one or more texts."""
     fields, request = await read_request(state, exchange, CompletionRequest, (), UNSUPPORTED)
-    with fields_named(_NAMES):
+    with fields_named({**_NAMES, **beam_names(fields)}):
         params = _params(request, fields)
         call = Call(await _prepared(state, exchange, request), params)
         generation = begin(state, exchange, "cmpl", request.model, call)
@@ -55,7 +55,7 @@ async def completions(state: State, exchange: Exchange) -> None:
 
 async def _prepared(state: State, exchange: Exchange, request: CompletionRequest) -> Prompts:
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
-    prompts = text_prompts("prompt", request.prompt, state.settings.max_prompts)
+    prompts = text_prompts("prompt", request.prompt, state.max_prompts)
     limit = request.truncate_prompt_tokens
     model, _ = state.model(request.model)
     if limit is None and request.add_special_tokens:

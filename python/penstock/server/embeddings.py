@@ -36,7 +36,7 @@ _FLOAT_BYTES = 4
 async def embeddings(state: State, exchange: Exchange) -> None:
     """Answer with an embedding of each text."""
     _, request = await read_request(state, exchange, EmbeddingsRequest)
-    prompts = text_prompts("input", request.input, state.settings.max_prompts)
+    prompts = text_prompts("input", request.input, state.max_prompts)
     call = Call(prompts, _PARAMS.replace(priority=request.priority))
     generation = begin(state, exchange, "embd", request.model, call)
     batch = _EmbeddingBatch(state, generation, request)
@@ -85,6 +85,7 @@ class _EmbeddingBatch:
                     place = "input" if len(call.prompts) == 1 else f"input[{item.index}]"
                     with fields_named({"prompt": place}):
                         raise item.error or AssertionError
+                self._generation.end(item.result)
                 self._count(item.result.usage.prompt_tokens)
                 pooled = partial(_pooled, _states(item.result), request)
                 self._embeddings[item.index] = await in_tokenizer_thread(self._state, pooled)

@@ -40,7 +40,7 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     """The generation of a call, with a new id that has this prefix. Checks the limits of the server."""
     model, name = state.model(model_name)
     params, settings = call.params, state.settings
-    limit = min(settings.max_outputs, settings.max_outputs_per_key or settings.max_outputs)
+    limit = state.max_outputs
     if call.num_outputs > limit:
         field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
         message = f"{field}: the request has {call.num_outputs} outputs; the limit is {limit}"
@@ -223,7 +223,10 @@ class _Writer:
             if self.is_started and exchange.num_bytes == count:
                 with anyio.move_on_after(self._settings.send_timeout) as wait:
                     comment = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
-                    await exchange.send(comment)
+                    try:
+                        await exchange.deliver(comment)
+                    except DisconnectedError:
+                        scope.cancel()
                 if wait.cancelled_caught:
                     scope.cancel()
                     return
@@ -264,7 +267,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 exchange.error = api_error(error)
             if exchange.error is not None:
                 last = events.error(exchange.error)
-            await exchange.send({"type": "http.response.body", "body": last})
+            await exchange.deliver({"type": "http.response.body", "body": last})
             exchange.num_bytes += len(last)
 
     with state.running(generation):

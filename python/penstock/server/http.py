@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
 
 import anyio
 import anyio.to_thread
@@ -18,7 +19,7 @@ from penstock.server.sse import json_bytes
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from penstock.server.state import Generation, State
 
@@ -68,6 +69,10 @@ class Exchange:
         """The response has been sent, or cannot be."""
         self._state.num_body_bytes -= self._num_body_bytes
         self._num_body_bytes = 0
+
+    def query(self) -> dict[str, str]:
+        """The parameters after the path; of several with the same name, the last one."""
+        return dict(parse_qsl(self.scope["query_string"].decode("latin-1"), keep_blank_values=True))
 
     async def read_object(self) -> dict[str, Any]:
         """The JSON object of the body, without the fields that are null."""
@@ -136,11 +141,18 @@ class Exchange:
         """Send a response without a body."""
         await self._send(204, headers, b"")
 
+    async def deliver(self, message: Message) -> None:
+        """Send an ASGI message; some servers raise an error when the client has disconnected."""
+        try:
+            await self.send(message)
+        except OSError as error:
+            raise DisconnectedError from error
+
     async def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         if status != HTTPStatus.NO_CONTENT:
             headers = [*headers, (b"content-length", str(len(body)).encode())]
         await self._start(status, headers)
-        await self.send({"type": "http.response.body", "body": body})
+        await self.deliver({"type": "http.response.body", "body": body})
         self.num_bytes += len(body)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -149,7 +161,7 @@ class Exchange:
         if self.generation is not None and (kind := self.request_headers.get(orca.FORMAT)) is not None:
             load = orca.load_header(kind, self.generation.model.engine)
         headers = [*self.headers, *load, *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.deliver({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def _too_large(limit: int) -> ApiError:

@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from penstock.server.errors import ApiError, api_error
@@ -129,7 +130,8 @@ class Endpoint:
         except DisconnectedError:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary of the request
-            await exchange.send_error(api_error(error))
+            with suppress(DisconnectedError):
+                await exchange.send_error(api_error(error))
         finally:
             if is_counted:
                 state.leave()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import anyio
 
@@ -36,16 +35,16 @@ class Probe:
 
     async def run(self, engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
         """The state of the model, with the time for the token."""
-        if self._running is not None:
+        while self._running is not None:
             await self._running.wait()
-        elif anyio.current_time() - self._end >= _MAX_AGE:
+        if anyio.current_time() - self._end >= _MAX_AGE:
             self._running = anyio.Event()
             try:
                 self._result = await _generate(engine, timeout)
+                self._end = anyio.current_time()
             finally:
                 self._running.set()
                 self._running = None
-                self._end = anyio.current_time()
         return self._result
 
 
@@ -94,10 +93,7 @@ async def health(state: State, exchange: Exchange) -> None:
 
 
 def _is_deep(exchange: Exchange) -> bool:
-    query: dict[str, str] = dict(
-        parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    )
-    value = query.get("deep", "0")
+    value = exchange.query().get("deep", "0")
     if value not in ("0", "1"):
         raise invalid("deep", value, "0 or 1")
     return value == "1"

@@ -24,6 +24,7 @@ __all__ = [
     "ONE_OUTPUT",
     "SAMPLING_FIELDS",
     "Unsupported",
+    "beam_names",
     "fields_named",
     "read_request",
     "sampling_options",
@@ -50,8 +51,10 @@ _PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
 }
 #: vLLM's constraints of structured output, and the sampling parameters that they become.
 _CONSTRAINTS = {"json": "response_format", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-#: The former names of the constraints.
-_GUIDED = {f"guided_{name}": name for name in _CONSTRAINTS}
+#: The former names of the constraints, and those of Python.
+_GUIDED = {f"guided_{name}": name for name in _CONSTRAINTS} | {
+    name: name for name in ("regex", "choice", "grammar")
+}
 
 SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "use_beam_search"})
 
@@ -108,6 +111,8 @@ async def read_request(
 
 def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:
     """The keywords of `SamplingParams` for the fields of a request, which are not `None`."""
+    if "stream_options" in fields and not fields.get("stream"):
+        raise invalid("stream_options", fields["stream_options"], "left out unless stream is true")
     options = {name: value for name, value in fields.items() if name in _PLAIN}
     constraints = dict(_constraints(fields))
     if len(constraints) > 1 or (constraints and "response_format" in options):
@@ -123,7 +128,10 @@ def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:
         options.pop("parallel_tool_calls", None)
         if options.get("tool_choice") in ("none", "auto"):
             del options["tool_choice"]
-    if fields.get("use_beam_search"):
+    uses_beams = fields.get("use_beam_search", False)
+    if not isinstance(uses_beams, bool):
+        raise invalid("use_beam_search", uses_beams, "true or false")
+    if uses_beams:
         options["num_beams"] = options.get("num_beams", options.get("n", 1))
     return options
 
@@ -155,6 +163,11 @@ def _json_schema(schema: object) -> dict[str, Any]:
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid("structured_outputs.json", schema, "a JSON schema") from error
     return {"type": "json_schema", "json_schema": {"schema": schema}}
+
+
+def beam_names(fields: dict[str, Any]) -> dict[str, str]:
+    """The field that a request has for the number of beams, if another one."""
+    return {"num_beams": "n"} if fields.get("use_beam_search") and "num_beams" not in fields else {}
 
 
 @contextmanager

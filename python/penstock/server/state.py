@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 
@@ -95,6 +95,14 @@ class Call:
         return len(self.prompts) * max(self.params.n, self.params.best_of or 1, self.params.num_beams)
 
 
+class Ended(NamedTuple):
+    """The numbers of a request of the engine that has ended, without its output."""
+
+    usage: penstock.Usage
+    timings: penstock.Timings
+    finish_reason: str | None
+
+
 class Generation:
     """One generating HTTP request, which can have several requests of the engine."""
 
@@ -111,7 +119,7 @@ class Generation:
         self.is_aborted = False
         self._parts: list[Cancellable] = []
         #: Requests of the engine that have ended with a result.
-        self.ended: list[penstock.Result | penstock.Request] = []
+        self.ended: list[Ended] = []
 
     def add(self, part: Cancellable) -> None:
         """Cancel this part of the work when the request is aborted."""
@@ -122,9 +130,9 @@ class Generation:
     def end(self, ended: penstock.Result | penstock.Request) -> None:
         """Count a request of the engine that has ended with a result."""
         self.model.measures.add(ended, self.call.params)
-        self.ended.append(ended)
+        self.ended.append(Ended(ended.usage, ended.timings, ended.finish_reason))
 
-    def requests(self) -> list[penstock.Result | penstock.Request]:
+    def requests(self) -> Sequence[Ended | penstock.Request]:
         """The requests of the engine, for their numbers so far."""
         return [part for part in self._parts if isinstance(part, penstock.Request)] or self.ended
 
@@ -183,6 +191,17 @@ class State:
         if longest is None:  # all requests get status 503
             return _MAX_BODY_BYTES
         return min(max(longest * _BODY_BYTES_PER_TOKEN, _MIN_BODY_BYTES), _MAX_BODY_BYTES)
+
+    @property
+    def max_outputs(self) -> int:
+        """Maximum number of outputs of a request."""
+        limits = (self.settings.max_outputs, self.settings.max_outputs_per_key)
+        return min(limit for limit in limits if limit is not None)
+
+    @property
+    def max_prompts(self) -> int:
+        """Maximum number of prompts of a request; each has an output."""
+        return min(self.settings.max_prompts, self.max_outputs)
 
     def enter(self) -> None:
         """Count a generating request; raises if none is accepted any more."""

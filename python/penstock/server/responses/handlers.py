@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -111,13 +111,13 @@ async def _response(
 
 
 def _input(response_id: str, given: str | list[dict[str, Any]]) -> list[bytes]:
-    """The items of a request as OpenAI's API lists them: with an id, and messages with parts."""
+    """The items of a request as OpenAI's API lists them: with ids of the server, and messages with parts."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     label = response_id.rpartition("-")[2]
     found = []
     for index, fields in enumerate(items):
         kind = fields.get("type") or "message"
-        item = {"id": f"in_{label}_{index}", "status": "completed"} | fields | {"type": kind}
+        item = {"status": "completed"} | fields | {"id": f"in_{label}_{index}", "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             item["content"] = [{"type": part, "text": item["content"]}]
@@ -157,9 +157,10 @@ async def cancel_response(state: State, exchange: Exchange) -> None:
 async def input_items(state: State, exchange: Exchange) -> None:
     """The items of the input of a stored response, by default the last ones first."""
     _, stored = _stored(state, exchange)
-    query = dict(parse_qsl(exchange.scope["query_string"].decode(errors="replace")))
+    query = exchange.query()
     limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not (limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
+    number = int(limit) if re.fullmatch("[0-9]{1,3}", limit) else 0
+    if not 1 <= number <= _MAX_LISTED:
         raise invalid("limit", limit, f"a number from 1 to {_MAX_LISTED}")
     if order not in ("asc", "desc"):
         raise invalid("order", order, "asc or desc")
@@ -170,7 +171,7 @@ async def input_items(state: State, exchange: Exchange) -> None:
         if after not in ids:
             raise invalid("after", after, "the id of an item of the response")
         first = ids.index(after) + 1
-    end = first + int(limit)
+    end = first + number
     listed = ids[first:end]
     await exchange.send_json(
         {
