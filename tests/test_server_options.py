@@ -256,7 +256,7 @@ def test_verbosity_and_effort_are_variables_of_the_template(engine: penstock.Eng
         ({"stream_options": {}}, "stream_options"),
         ({"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"use_beam_search": "false", "n": 2}, "use_beam_search"),
-        ({"use_beam_search": True, "n": 2, "stream": True}, "n"),
+        ({"use_beam_search": True, "n": 2, "stream": True, "seed": None}, "n"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"600": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
