@@ -13,6 +13,7 @@ import pytest
 import penstock
 from api_support import PROMPT, SHORT, assert_at_rest, make_engine, wait_until
 from penstock import _chat_sandbox, _core
+from penstock.chat import Chat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +87,29 @@ async def test_slow_template_does_not_block_the_event_loop(
     assert answers[0].prompt_token_ids == tuple(
         engine.encode(engine.apply_chat_template(MESSAGES), add_special_tokens=False)
     )
+
+
+async def test_large_chats_are_copied_and_rendered_one_at_a_time(
+    engine: penstock.Engine, held_template: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying: list[int] = []
+
+    class Recorded(Chat):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            copying.append(threading.get_ident())
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr("penstock._session.Chat", Recorded)
+    monkeypatch.setattr("penstock.chat.MAX_SMALL", 2)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, MESSAGES, SHORT)
+        await until(held_template.has_begun)
+        group.start_soon(engine.generate, MESSAGES, SHORT)
+        assert (await engine.generate(PROMPT, SHORT)).finish_reason == "length"
+        assert len(copying) == 1  # the second one waits for the thread
+        held_template.release.set()
+    assert len(copying) == 2
+    assert threading.get_ident() not in copying
 
 
 async def test_cancelled_task_does_not_wait_for_the_template(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from penstock import _core, _hub
 from penstock._core import Host
 from penstock._options import merge
-from penstock.chat import Chat, has_messages
+from penstock.chat import Chat, has_messages, is_large
 from penstock.errors import ConfigError, EngineStoppedError, InvalidRequestError
 from penstock.tokenizer import Tokenizer
 
@@ -242,6 +242,13 @@ class Session:
         if self._phase in _PHASES:
             raise EngineStoppedError(_PHASES[self._phase])
         return self.native
+
+    def is_large_chat(self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> bool:
+        """Whether a prompt is a chat that is not copied and rendered on the event loop, or beside another."""
+        if not has_messages(prompt):
+            return False
+        tools = options.get("tools") or (params and params.tools)
+        return is_large(prompt, tools, options.get("chat_template_kwargs"), options.get("documents"))
 
     def prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]

@@ -39,9 +39,9 @@ class AbandonedError(BaseException):
 class Workers:
     """The slots of one event loop. Tasks take them in order; any thread can free one."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int) -> None:
         self._lock = threading.Lock()  # of `_num_free`
-        self._num_free = MAX_THREADS
+        self._num_free = num_threads
         self._port = Port()  # rung when a slot is freed
         self._first = anyio.Lock()  # held by the first of the tasks that wait
 
@@ -90,18 +90,24 @@ class Workers:
 
 
 _workers: RunVar[Workers] = RunVar("penstock.workers")
+#: The thread of work that holds the interpreter for long: several would leave the event loop little of it.
+_python_worker: RunVar[Workers] = RunVar("penstock.python_worker")
 
 
-async def run_slow(function: Callable[[Callable[[], None]], Returned]) -> Returned:
+async def run_slow(
+    function: Callable[[Callable[[], None]], Returned], *, holds_interpreter: bool = False
+) -> Returned:
     """Call `function` in a worker thread of the running event loop, as soon as one is free.
 
-    A cancellation abandons the thread: the callable that `function` is given raises from then on.
+    A cancellation abandons the thread: the callable that `function` is given raises from then on. One
+    function that holds the interpreter for long runs at a time.
     """
+    variable = _python_worker if holds_interpreter else _workers
     try:
-        workers = _workers.get()
+        workers = variable.get()
     except LookupError:
-        workers = Workers()
-        _workers.set(workers)
+        workers = Workers(1 if holds_interpreter else MAX_THREADS)
+        variable.set(workers)
     return await workers.run(function)
 
 

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
     from penstock._options import MessageModel, Prompt
 
-__all__ = ["Chat", "ChatTemplate", "checked", "has_messages"]
+__all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
 
 MAX_NESTING = 100
 """Maximum nesting depth of a message or a variable."""
+
+MAX_SMALL = 1024
+"""Maximum number of values of a chat that is copied on the event loop, which takes about a millisecond."""
 
 #: The keywords of a request that are not sampling parameters.
 CHAT_OPTIONS = (
@@ -214,6 +217,24 @@ class Chat:
 def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any] | MessageModel]]:
     """Whether a prompt is a chat: a sequence of mappings, or of objects with `model_dump()`."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(_dumped(prompt[0]), Mapping)
+
+
+def is_large(*containers: object) -> bool:
+    """Whether these lists and dicts have many values, those of inner ones included."""
+    found, count = list(containers), 0
+    while found:
+        container = found.pop()
+        if isinstance(container, dict):
+            values = list(container.values())
+        elif isinstance(container, (list, tuple)):
+            values = list(container[: MAX_SMALL + 1])
+        else:
+            continue
+        count += len(values)
+        if count > MAX_SMALL:
+            return True
+        found += values
+    return False
 
 
 def _dumped(value: object) -> object:

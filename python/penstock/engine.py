@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Stats,
     )
     from penstock._options import EngineOptions, Prompt, RequestOptions
+    from penstock._session import PreparedPrompt
 
 __all__ = ["Engine"]
 
@@ -243,10 +244,19 @@ class Engine:
         Raises `InvalidRequestError` if the request can never run, `OverloadedError` if the waiting queue is
         full, `EngineStoppedError` if the engine is not open. Cancelling the task cancels the request.
         """
-        prepared, params = self._session.prepare(prompt, params, dict(options))
-        return await self._start(
-            partial(self._session.submit, prepared, params), in_thread=should_offload(prepared, params)
-        )
+        is_large, prepared, params = await self._prepare(prompt, params, dict(options))
+        submit = partial(self._session.submit, prepared, params)
+        return await self._start(submit, in_thread=should_offload(prepared, params), is_large=is_large)
+
+    async def _prepare(
+        self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
+    ) -> tuple[bool, PreparedPrompt, SamplingParams]:
+        """Whether the prompt is a large chat, which is copied in a thread, and `Session.prepare`."""
+        is_large = self._session.is_large_chat(prompt, params, options)
+        prepare = partial(self._session.prepare, prompt, params, options)
+        if not is_large:
+            return False, *prepare()
+        return True, *await self._call(lambda _: prepare(), in_thread=True, is_large=True)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -266,12 +276,11 @@ class Engine:
         Raises as `start_request` does, `GenerationError` if the request fails while it runs, and
         `EngineStoppedError` if the engine is closed first.
         """
-        prepared, params = self._session.prepare(prompt, params, dict(options))
+        is_large, prepared, params = await self._prepare(prompt, params, dict(options))
         in_thread = should_offload(prepared, params)
         if params.num_beams > 1:
-            search = await self._call(
-                partial(self._session.search_beams, prepared, params), in_thread=in_thread
-            )
+            begin = partial(self._session.search_beams, prepared, params)
+            search = await self._call(begin, in_thread=in_thread, is_large=is_large)
             try:
                 while search.is_running:
                     search.advance(await self._run_step(search))
@@ -279,7 +288,8 @@ class Engine:
             finally:
                 search.close()
         submit = partial(self._session.submit, prepared, _core.candidate_params(params))
-        async with Stream(partial(self._start, submit, in_thread=in_thread)) as request:
+        start = partial(self._start, submit, in_thread=in_thread, is_large=is_large)
+        async with Stream(start) as request:
             return _core.best_of(await request.result(), params)
 
     def generate_many(
@@ -368,11 +378,15 @@ class Engine:
             return _core.score(await request.result())
 
     async def _start(
-        self, submit: Callable[[Port, Callable[[], None]], _core.Request], *, in_thread: bool
+        self,
+        submit: Callable[[Port, Callable[[], None]], _core.Request],
+        *,
+        in_thread: bool,
+        is_large: bool = False,
     ) -> Request:
         pump = self._pump()
         # An abandoned thread drops the native request, which cancels it.
-        native = await self._call(partial(submit, pump.port), in_thread=in_thread)
+        native = await self._call(partial(submit, pump.port), in_thread=in_thread, is_large=is_large)
         request = Request(self._session, native, pump)
         try:
             await request.admission()
@@ -381,12 +395,14 @@ class Engine:
             raise
         return request
 
-    async def _call(self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool) -> Returned:
+    async def _call(
+        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool, is_large: bool = False
+    ) -> Returned:
         """Call `function`, which is given a callable that raises once the task is cancelled."""
         if not in_thread:
             return function(lambda: None)
         self._session.check_room()
-        return await run_slow(function)
+        return await run_slow(function, holds_interpreter=is_large)
 
     async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""

@@ -22,6 +22,7 @@ _MAX_VALUES = 1 << 20
 #: Lists, objects and fields of objects, which take more time than other values.
 _MAX_STRUCTURE = 1 << 17
 _MAX_NESTING = 64
+_MAX_FIELDS = 1 << 10
 #: A type that msgspec expects, and the limits of its value.
 _EXPECTED = re.compile("Expected `([^`]*)`(.*?)(?:, got `[^`]*`)?")
 _KINDS = {
@@ -51,6 +52,8 @@ def decoded(body: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
+    if len(value) > _MAX_FIELDS:
+        raise ApiError(400, f"the body has {len(value)} fields: the limit is {_MAX_FIELDS}")
     if body.count(b"[") + body.count(b"{") > _MAX_NESTING:
         _check_nesting(value)
     return {name: field for name, field in value.items() if field is not None}

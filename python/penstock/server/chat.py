@@ -6,12 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.server.choices import answer_of, num_logprobs, send_choices
+from penstock.server.choices import answer_of, in_response_thread, num_logprobs, send_choices
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
 from penstock.server.messages import apply_allowed_tools, chat_messages
-from penstock.server.prompts import in_tokenizer_thread, template_options
+from penstock.server.prompts import template_options
 from penstock.server.protocol.openai_chat import ChatRequest
 from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
 from penstock.server.state import Call
@@ -45,7 +45,8 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
     fields, request = await read_request(state, exchange, ChatRequest, (), UNSUPPORTED)
     names = _NAMES if request.max_completion_tokens is not None else {}
     with fields_named({**names, **beam_names(fields)}):
-        generation = begin(state, exchange, "chatcmpl", request.model, _call(state, request, fields))
+        call = await exchange.in_body_thread(_call, state, request, fields)
+        generation = begin(state, exchange, "chatcmpl", request.model, call)
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
             return
@@ -79,7 +80,7 @@ async def _send(
     if params.prompt_logprobs is not None:
         tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
         positions = partial(prompt_logprobs, tokens, result, params.prompt_logprobs)
-        answer["prompt_logprobs"] = await in_tokenizer_thread(state, positions)
+        answer["prompt_logprobs"] = await in_response_thread(state, positions)
     if request.return_token_ids:
         answer["prompt_token_ids"] = result.prompt_token_ids
     size = num_logprobs(params, [result])

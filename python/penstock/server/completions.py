@@ -38,7 +38,7 @@ async def completions(state: State, exchange: Exchange) -> None:
     """Continue one or more texts."""
     fields, request = await read_request(state, exchange, CompletionRequest, (), UNSUPPORTED)
     with fields_named({**_NAMES, **beam_names(fields)}):
-        params = _params(request, fields)
+        params = await exchange.in_body_thread(_params, request, fields)
         call = Call(await _prepared(state, exchange, request), params)
         generation = begin(state, exchange, "cmpl", request.model, call)
         if request.stream:

@@ -10,10 +10,11 @@ import anyio
 import msgspec
 
 import penstock
+from penstock.server.choices import in_response_thread
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin
 from penstock.server.http import while_connected
-from penstock.server.prompts import in_tokenizer_thread, text_prompts
+from penstock.server.prompts import text_prompts
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
 from penstock.server.sampling import fields_named, read_request
 from penstock.server.sse import json_bytes
@@ -88,7 +89,7 @@ class _EmbeddingBatch:
                 self._generation.end(item.result)
                 self._count(item.result.usage.prompt_tokens)
                 pooled = partial(_pooled, _states(item.result), request)
-                self._embeddings[item.index] = await in_tokenizer_thread(self._state, pooled)
+                self._embeddings[item.index] = await in_response_thread(self._state, pooled)
 
     def _count(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DisconnectedError", "Exchange", "watch_connection", "while_connected", "while_watched"]
 
+Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 _STREAM_HEADERS = (
@@ -62,6 +63,7 @@ class Exchange:
         #: The request of a generating route, once it is valid.
         self.generation: Generation | None = None
         self._is_read = False
+        self._is_large = False
         #: Bytes of the body that count towards the limit of all bodies.
         self._num_body_bytes = 0
 
@@ -81,9 +83,17 @@ class Exchange:
             # Browsers send other types to other origins without asking them first.
             raise ApiError(415, "the content type must be application/json")
         body = await self._read_body()
-        if len(body) <= LARGE:
-            return decoded(body)
-        return await anyio.to_thread.run_sync(partial(decoded, body), limiter=self._state.body_threads)
+        self._is_large = len(body) > LARGE
+        return await self.in_body_thread(decoded, body)
+
+    async def in_body_thread(
+        self, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Returned:
+        """Run this in the thread of large bodies if the body is large, else here."""
+        if not self._is_large:
+            return work(*args, **options)
+        bound = partial(work, *args, **options)
+        return await anyio.to_thread.run_sync(bound, limiter=self._state.body_threads)
 
     async def read_options(self) -> dict[str, Any]:
         """The JSON object of the body, which may be empty."""

@@ -25,6 +25,9 @@ __all__ = ["encode_chat", "encode_text", "in_tokenizer_thread", "template_option
 _CHARACTERS = 8
 _MIN_TEXT = 1 << 18
 
+#: The number of tokenisations that wait for a thread.
+_MAX_WAITING = 64
+
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
@@ -92,5 +95,8 @@ def encode_text(engine: penstock.Engine, text: str, *, add_special_tokens: bool)
 async def in_tokenizer_thread(
     state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
 ) -> Returned:
-    """Run this in one of the threads that tokenise outside of the engine."""
+    """Run this in one of the threads that tokenise outside of the engine, unless many wait for them."""
+    if state.tokenizer_threads.statistics().tasks_waiting >= _MAX_WAITING:
+        message = f"{_MAX_WAITING} tokenisations wait, which is the limit"
+        raise ApiError(429, message, code="overloaded", retry_after=1)
     return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=state.tokenizer_threads)

@@ -97,6 +97,17 @@ async def read_request(
     The log names each unknown field once; `labels` are further fields that have no effect.
     """
     fields = await exchange.read_object()
+    request = await exchange.in_body_thread(_checked, state, fields, structure, labels, unsupported)
+    return fields, request
+
+
+def _checked(
+    state: State,
+    fields: dict[str, Any],
+    structure: type[Structure],
+    labels: Collection[str],
+    unsupported: Unsupported,
+) -> Structure:
     for name, (allowed, limit) in unsupported.items():
         if name in fields and fields[name] not in allowed:
             raise invalid(name, fields[name], limit)
@@ -106,7 +117,7 @@ async def read_request(
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()
             logger.warning("request field %r is unknown and ignored", shown)
-    return fields, converted(fields, structure)
+    return converted(fields, structure)
 
 
 def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:

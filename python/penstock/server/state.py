@@ -168,6 +168,8 @@ class State:
         self.metrics_threads = anyio.CapacityLimiter(1)
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
+        #: Threads that make responses of results.
+        self.response_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}
         #: Names of request fields that the log has as unknown.
         self.unknown_fields: set[str] = set()

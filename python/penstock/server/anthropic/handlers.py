@@ -51,9 +51,8 @@ UNSUPPORTED: Unsupported = {
 async def messages(state: State, exchange: Exchange) -> None:
     """Answer with a message."""
     fields, request = await read_request(state, exchange, MessagesRequest, LABELS, UNSUPPORTED)
-    template, prompt = _template(state, request), chat_messages(request)
     with fields_named(_NAMES):
-        call = Call([prompt], _params(request, fields), template)
+        call = await exchange.in_body_thread(_call, state, request, fields)
         generation = begin(state, exchange, "msg", request.model, call)
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
@@ -62,12 +61,16 @@ async def messages(state: State, exchange: Exchange) -> None:
     await exchange.send_json(_message(generation, request, results[0]))
 
 
+def _call(state: State, request: MessagesRequest, fields: dict[str, Any]) -> Call:
+    return Call([chat_messages(request)], _params(request, fields), _template(state, request))
+
+
 async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
     _, request = await read_request(state, exchange, CountRequest, LABELS | _FIELDS, UNSUPPORTED)
     model, _ = state.model(request.model)
     tools, template = chat_tools(request.tools), _template(state, request)
-    messages = chat_messages(request)
+    messages = await exchange.in_body_thread(chat_messages, request)
     count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)
     token_ids = await while_connected(exchange, count)
     await exchange.send_json({"input_tokens": len(token_ids)})

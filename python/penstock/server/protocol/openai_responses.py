@@ -10,7 +10,7 @@ from penstock.server.protocol.template import TemplateFields
 
 __all__ = ["FunctionTool", "Item", "Part", "Reasoning", "ResponsesRequest", "Text", "TextFormat"]
 
-_MAX_ITEMS = msgspec.Meta(max_length=65536)
+_MAX_ITEMS = msgspec.Meta(max_length=1 << 14)
 _Label = Annotated[str, msgspec.Meta(max_length=64)]
 _Value = Annotated[str, msgspec.Meta(max_length=512)]
 
@@ -77,7 +77,7 @@ class Reasoning(msgspec.Struct):
 class ResponsesRequest(TemplateFields, kw_only=True):
     """A request for a response; `null` equals an omitted field."""
 
-    input: str | Annotated[list[Item], msgspec.Meta(min_length=1, max_length=65536)]
+    input: str | Annotated[list[Item], msgspec.Meta(min_length=1, max_length=1 << 14)]
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import penstock
+from penstock.server.choices import in_response_thread
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin, generate, stream
-from penstock.server.prompts import in_tokenizer_thread, template_options
+from penstock.server.prompts import template_options
 from penstock.server.protocol.openai_responses import Item, ResponsesRequest
 from penstock.server.responses.conversion import (
     LOGPROBS,
@@ -28,6 +29,8 @@ from penstock.server.sse import json_bytes
 from penstock.server.state import Call
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.server.http import Exchange
     from penstock.server.state import Generation, State
 
@@ -53,12 +56,8 @@ async def create_response(state: State, exchange: Exchange) -> None:
     fields, request = await read_request(state, exchange, ResponsesRequest, (), UNSUPPORTED)
     check_fields(request)
     context = _context(state, exchange, request)
-    given = request.input
-    items = [Item(role="user", content=given)] if isinstance(given, str) else given
-    prompt = chat_messages(request.instructions, [_decode_item(item) for item in context], items)
-    template = template_options(state.settings, request, template_variables(request))
     with fields_named(_NAMES):
-        call = Call([prompt], _params(request, fields), template)
+        call = await exchange.in_body_thread(_call, state, request, fields, context)
         generation = begin(state, exchange, "resp", request.model, call)
         is_stored = request.store and state.settings.store_responses
         answer = Answer(generation, request, is_stored=is_stored)
@@ -77,6 +76,14 @@ async def create_response(state: State, exchange: Exchange) -> None:
     response = await _response(state, generation, answer, results[0])
     keep(response)
     await exchange.send_json(response)
+
+
+def _call(state: State, request: ResponsesRequest, fields: dict[str, Any], context: Sequence[bytes]) -> Call:
+    given = request.input
+    items = [Item(role="user", content=given)] if isinstance(given, str) else given
+    prompt = chat_messages(request.instructions, [_decode_item(item) for item in context], items)
+    template = template_options(state.settings, request, template_variables(request))
+    return Call([prompt], _params(request, fields), template)
 
 
 def _context(state: State, exchange: Exchange, request: ResponsesRequest) -> tuple[bytes, ...]:
@@ -105,7 +112,7 @@ async def _response(
     num_reasoning_tokens = 0
     if result.reasoning:
         encode = generation.model.engine.encode
-        token_ids = await in_tokenizer_thread(state, encode, result.reasoning, add_special_tokens=False)
+        token_ids = await in_response_thread(state, encode, result.reasoning, add_special_tokens=False)
         num_reasoning_tokens = len(token_ids)
     return answer.of(result, num_reasoning_tokens)
 
