@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+import penstock.server
 from support.browser import contrast
 from support.chat_page import (
     COMPLETIONS,
@@ -16,18 +17,17 @@ from support.chat_page import (
     body,
     generated,
     opened,
+    questions,
     replies,
     send,
     wait_for_end,
 )
-from support.serving import Served, held
+from support.serving import Served, held, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from playwright.sync_api import Browser, Page
-
-    import penstock
 
 
 pytestmark = pytest.mark.browser
@@ -199,16 +199,59 @@ def test_phone_has_the_chats_in_a_drawer(browser: Browser, chat_server: Served) 
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         assert page.evaluate("document.querySelector('#scroller').scrollWidth") <= 360
         expect(page.get_by_role("button", name="New chat")).to_be_hidden()
-        page.get_by_role("button", name="Chats").tap()
+        page.get_by_role("button", name="Chats", exact=True).tap()
         expect(page.get_by_role("button", name="New chat")).to_be_in_viewport()
+        expect(page.get_by_role("button", name="New chat")).to_be_focused()
+        order = ["New chat", QUESTION, f"Delete the chat “{QUESTION}”", "Remove all chats"]
+        assert [name for name, _ in tab_order(page)] == order, "the focus does not go behind the drawer"
         page.keyboard.press("Escape")
         expect(page.get_by_role("button", name="New chat")).to_be_hidden()
-        expect(page.get_by_role("button", name="Chats")).to_be_focused()
-        page.get_by_role("button", name="Chats").tap()
+        expect(page.get_by_role("button", name="Chats", exact=True)).to_be_focused()
+        page.get_by_role("button", name="Chats", exact=True).tap()
+        page.get_by_role("button", name="Close the chats").tap()
+        expect(page.get_by_role("button", name="Chats", exact=True)).to_be_focused()
+        page.get_by_role("button", name="Chats", exact=True).tap()
+        expect(page.get_by_role("button", name="New chat")).to_be_in_viewport()
+        page.touchscreen.tap(350, 300)
+        expect(page.get_by_role("button", name="New chat")).to_be_hidden()
+        page.get_by_role("button", name="Chats", exact=True).tap()
         page.get_by_role("button", name="New chat").tap()
         expect(page.get_by_text("What would you like to know?")).to_be_visible()
         sizes = page.evaluate("[...document.querySelectorAll('header button')].map((b) => b.offsetHeight)")
         assert min(sizes) >= 44
+
+
+def test_enter_begins_a_line_on_a_touch_screen(browser: Browser, chat_server: Served) -> None:
+    viewport = {"width": 360, "height": 640}
+    with opened(browser, chat_server, viewport=viewport, is_mobile=True, has_touch=True) as page:
+        expect(page.get_by_text("Shift+Enter")).to_be_hidden()
+        field = page.get_by_label("Question", exact=True)
+        field.tap()
+        page.keyboard.type("One\ntwo")
+        expect(field).to_have_value("One\ntwo")
+        page.get_by_role("button", name="Send", exact=True).tap()
+        wait_for_end(page)
+        questions(page).get_by_role("button", name="Edit the question").tap()
+        page.keyboard.type("\nthree")
+        expect(questions(page).get_by_label("Question")).to_have_value("One\ntwo\nthree")
+
+
+def test_long_texts_do_not_widen_a_narrow_page(browser: Browser, chat_engine: penstock.Engine) -> None:
+    application = penstock.server.app({"model-of-a-long-name" * 3: chat_engine})
+    viewport = {"width": 320, "height": 640}
+    with serving(application) as server, opened(browser, server, viewport=viewport, may_fail=True) as page:
+        text = "| name | value |\n|---|---|\n|" + " word" * 40 + " | " + "word " * 40 + "|\n"
+        page.route(COMPLETIONS, lambda route: route.fulfill(**replies({"content": text})))
+        ask(page)
+        heads = page.evaluate("[...document.querySelectorAll('th')].map((cell) => cell.clientHeight)")
+        assert max(heads) < 50, "one line: words of a table are not broken"
+        page.unroute(COMPLETIONS)
+        error = {"error": {"message": "x" * 3000}}
+        page.route(COMPLETIONS, lambda route: route.fulfill(status=400, json=error))
+        ask(page)
+        expect(answers(page).last).to_contain_text("x" * 3000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        assert page.evaluate("document.querySelector('#scroller').scrollWidth") <= 320
 
 
 def test_page_follows_the_answer_unless_it_was_scrolled(page: Page) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
@@ -124,6 +124,43 @@ def test_lost_server_is_an_error_in_plain_words(browser: Browser, chat_engine: p
             expect(page.get_by_label("Model", exact=True)).to_be_enabled()
         send(page)
         expect(answers(page)).to_contain_text("The server cannot be reached.")
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ({"status": 500, "json": {"error": {"message": "no disk"}}}, "The server failed (500): no disk"),
+        ({"body": "<html>", "content_type": "text/html"}, "The server sent an answer that cannot be read."),
+        ({"json": {"data": None}}, "The server sent an answer that cannot be read."),
+    ],
+)
+def test_models_are_asked_for_until_they_are_known(
+    browser: Browser, chat_server: Served, reply: dict[str, Any], text: str
+) -> None:
+    with new_page(browser, may_fail=True) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(**reply))
+        page.goto(chat_server.url)
+        expect(page.locator("#banner")).to_have_text(text)
+        page.unroute("**/v1/models")
+        expect(page.get_by_label("Model", exact=True)).to_be_enabled()
+        expect(page.locator("#banner")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{no JSON",
+        "null",
+        "1",
+        '{"choices":[{"delta":{"content":1}}]}',
+        '{"choices":[{"delta":{"reasoning":{}}}]}',
+    ],
+)
+def test_event_that_cannot_be_read_is_an_error_in_plain_words(page: Page, data: str) -> None:
+    events = f'data: {{"object":"other"}}\n\ndata: {data}\n\ndata: [DONE]\n\n'
+    page.route(COMPLETIONS, lambda route: route.fulfill(content_type="text/event-stream", body=events))
+    ask(page)
+    expect(answers(page).locator(".error p")).to_have_text("The server sent an answer that cannot be read.")
 
 
 def test_error_in_a_stream_keeps_the_text(page: Page) -> None:

@@ -2,8 +2,10 @@
 
 import { apiKey } from "./storage.js";
 
-/** The time between two questions for the state of the server, in milliseconds. */
+/** The time between two questions for the state of the server, in milliseconds; it grows unless a model loads. */
 const HEALTH_INTERVAL = 500;
+const MAX_HEALTH_INTERVAL = 4000;
+const UNREADABLE = "The server sent an answer that cannot be read.";
 
 /** A request that failed, in plain words. */
 export class RequestError extends Error {
@@ -55,10 +57,12 @@ function explained(status, message, retryAfter) {
 export async function models() {
   const response = await send("v1/models");
   if (!response.ok) throw await errorOf(response);
-  return (await response.json()).data;
+  const found = await response.json().catch(() => null);
+  if (!Array.isArray(found?.data)) throw new RequestError(UNREADABLE);
+  return found.data;
 }
 
-/** The events of a streamed chat, as objects. */
+/** The events of a streamed chat: objects with `content`, `reasoning`, `usage` and `ending`. */
 export async function* answer(body, signal) {
   const response = await send("v1/chat/completions", { method: "POST", body: JSON.stringify(body), signal });
   if (!response.ok) throw await errorOf(response);
@@ -89,9 +93,20 @@ async function read(reader) {
 }
 
 function eventOf(data) {
-  const event = JSON.parse(data);
-  if (event.error) throw new RequestError(`The answer ended early: ${event.error.message}`);
-  return event;
+  let event = null;
+  try {
+    event = JSON.parse(data);
+  } catch {
+    // refused below
+  }
+  if (event?.error) throw new RequestError(`The answer ended early: ${event.error.message ?? event.error}`);
+  const choice = event?.choices?.[0];
+  const { delta } = choice ?? {};
+  const content = delta?.content ?? "";
+  const reasoning = delta?.reasoning ?? delta?.reasoning_content ?? "";
+  const isReadable = event instanceof Object && typeof content === "string" && typeof reasoning === "string";
+  if (!isReadable) throw new RequestError(UNREADABLE);
+  return { content, reasoning, usage: event.usage, ending: choice?.finish_reason };
 }
 
 /** The state of the server: "loading" with the loaded part of all bytes, or another one. */
@@ -109,12 +124,14 @@ export async function health() {
   return { status: "loading", loaded: sum("bytes") ? sum("bytes_loaded") / sum("bytes") : 0 };
 }
 
-/** Ask for the state until the server is ready; `show` gets each state. */
-export async function untilReady(show) {
-  for (;;) {
-    const state = await health();
+/** Ask for the state while the page is visible until the server is ready. `check` returns it, `show` gets it. */
+export async function untilReady(check, show) {
+  for (let interval = HEALTH_INTERVAL; ; interval = Math.min(2 * interval, MAX_HEALTH_INTERVAL)) {
+    const state = await check();
     show(state);
     if (state.status === "ok") return;
-    await new Promise((resolve) => setTimeout(resolve, HEALTH_INTERVAL));
+    if (state.status === "loading") interval = HEALTH_INTERVAL;
+    await new Promise((resolve) => setTimeout(resolve, interval));
+    if (document.hidden) await new Promise((resolve) => (document.onvisibilitychange = resolve));
   }
 }

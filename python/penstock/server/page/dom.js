@@ -24,6 +24,12 @@ export function textButton(text, className, onclick = null) {
   return make("button", { type: "button", className, onclick }, text);
 }
 
+/** Whether a key sends a question: Enter, but on touch screens, of which the keyboards lack Shift+Enter. */
+export function isSending(event) {
+  const isEnter = event.key === "Enter" && !event.shiftKey && !event.isComposing;
+  return isEnter && !matchMedia("(hover: none)").matches;
+}
+
 /** Copy a text, and show on a button that it is copied. */
 export async function copyWith(button, text) {
   const isCopied = await copy(text);

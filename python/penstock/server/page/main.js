@@ -1,7 +1,7 @@
 // The chat page: one chat is open, at most one answer is generated.
 
 import { answer, health, models, untilReady } from "./api.js";
-import { announce, byId, iconButton, make, textButton } from "./dom.js";
+import { announce, byId, iconButton, isSending, make, textButton } from "./dom.js";
 import { Answer, Question, enableCopying } from "./messages.js";
 import { enableTheme, onSettings, openSettings, parameters } from "./settings.js";
 import { chats, newChat, removeAllChats, removeChat, saveChat, setting } from "./storage.js";
@@ -31,7 +31,7 @@ function openChat(next) {
   list.replaceChildren(...chat.messages.map((message, index) => viewOf(message, index).node));
   showState();
   showChats();
-  closeSidebar();
+  showSidebar(false);
   isFollowing = true;
   follow();
 }
@@ -142,13 +142,12 @@ async function generate() {
   try {
     for await (const event of answer(request, controller.signal)) {
       if (running !== own) return;
-      const choice = event.choices[0];
-      const { content, reasoning, reasoning_content: thoughts } = choice?.delta ?? {};
-      if (content || reasoning || thoughts) message.firstToken ??= performance.now() - begin;
-      if (event.usage) message.usage = event.usage;
+      const { content, reasoning, usage, ending } = event;
+      if (content || reasoning) message.firstToken ??= performance.now() - begin;
+      if (usage) message.usage = usage;
       message.total = performance.now() - begin;
-      if (choice?.finish_reason) message.ending = choice.finish_reason;
-      view.add(content, reasoning ?? thoughts);
+      if (ending) message.ending = ending;
+      view.add(content, reasoning);
     }
     finish({});
   } catch (error) {
@@ -188,6 +187,7 @@ function requestOf({ system, messages }) {
 
 // ---- the server
 
+/** Show the models; returns the state of the server. */
 async function showModels() {
   try {
     const found = await models();
@@ -196,33 +196,37 @@ async function showModels() {
     if (found.some(({ id }) => id === chosen)) select.value = chosen;
     select.disabled = found.length === 0;
   } catch (error) {
-    if (error.status === 401) openSettings(chat, error.message);
-    else showBanner({ status: "unreachable" });
+    if (error.status !== 401) return { status: "failed", text: error.message };
+    openSettings(chat, error.message);
   }
+  return { status: "ok" };
 }
 
 const STATES = {
   loading: "The server loads the model.",
   unavailable: "The model is not available now.",
   unreachable: "The server cannot be reached.",
+  ok: "",
 };
 
-function showBanner({ status, loaded }) {
+function showBanner({ status, loaded, text = STATES[status] }) {
   byId("banner").hidden = status === "ok";
-  byId("banner-text").textContent = STATES[status] ?? "";
+  if (byId("banner-text").textContent !== text) byId("banner-text").textContent = text;
   byId("banner-progress").hidden = status !== "loading";
   if (loaded !== undefined) byId("banner-progress").value = loaded;
 }
 
 let isWaiting = false;
 
-/** Show the state of the server until it is ready. */
+/** Show the state of the server until it is ready and its models are known. */
 async function showHealth() {
   if (isWaiting) return;
   isWaiting = true;
-  await untilReady(showBanner);
+  await untilReady(async () => {
+    const state = await health();
+    return state.status === "ok" ? await showModels() : state;
+  }, showBanner);
   isWaiting = false;
-  await showModels();
 }
 
 // ---- scrolling
@@ -242,15 +246,21 @@ function distanceFromEnd() {
 
 // ---- the sidebar of narrow windows
 
-function closeSidebar() {
-  document.body.classList.remove("with-sidebar");
-  byId("toggle-sidebar").ariaExpanded = "false";
+/** Open or close the drawer. While it is open, the focus stays in it. */
+function showSidebar(isOpen) {
+  document.body.classList.toggle("with-sidebar", isOpen);
+  byId("toggle-sidebar").ariaExpanded = String(isOpen);
+  byId("main").inert = isOpen;
 }
 
-function toggleSidebar() {
-  const isOpen = document.body.classList.toggle("with-sidebar");
-  byId("toggle-sidebar").ariaExpanded = String(isOpen);
-  if (isOpen) byId("new-chat").focus();
+function openSidebar() {
+  showSidebar(true);
+  byId("new-chat").focus();
+}
+
+function leaveSidebar() {
+  showSidebar(false);
+  byId("toggle-sidebar").focus();
 }
 
 // ---- events
@@ -274,7 +284,7 @@ function listen() {
     submit();
   });
   question.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (!isSending(event)) return;
     event.preventDefault();
     submit();
   });
@@ -286,10 +296,7 @@ function listen() {
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || byId("settings").open) return;
     if (running) stop();
-    else if (document.body.classList.contains("with-sidebar")) {
-      closeSidebar();
-      byId("toggle-sidebar").focus();
-    }
+    else if (byId("main").inert) leaveSidebar();
   });
   byId("new-chat").addEventListener("click", () => {
     openChat(newChat(chat.system));
@@ -301,13 +308,17 @@ function listen() {
     removeAllChats();
     openChat(newChat());
   });
-  byId("toggle-sidebar").addEventListener("click", toggleSidebar);
-  scroller.addEventListener("click", closeSidebar);
+  byId("toggle-sidebar").addEventListener("click", openSidebar);
+  byId("close-sidebar").addEventListener("click", leaveSidebar);
+  document.body.addEventListener("click", ({ target }) => {
+    if (target === document.body) showSidebar(false);
+  });
+  matchMedia("(max-width: 760px)").addEventListener("change", () => showSidebar(false));
   byId("open-settings").addEventListener("click", () => openSettings(chat));
   onSettings((system) => {
     chat.system = system;
     if (chat.messages.length) save();
-    if (select.disabled) showModels();
+    if (select.disabled) showHealth();
   });
   select.addEventListener("change", () => setting.set("model", select.value));
   scroller.addEventListener("scroll", () => {
@@ -329,9 +340,7 @@ async function start() {
   listen();
   openChat(chats()[0] ?? chat);
   question.focus();
-  const state = await health();
-  if (state.status === "ok") await showModels();
-  else await showHealth();
+  await showHealth();
 }
 
 start();

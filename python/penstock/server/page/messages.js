@@ -1,7 +1,7 @@
 // The messages of a chat as DOM nodes: questions, and answers that grow.
 
 import { Markdown, codeText } from "./blocks.js";
-import { copyWith, iconButton, make, textButton } from "./dom.js";
+import { copyWith, iconButton, isSending, make, textButton } from "./dom.js";
 
 /** Ends of answers that the model did not choose. */
 const ENDINGS = {
@@ -47,7 +47,7 @@ export class Question {
       this.editButton.focus();
     };
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (isSending(event)) {
         event.preventDefault();
         save();
       } else if (event.key === "Escape") {
