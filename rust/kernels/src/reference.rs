@@ -13,6 +13,20 @@ pub fn matmul(x: &[f32], weights: &[f32], columns: usize) -> Vec<f32> {
     out
 }
 
+/// `scale * b (a x)` of each row of `x`, with `a` of `rank` rows of `columns`.
+pub fn low_rank(x: &[f32], a: &[f32], b: &[f32], rank: usize, columns: usize, scale: f32) -> Vec<f32> {
+    let mut out = Vec::new();
+    for x in x.chunks_exact(columns) {
+        let dot = |a: &[f32]| x.iter().zip(a).map(|(x, a)| f64::from(*x) * f64::from(*a)).sum::<f64>();
+        let hidden: Vec<f64> = a.chunks_exact(columns).map(dot).collect();
+        for b in b.chunks_exact(rank) {
+            let sum: f64 = hidden.iter().zip(b).map(|(hidden, b)| hidden * f64::from(*b)).sum();
+            out.push((f64::from(scale) * sum) as f32);
+        }
+    }
+    out
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight` for each `weight.len()` floats.
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mut out = Vec::new();

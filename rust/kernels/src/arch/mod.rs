@@ -16,6 +16,7 @@ use std::ops::Range;
 use crate::generic::attention::{AttentionJob, AttentionShape};
 use crate::generic::grid::floats::{DecodedTile, GridFloatProduct};
 use crate::generic::grid::{GridKernel, GridProduct};
+use crate::generic::low_rank::Shrink;
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::TileShapes;
@@ -24,6 +25,7 @@ use crate::operand::OperandLayout;
 use penstock_types::{CodeBits, Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
+pub(crate) type ShrinkFn = unsafe fn(&Shrink, Range<usize>, Range<usize>);
 pub(crate) type GridFloatMatmulFn = unsafe fn(&GridFloatProduct<'_>, Range<usize>, Range<usize>);
 pub(crate) type CopyQueriesFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32);
 pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *const f32, usize, *mut f32);
@@ -34,6 +36,7 @@ pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *c
 pub(crate) struct Table {
     pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
+    pub(crate) shrink: PerDtype<ShrinkFn>,
     pub(crate) grid_tiles: TileShapes,
     /// Products of rows of codes.
     pub(crate) grid_matmul: unsafe fn(&GridProduct<'_>, Range<usize>, Range<usize>),
@@ -167,6 +170,11 @@ macro_rules! compile_table {
                     f16: entry::matmul::<F16>,
                     bf16: entry::matmul::<Bf16>,
                 },
+                shrink: PerDtype {
+                    f32: entry::shrink::<F32>,
+                    f16: entry::shrink::<F16>,
+                    bf16: entry::shrink::<Bf16>,
+                },
                 grid_tiles: <$simd as $crate::simd::Simd>::GRID_TILES,
                 grid_matmul: entry::grid_matmul,
                 grid_kernels: PerBits {
@@ -222,7 +230,7 @@ macro_rules! compile_table {
             use $crate::generic::panel_dtype::PanelDtype;
             use $crate::generic::grid::{self, codes::Codes, dot::Dot, floats, quantise};
             use $crate::generic::attention::softmax;
-            use $crate::generic::{attention, matmul as product, reduce, row_ops};
+            use $crate::generic::{attention, low_rank, matmul as product, reduce, row_ops};
             use $crate::operand::OperandLayout;
 
             $(#[$features])?
@@ -265,6 +273,8 @@ macro_rules! compile_table {
                 $simd, $new, $(#[$features])?
                 fn matmul<E: PanelDtype>(p: &product::Product<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = product::matmul;
+                fn shrink<E: PanelDtype>(call: &low_rank::Shrink, tokens: std::ops::Range<usize>, rows: std::ops::Range<usize>)
+                    = low_rank::shrink;
                 fn grid_matmul(p: &grid::GridProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = grid::grid_matmul;
                 fn grid_float_matmul<C: Codes>(p: &floats::GridFloatProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)

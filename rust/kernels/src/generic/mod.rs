@@ -5,6 +5,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod grid;
+pub(crate) mod low_rank;
 pub(crate) mod math;
 pub(crate) mod matmul;
 pub(crate) mod panel_dtype;

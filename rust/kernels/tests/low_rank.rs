@@ -1,0 +1,168 @@
+//! Low-rank updates: correct (against the reference) and deterministic (same bits in every batch).
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use penstock_kernels::{
+    Isa, Kernels, LowRankRows, Pool, Rows, RowsMut, low_rank_bytes, pack_low_rank, reference,
+};
+use penstock_types::{Dtype, LowRankShape, LowRankUpdate};
+use proptest::prelude::*;
+
+/// An adapter of one product: its updates, and their matrices A and B.
+struct Adapter {
+    updates: Vec<LowRankUpdate>,
+    matrices: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+/// Updates of random ranks, of output columns with gaps between them.
+fn adapter(seed: u64, columns: usize, parts: &[usize], dtype: Dtype) -> Adapter {
+    let (mut updates, mut matrices, mut first) = (Vec::new(), Vec::new(), 0);
+    for (index, rows) in parts.iter().copied().enumerate() {
+        let seed = seed * 31 + index as u64;
+        if !seed.is_multiple_of(4) {
+            let rank = 1 + (seed * 7 % 37) as usize;
+            let shape = LowRankShape { rows, columns, rank, dtype };
+            let scale = 0.25 + seed as f32 / 3.0;
+            updates.push(LowRankUpdate { matrix: 0, first_row: first, shape, scale, offset: 0 });
+            let (a, b) =
+                (random_stored(seed, rank * columns, dtype), random_stored(seed + 1, rows * rank, dtype));
+            matrices.push((a, b));
+        }
+        first += rows;
+    }
+    Adapter { updates, matrices }
+}
+
+/// Adds the adapter of each group of rows to `out`.
+fn add(
+    kernels: &Kernels,
+    pool: &Pool,
+    x: &[f32],
+    columns: usize,
+    groups: &[(std::ops::Range<usize>, &Adapter)],
+    out: &mut [f32],
+    width: usize,
+) {
+    let (mut updates, mut bytes, mut rows) = (Vec::new(), Vec::new(), Vec::new());
+    let mut hidden = 0;
+    for (range, adapter) in groups {
+        let first = updates.len();
+        for (update, (a, b)) in adapter.updates.iter().zip(&adapter.matrices) {
+            let offset = bytes.len();
+            bytes.resize(offset + low_rank_bytes(&update.shape), 0xff);
+            pack_low_rank(&update.shape, a, b, &mut bytes[offset..]);
+            updates.push(LowRankUpdate { offset, ..*update });
+            hidden += update.shape.rank * range.len();
+        }
+        rows.push(LowRankRows { rows: range.clone(), updates: first..updates.len() });
+    }
+    let mut hidden = vec![f32::NAN; hidden];
+    let (x, out) = (Rows::dense(x, columns), RowsMut::dense(out, width));
+    kernels.add_low_rank(pool, x, &rows, &updates, &bytes, &mut hidden, out);
+}
+
+/// The reference, in f64 from A to B.
+fn expected(x: &[f32], columns: usize, adapter: &Adapter, out: &mut [f32], width: usize) {
+    for (LowRankUpdate { first_row, shape, scale, .. }, (a, b)) in
+        adapter.updates.iter().zip(&adapter.matrices)
+    {
+        let updates = reference::low_rank(x, a, b, shape.rank, columns, *scale);
+        for (out, update) in out.chunks_exact_mut(width).zip(updates.chunks_exact(shape.rows)) {
+            out[*first_row..][..shape.rows].iter_mut().zip(update).for_each(|(out, update)| *out += update);
+        }
+    }
+}
+
+/// Kernels that do not round the first products to bf16.
+fn exact_kernels(dtype: Dtype) -> impl Iterator<Item = Kernels> {
+    all_kernels().filter(move |kernels| dtype != Dtype::Bf16 || kernels.isa() != Isa::Avx512Bf16)
+}
+
+fn check_against_reference(tokens: usize, parts: &[usize], columns: usize, dtype: Dtype, seed: u64) {
+    let width: usize = parts.iter().sum();
+    let (x, old) = (random_floats(seed, tokens * columns), random_floats(seed + 1, tokens * width));
+    let adapter = adapter(seed + 1, columns, parts, dtype);
+    let mut want = old.clone();
+    expected(&x, columns, &adapter, &mut want, width);
+    let pool = Pool::new(2).unwrap();
+    for kernels in exact_kernels(dtype) {
+        let mut got = old.clone();
+        add(&kernels, &pool, &x, columns, &[(0..tokens, &adapter)], &mut got, width);
+        let what = format!("{tokens} x {parts:?} x {columns} {dtype:?} on {kernels:?}");
+        let scale = adapter.updates.iter().fold(1.0, |most, update| update.scale.max(most));
+        assert_close(&got, &want, 1e-6 * scale * (columns as f32 * 40.0).sqrt(), &what);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn update_matches_the_reference(
+        tokens in 1usize..50, parts in prop::collection::vec(1usize..70, 1..4), columns in 1usize..90,
+        dtype in prop::sample::select(Dtype::ALL), seed in 0u64..1000,
+    ) {
+        check_against_reference(tokens, &parts, columns, dtype, seed);
+    }
+}
+
+#[test]
+fn large_updates_match_the_reference() {
+    for dtype in Dtype::ALL {
+        check_against_reference(1, &[900, 130, 130], 897, *dtype, 1);
+        check_against_reference(200, &[300, 300], 1030, *dtype, 2);
+    }
+}
+
+#[test]
+fn row_has_the_same_bits_alone_and_beside_others() {
+    let (columns, parts, width) = (83, [48, 17, 30], 95);
+    let sizes = [3, 1, 40, 2, 1, 7];
+    let tokens: usize = sizes.iter().sum();
+    let (x, old) = (random_floats(1, tokens * columns), random_floats(2, tokens * width));
+    for dtype in Dtype::ALL {
+        let adapters: Vec<_> = (0..6).map(|seed| adapter(seed, columns, &parts, *dtype)).collect();
+        for kernels in all_kernels() {
+            let pools = [1, 2, 5].map(|threads| Pool::new(threads).unwrap());
+            let mut groups = Vec::new();
+            let mut start = 0;
+            for (index, size) in sizes.iter().enumerate() {
+                // The rows of group 3 have no adapter.
+                if index != 3 {
+                    groups.push((start..start + size, &adapters[index]));
+                }
+                start += size;
+            }
+            let mut alone = old.clone();
+            for (range, adapter) in &groups {
+                for row in range.clone() {
+                    let x = &x[row * columns..][..columns];
+                    let out = &mut alone[row * width..][..width];
+                    add(&kernels, &pools[0], x, columns, &[(0..1, adapter)], out, width);
+                }
+            }
+            for pool in &pools {
+                let mut together = old.clone();
+                add(&kernels, pool, &x, columns, &groups, &mut together, width);
+                assert_same_bits(&together, &alone, &format!("{dtype:?} on {kernels:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn size_grows_with_the_rank_alone() {
+    let bytes = |rank| low_rank_bytes(&LowRankShape { rows: 896, columns: 896, rank, dtype: Dtype::F32 });
+    assert_eq!([2, 8, 64].map(|rank| bytes(rank) / rank), [2 * 896 * 4; 3]);
+}
+
+#[test]
+#[should_panic(expected = "columns of")]
+fn update_of_another_width_panics() {
+    let adapter = adapter(1, 32, &[16], Dtype::F32);
+    let mut out = [0.0; 16];
+    add(&Kernels::best(), &Pool::new(1).unwrap(), &[0.0; 33], 33, &[(0..1, &adapter)], &mut out, 16);
+}
