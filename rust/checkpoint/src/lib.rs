@@ -12,6 +12,7 @@
 
 #![allow(missing_docs)]
 
+mod adapter;
 mod blocks;
 mod checkpoint;
 mod converted;
@@ -31,6 +32,7 @@ mod tensor;
 mod text_files;
 mod tokenizer;
 
+pub use adapter::{AdapterFiles, AdapterModule};
 pub use checkpoint::{Checkpoint, Description, FileFormat};
 pub use converted::{Conversion, ConvertedWriter, FusedMatrix, FusedPart, NewTensor, WriteError};
 pub use error::{CheckpointError, TRUNCATED};

@@ -1,0 +1,246 @@
+//! `adapter_config.json`: ranks and scales, and the fields that are refused.
+//!
+//! PEFT's rules (its `lora/config.py` and `lora/layer.py`): the scale is `alpha / r`, or `alpha / sqrt(r)` with
+//! `use_rslora`; a pattern replaces the value for the modules that match `^(.*\.)?(KEY)$`, the first in the order of the
+//! file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use regex_automata::meta::Regex;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::error::{CheckpointError, shown};
+use crate::json::{self, CONFIG_LIMIT, JsonObject};
+
+const FILE: &str = "adapter_config.json";
+const MAX_RANK: u64 = 1 << 16;
+const MAX_PATTERNS: usize = 4096;
+/// The most bytes of a compiled pattern.
+const PATTERN_LIMIT: usize = 1 << 20;
+/// PEFT's default of `r` and `lora_alpha`.
+const DEFAULT: u32 = 8;
+
+/// Fields that describe the training or the file, or select modules, which the tensors do.
+const INERT: [&str; 30] = [
+    "alora_config",
+    "alpha_pattern",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_specific_params",
+    "task_type",
+    "tokenizer_class",
+    "use_rslora",
+];
+/// The initialisations that leave the base weights as they are.
+const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// The ranks and scales of an adapter.
+pub(super) struct AdapterConfig {
+    rank: usize,
+    alpha: f64,
+    is_rank_stabilised: bool,
+    ranks: Vec<(Regex, usize)>,
+    alphas: Vec<(Regex, f64)>,
+}
+
+impl AdapterConfig {
+    /// Reads the file of a directory.
+    pub(super) fn read(directory: &Path) -> Result<Self, CheckpointError> {
+        let path = directory.join(FILE);
+        let Some(bytes) = json::read(&path, CONFIG_LIMIT)? else {
+            return Err(CheckpointError::not_a_model(directory, format!("contains no {FILE}")));
+        };
+        let parse_error = |error| json::parse_error(&path, "JSON object", &error);
+        let fields = serde_json::from_slice(&bytes).map_err(parse_error)?;
+        let Patterns { rank_pattern, alpha_pattern } = serde_json::from_slice(&bytes).map_err(parse_error)?;
+        let object = JsonObject { path, fields };
+        refuse(&object)?;
+        let reader = Reader(object);
+        let rank = reader.rank("r", reader.0.get("r"))?;
+        let alpha = reader.alpha("lora_alpha", reader.0.get("lora_alpha"))?;
+        let ranks =
+            reader.patterns("rank_pattern", rank_pattern, |name, value| reader.rank(name, Some(value)))?;
+        let alphas =
+            reader.patterns("alpha_pattern", alpha_pattern, |name, value| reader.alpha(name, Some(value)))?;
+        let is_rank_stabilised = reader.0.bool("use_rslora")?.unwrap_or(false);
+        Ok(Self { rank, alpha, is_rank_stabilised, ranks, alphas })
+    }
+
+    /// The rank of a module's update.
+    pub(super) fn rank(&self, module: &str) -> usize {
+        first_match(&self.ranks, module).unwrap_or(self.rank)
+    }
+
+    /// The scale of a module's update.
+    pub(super) fn scale(&self, module: &str) -> f32 {
+        let (rank, alpha) =
+            (self.rank(module) as f64, first_match(&self.alphas, module).unwrap_or(self.alpha));
+        (alpha / if self.is_rank_stabilised { rank.sqrt() } else { rank }) as f32
+    }
+}
+
+fn first_match<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
+}
+
+/// Refuses the fields that alter the base model or are not LoRA, and unknown fields that are set.
+fn refuse(config: &JsonObject) -> Result<(), CheckpointError> {
+    let unsupported = |field: &str, value: &Value, supported: &str| {
+        let found = shown(&value.to_string());
+        Err(CheckpointError::unsupported(&config.path, shown(field), found, supported))
+    };
+    match config.get("peft_type") {
+        None => {}
+        Some(Value::String(kind)) if kind == "LORA" => {}
+        Some(kind) => return unsupported("peft_type", kind, "\"LORA\""),
+    }
+    match config.get("bias") {
+        None => {}
+        Some(Value::String(bias)) if bias == "none" => {}
+        Some(bias) => return unsupported("bias", bias, "\"none\""),
+    }
+    match config.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => {}
+        Some(Value::String(name)) if INITIALISATIONS.contains(&name.as_str()) => {}
+        Some(name) => {
+            let supported =
+                "true, false, \"gaussian\", \"eva\" and \"orthogonal\"; the others alter the base weights";
+            return unsupported("init_lora_weights", name, supported);
+        }
+    }
+    for (field, value) in &config.fields {
+        let is_set = match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(items) => !items.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            Value::String(text) => !text.is_empty(),
+            Value::Bool(true) | Value::Number(_) => true,
+        };
+        if is_set && !INERT.contains(&field.as_str()) {
+            return unsupported(field, value, "null, false or empty");
+        }
+    }
+    Ok(())
+}
+
+struct Reader(JsonObject);
+
+impl Reader {
+    fn path(&self) -> &PathBuf {
+        &self.0.path
+    }
+
+    fn malformed<T>(&self, field: &str, value: &Value, expected: &str) -> Result<T, CheckpointError> {
+        let problem = format!("{}; {expected} is expected", shown(&value.to_string()));
+        Err(CheckpointError::malformed(self.path(), shown(field), problem))
+    }
+
+    fn rank(&self, field: &str, value: Option<&Value>) -> Result<usize, CheckpointError> {
+        let Some(value) = value else { return Ok(DEFAULT as usize) };
+        match value.as_u64() {
+            Some(rank @ 1..=MAX_RANK) => Ok(rank as usize),
+            _ => self.malformed(field, value, &format!("an integer from 1 to {MAX_RANK}")),
+        }
+    }
+
+    fn alpha(&self, field: &str, value: Option<&Value>) -> Result<f64, CheckpointError> {
+        let Some(value) = value else { return Ok(f64::from(DEFAULT)) };
+        match value.as_f64() {
+            Some(alpha) if alpha.is_finite() && alpha.abs() <= f64::from(f32::MAX) => Ok(alpha),
+            _ => self.malformed(field, value, "a finite number of 32 bits"),
+        }
+    }
+
+    /// The patterns of a field, compiled. The engine of the expressions is linear in the length of a name.
+    fn patterns<T>(
+        &self,
+        field: &str,
+        Pattern(entries): Pattern,
+        read: impl Fn(&str, &Value) -> Result<T, CheckpointError>,
+    ) -> Result<Vec<(Regex, T)>, CheckpointError> {
+        let compiled = entries.into_iter().map(|(key, value)| {
+            let name = format!("{field}.{}", shown(&key));
+            let config = Regex::config().nfa_size_limit(Some(PATTERN_LIMIT)).onepass(false).hybrid(false);
+            let pattern = Regex::builder().configure(config).build(&format!(r"^(?:.*\.)?(?:{key})$"));
+            match pattern {
+                Ok(pattern) => Ok((pattern, read(&name, &value)?)),
+                Err(error) => {
+                    let supported = "regular expressions without look-around and references";
+                    Err(CheckpointError::unsupported(self.path(), name, shown(&error.to_string()), supported))
+                }
+            }
+        });
+        compiled.collect()
+    }
+}
+
+/// The fields with an order.
+#[derive(serde::Deserialize)]
+struct Patterns {
+    #[serde(default)]
+    rank_pattern: Pattern,
+    #[serde(default)]
+    alpha_pattern: Pattern,
+}
+
+/// The entries of an object, in the order of the file; none if it is null.
+#[derive(Default)]
+struct Pattern(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Pattern {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Pattern;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of patterns")
+            }
+
+            fn visit_unit<E>(self) -> Result<Pattern, E> {
+                Ok(Pattern::default())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pattern, A::Error> {
+                let mut entries: Vec<(String, Value)> = Vec::new();
+                while let Some((key, value)) = map.next_entry::<String, Value>()? {
+                    // As in Python, the last value of a repeated key takes the place of the first.
+                    match entries.iter().position(|(other, _)| *other == key) {
+                        Some(index) => entries[index].1 = value,
+                        None if entries.len() == MAX_PATTERNS => {
+                            let problem = format_args!("more than {MAX_PATTERNS} patterns");
+                            return Err(de::Error::custom(problem));
+                        }
+                        None => entries.push((key, value)),
+                    }
+                }
+                Ok(Pattern(entries))
+            }
+        }
+        deserializer.deserialize_any(Entries)
+    }
+}

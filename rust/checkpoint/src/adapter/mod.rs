@@ -1,0 +1,169 @@
+//! Reader of LoRA adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! The tensors decide which modules are adapted. An adapter that alters the base model, or has other parts than the
+//! matrices A and B of linear layers, is refused by name, as is a tensor that is not one of these.
+
+mod config;
+mod names;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use config::AdapterConfig;
+use names::{Part, parse};
+
+use crate::error::{CheckpointError, shown};
+use crate::mapped::MappedFile;
+use crate::safetensors;
+use crate::tensor::{Tensor, TensorEntry};
+
+const WEIGHTS: &str = "adapter_model.safetensors";
+/// Names under which adapters are published that are not read.
+const SHARD_INDEXES: [&str; 2] = ["model.safetensors.index.json", "adapter_model.safetensors.index.json"];
+const PICKLED: &str = "adapter_model.bin";
+
+/// An adapter. The weights are memory-mapped.
+pub struct AdapterFiles {
+    path: PathBuf,
+    files: Vec<MappedFile>,
+    modules: BTreeMap<String, Module>,
+}
+
+/// The names and entries of A and B, and the scale of their product.
+struct Module {
+    a: (String, TensorEntry),
+    b: (String, TensorEntry),
+    scale: f32,
+}
+
+/// The update of one linear layer: `scale * B A`.
+pub struct AdapterModule<'a> {
+    /// The name of the layer in the base model, such as `model.layers.0.self_attn.q_proj`.
+    pub name: &'a str,
+    /// `[rank, input features]`.
+    pub a: Tensor<'a>,
+    /// `[output features, rank]`.
+    pub b: Tensor<'a>,
+    pub scale: f32,
+}
+
+impl AdapterModule<'_> {
+    /// The rank of the update.
+    pub fn rank(&self) -> usize {
+        self.a.rows()
+    }
+}
+
+impl AdapterFiles {
+    /// Opens a directory. Checks the configuration and the shapes of A and B against each other, but reads no weights.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let config = AdapterConfig::read(path)?;
+        let file = MappedFile::open(&weights_path(path)?)?;
+        let mut pairs: BTreeMap<String, [Option<(String, TensorEntry)>; 2]> = BTreeMap::new();
+        for (name, entry) in safetensors::tensors(&file, 0)? {
+            let malformed = |problem: &str| {
+                CheckpointError::malformed(file.path(), format!("tensor {}", shown(&name)), problem)
+            };
+            let (module, part) = parse(&name).map_err(&malformed)?;
+            let pair = pairs.entry(module.to_owned()).or_default();
+            let place = &mut pair[match part {
+                Part::A => 0,
+                Part::B => 1,
+            }];
+            if place.is_some() {
+                return Err(malformed("is a second tensor for the same part of a module"));
+            }
+            *place = Some((name, entry));
+        }
+        if pairs.is_empty() {
+            return Err(CheckpointError::malformed(file.path(), "tensors", "there are none"));
+        }
+        let modules = pairs.into_iter().map(|(name, pair)| {
+            let module = Module::new(&file, &name, pair, &config)?;
+            Ok((name, module))
+        });
+        let modules = modules.collect::<Result<_, CheckpointError>>()?;
+        Ok(Self { path: path.to_owned(), files: vec![file], modules })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The updates, in the order of their names.
+    pub fn modules(&self) -> impl Iterator<Item = AdapterModule<'_>> {
+        self.modules.iter().map(|(name, Module { a, b, scale })| AdapterModule {
+            name,
+            a: self.tensor(a),
+            b: self.tensor(b),
+            scale: *scale,
+        })
+    }
+
+    fn tensor<'a>(&'a self, (name, entry): &'a (String, TensorEntry)) -> Tensor<'a> {
+        // `Module::new` has checked the type.
+        Tensor::new(name, entry, &self.files).expect("a tensor of floats; this is a bug")
+    }
+}
+
+impl Module {
+    fn new(
+        file: &MappedFile,
+        name: &str,
+        pair: [Option<(String, TensorEntry)>; 2],
+        config: &AdapterConfig,
+    ) -> Result<Self, CheckpointError> {
+        let malformed =
+            |field: String, problem: String| Err(CheckpointError::malformed(file.path(), field, problem));
+        let (a, b) = match pair {
+            [Some(a), Some(b)] => (a, b),
+            [first, _] => {
+                let missing = if first.is_none() { "lora_A" } else { "lora_B" };
+                return malformed(format!("module {}", shown(name)), format!("there is no tensor {missing}"));
+            }
+        };
+        for (tensor, entry) in [&a, &b] {
+            let field = || format!("tensor {}", shown(tensor));
+            if entry.shape.len() != 2 || entry.shape.contains(&0) {
+                return malformed(field(), format!("shape {:?}; a matrix is expected", entry.shape));
+            }
+            if entry.stored.plain().is_none() {
+                let found = entry.stored.to_string();
+                return Err(CheckpointError::unsupported(file.path(), field(), found, "F32, F16, BF16"));
+            }
+        }
+        let (rank, found) = (a.1.shape[0], b.1.shape[1]);
+        if rank != found {
+            let problem = format!("shape {:?}; [_, {rank}] is expected, the rank of lora_A", b.1.shape);
+            return malformed(format!("tensor {}", shown(&b.0)), problem);
+        }
+        let expected = config.rank(name);
+        if rank != expected {
+            let problem = format!("rank {rank}; the configuration has {expected}");
+            return malformed(format!("tensor {}", shown(&a.0)), problem);
+        }
+        Ok(Self { a, b, scale: config.scale(name) })
+    }
+}
+
+/// The file with the weights of a directory.
+fn weights_path(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let weights = path.join(WEIGHTS);
+    if weights.exists() {
+        return Ok(weights);
+    }
+    let reason = if SHARD_INDEXES.iter().any(|name| path.join(name).exists()) {
+        format!(
+            "contains no {WEIGHTS}; adapters in several files are not supported: save it with PEFT's save_pretrained"
+        )
+    } else if path.join(PICKLED).exists() {
+        format!(
+            "contains no {WEIGHTS}, only {PICKLED}: pickled weights can execute code and are not supported; save it with \
+             safe_serialization=True"
+        )
+    } else {
+        format!("contains no {WEIGHTS}")
+    };
+    Err(CheckpointError::not_a_model(path, reason))
+}
