@@ -16,12 +16,13 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 use penstock_types::{
-    AttentionParams, BlockCopy, Dtype, Epilogue, GridRows, HeadShape, KvDtype, WeightFormat,
+    AttentionParams, BlockCopy, Dtype, Epilogue, GridRows, HeadShape, KvDtype, LowRankShape, PackedAdapter,
+    WeightFormat,
 };
 
 use crate::bfc::Exhausted;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
-use crate::step::{StepInputs, StepSpec};
+use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
 
 /// The rows of a table, in order, as float32, wherever they are stored or computed.
 pub trait RowSource: Sync {
@@ -138,6 +139,8 @@ pub trait Backend: Send + 'static {
     type Rope: Send;
     /// For each sequence, its sampling parameters, its tokens so far and all other state that sampling depends on.
     type Slots: Send;
+    /// Low-rank updates of the matrices, of which each row of a step may have others.
+    type Adapters: Send;
     /// The inputs of a step on the device.
     type Step<'a>: Copy;
     /// The tokens of a [`sample`](Self::sample) call, which may still be computed. May be dropped instead of collected,
@@ -185,6 +188,16 @@ pub trait Backend: Send + 'static {
 
     /// Bytes that `blocks` blocks take as a cache or as a host tier.
     fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64;
+
+    /// Bytes that [`allocate_adapters`](Self::allocate_adapters) takes.
+    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64;
+
+    /// Bytes that [`pack_low_rank`](Self::pack_low_rank) writes; a multiple of 64.
+    fn low_rank_bytes(shape: &LowRankShape) -> usize;
+
+    /// Packs A, `[rank, columns]`, and B, `[rows, rank]`, for [`load_adapter`](Self::load_adapter). Called from any
+    /// thread.
+    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]);
 
     /// Packs a matrix whose parts are one below the other. Either all parts read codes or none does
     /// ([`WeightFormat::reads_codes`]). Reads the rows from several threads; leaves nothing behind on failure.
@@ -239,6 +252,25 @@ pub trait Backend: Send + 'static {
     /// A zeroed KV cache and its host tier.
     fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError>;
 
+    /// Room for adapters, of which none is loaded.
+    fn allocate_adapters(
+        &mut self,
+        adapters: &AdapterSpec,
+        spec: &StepSpec,
+    ) -> Result<Self::Adapters, DeviceError>;
+
+    /// Loads an adapter under a number below [`AdapterSpec::adapters`] that is free. It fits if the bytes of all loaded
+    /// adapters, each rounded up to a page, do.
+    fn load_adapter(
+        &mut self,
+        adapters: &mut Self::Adapters,
+        number: u32,
+        adapter: &PackedAdapter,
+    ) -> Result<(), DeviceError>;
+
+    /// Frees an adapter and its number.
+    fn unload_adapter(&mut self, adapters: &mut Self::Adapters, number: u32) -> Result<(), DeviceError>;
+
     /// Makes the copies, one after the other.
     fn copy_blocks(
         &mut self,
@@ -257,13 +289,15 @@ pub trait Backend: Send + 'static {
     /// Drops all state of a slot.
     fn free_slot(&mut self, slots: &mut Self::Slots, slot: u32) -> Result<(), DeviceError>;
 
-    /// Checks the inputs of a step and copies them to the device. Later operations take them as valid.
+    /// Checks the inputs of a step and copies them to the device. Later operations take them as valid. Operands have
+    /// their rows as float32, too, if a row of the step has an adapter.
     fn upload<'a>(
         &mut self,
         inputs: &'a StepInputs,
         rope: &mut Self::Rope,
         slots: &Self::Slots,
         cache: &Self::Cache,
+        adapters: Option<&Self::Adapters>,
     ) -> Result<Self::Step<'a>, DeviceError>;
 
     /// `out[row] = table[token of row]`. A token `FOLLOWS | slot` is the one sampled last for that slot.
@@ -303,6 +337,20 @@ pub trait Backend: Send + 'static {
         x: &Self::Operand,
         weight: &Self::Matrix,
         epilogue: Epilogue<&Self::Vector>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
+
+    /// Adds to the rows of `out`, which were computed by [`linear`](Self::linear) with `weight`, the updates of matrix
+    /// number `matrix` of their adapters, times the rows of `x` as float32.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
+    fn add_adapters(
+        &mut self,
+        step: Self::Step<'_>,
+        rows: StepRows,
+        x: &Self::Operand,
+        weight: &Self::Matrix,
+        matrix: u32,
+        adapters: &mut Self::Adapters,
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 

@@ -23,5 +23,5 @@ pub use backend::{
 pub use cpu::probabilities_for_testing;
 pub use profile::{Profile, ProfileRow};
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
-pub use step::{EXTRA, FOLLOWS, StepInputs, StepLimits, StepSpec};
+pub use step::{AdapterRows, AdapterSpec, EXTRA, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 pub use timed::Timed;

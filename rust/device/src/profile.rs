@@ -12,11 +12,13 @@ pub(crate) const FLOAT: u64 = size_of::<f32>() as u64;
 #[derive(Clone, Copy)]
 pub(crate) enum Operation {
     CopyBlocks,
+    LoadAdapter,
     AdmitSlot,
     Upload,
     Embed,
     RmsNorm,
     Linear,
+    AddAdapters,
     RopeWriteKv,
     Attention,
     SiluMul,
@@ -25,13 +27,15 @@ pub(crate) enum Operation {
     Download,
 }
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 14] = [
     "copy_blocks",
+    "load_adapter",
     "admit_slot",
     "upload",
     "embed",
     "rms_norm",
     "linear",
+    "add_adapters",
     "rope_write_kv",
     "attention",
     "silu_mul",

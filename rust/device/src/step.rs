@@ -1,6 +1,7 @@
 //! The inputs of a step besides weights: flat host arrays, their largest size, and their validation.
 
 use std::mem::size_of;
+use std::ops::Range;
 
 use penstock_types::{AttentionRow, HeadShape};
 
@@ -32,6 +33,35 @@ impl StepSpec {
     }
 }
 
+/// The adapters that a device holds at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdapterSpec {
+    /// Adapters.
+    pub adapters: usize,
+    /// Bytes of all of them together.
+    pub bytes: u64,
+    /// The highest rank of an update.
+    pub rank: usize,
+}
+
+/// Adjacent rows that have the same adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterRows {
+    /// The rows of the step.
+    pub rows: Range<usize>,
+    /// The number under which the adapter was loaded.
+    pub adapter: u32,
+}
+
+/// The rows of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepRows {
+    /// All rows of the step.
+    All,
+    /// The output rows.
+    Outputs,
+}
+
 /// In [`StepInputs::tokens`], `FOLLOWS | slot` stands for the token that was sampled last for the slot.
 pub const FOLLOWS: u32 = 1 << 31;
 
@@ -60,6 +90,8 @@ pub struct StepInputs {
     pub blocks: Vec<u32>,
     /// Rows whose logits are computed, ascending.
     pub output_rows: Vec<u32>,
+    /// The rows with adapters, in row order. Not reserved: most steps have none.
+    pub adapters: Vec<AdapterRows>,
 }
 
 /// The sizes that the indices of a step are checked against.
@@ -93,6 +125,7 @@ impl StepInputs {
             sequences: room(sequences)?,
             blocks: room(spec.blocks())?,
             output_rows: room(tokens)?,
+            adapters: Vec::new(),
         })
     }
 
@@ -117,6 +150,7 @@ impl StepInputs {
             sequences,
             blocks,
             output_rows,
+            adapters,
         } = self;
         [tokens, positions, write_blocks, write_offsets, blocks, output_rows]
             .into_iter()
@@ -124,6 +158,7 @@ impl StepInputs {
         extra_rotations.clear();
         query_scales.clear();
         sequences.clear();
+        adapters.clear();
     }
 
     /// Checks every index. For [`Backend::upload`](crate::Backend::upload).
@@ -165,7 +200,13 @@ impl StepInputs {
                 .is_some_and(|end| end.div_ceil(limits.block_size) <= blocks.len());
             check(has_blocks && blocks.end <= self.blocks.len(), "a block table is too short")?;
         }
-        check(next == rows, "a row belongs to no sequence")
+        check(next == rows, "a row belongs to no sequence")?;
+        let mut end = 0;
+        for AdapterRows { rows, .. } in &self.adapters {
+            check(end <= rows.start && rows.start < rows.end, "the rows of adapters are not in order")?;
+            end = rows.end;
+        }
+        check(end <= rows, "a row of an adapter is out of range")
     }
 }
 

@@ -6,12 +6,14 @@ use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
-use penstock_types::{AttentionParams, AttentionRow, BlockCopy, Epilogue, HeadShape, WeightFormat};
+use penstock_types::{
+    AttentionParams, AttentionRow, BlockCopy, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+};
 
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
-use crate::step::{StepInputs, StepSpec};
+use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
 
 /// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend is
 /// slower with it; the results are the same.
@@ -114,6 +116,7 @@ impl<B: Backend> Backend for Timed<B> {
     type Cache = TimedCache<B::Cache>;
     type Rope = B::Rope;
     type Slots = B::Slots;
+    type Adapters = B::Adapters;
     type Step<'a> = TimedStep<'a, B>;
     type Ticket = B::Ticket;
     type Turn = B::Turn;
@@ -168,6 +171,18 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
         self.inner.cache_bytes(spec, blocks)
+    }
+
+    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
+        self.inner.adapters_bytes(adapters, spec)
+    }
+
+    fn low_rank_bytes(shape: &LowRankShape) -> usize {
+        B::low_rank_bytes(shape)
+    }
+
+    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
+        B::pack_low_rank(shape, a, b, out);
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
@@ -241,6 +256,28 @@ impl<B: Backend> Backend for Timed<B> {
         Ok(TimedCache { inner, block_bytes, position_bytes: block_bytes / positions })
     }
 
+    fn allocate_adapters(
+        &mut self,
+        adapters: &AdapterSpec,
+        spec: &StepSpec,
+    ) -> Result<B::Adapters, DeviceError> {
+        self.inner.allocate_adapters(adapters, spec)
+    }
+
+    fn load_adapter(
+        &mut self,
+        adapters: &mut B::Adapters,
+        number: u32,
+        adapter: &PackedAdapter,
+    ) -> Result<(), DeviceError> {
+        let work = bytes(2 * adapter.bytes.len() as u64);
+        self.measure(Operation::LoadAdapter, work, |inner| inner.load_adapter(adapters, number, adapter))
+    }
+
+    fn unload_adapter(&mut self, adapters: &mut B::Adapters, number: u32) -> Result<(), DeviceError> {
+        self.inner.unload_adapter(adapters, number)
+    }
+
     fn copy_blocks(
         &mut self,
         cache: &mut Self::Cache,
@@ -273,11 +310,12 @@ impl<B: Backend> Backend for Timed<B> {
         rope: &mut B::Rope,
         slots: &B::Slots,
         cache: &Self::Cache,
+        adapters: Option<&B::Adapters>,
     ) -> Result<Self::Step<'a>, DeviceError> {
         let floats = inputs.extra_rotations.len() + inputs.query_scales.len();
         let words = 5 * inputs.tokens.len() + inputs.blocks.len() + floats;
         let inner = self.measure(Operation::Upload, bytes(4 * words as u64), |inner| {
-            inner.upload(inputs, rope, slots, &cache.inner)
+            inner.upload(inputs, rope, slots, &cache.inner, adapters)
         })?;
         Ok(TimedStep { inner, inputs })
     }
@@ -339,6 +377,23 @@ impl<B: Backend> Backend for Timed<B> {
         };
         let epilogue = epilogue.map(|bias| &bias.inner);
         self.measure(Operation::Linear, work, |inner| inner.linear(rows, x, &weight.inner, epilogue, out))
+    }
+
+    fn add_adapters(
+        &mut self,
+        step: Self::Step<'_>,
+        rows: StepRows,
+        x: &B::Operand,
+        weight: &Self::Matrix,
+        matrix: u32,
+        adapters: &mut B::Adapters,
+        out: &mut B::Buffer,
+    ) -> Result<(), DeviceError> {
+        let count: usize = step.inputs.adapters.iter().map(|rows| rows.rows.len()).sum();
+        let work = floats(count * (weight.columns + 2 * weight.rows));
+        self.measure(Operation::AddAdapters, work, |inner| {
+            inner.add_adapters(step.inner, rows, x, &weight.inner, matrix, adapters, out)
+        })
     }
 
     fn rope_write_kv(

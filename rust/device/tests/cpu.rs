@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use penstock_device::cpu::{Cpu, CpuCache};
 use penstock_device::{
-    Backend, CacheSpec, DeviceError, EXTRA, FOLLOWS, MatrixPart, RowSource, StepInputs, StepSpec,
-    WeightSource,
+    AdapterRows, Backend, CacheSpec, DeviceError, EXTRA, FOLLOWS, MatrixPart, RowSource, StepInputs,
+    StepSpec, WeightSource,
 };
 use penstock_types::{
     AttentionParams, AttentionRow, BlockCopy, BlockId, Dtype, Epilogue, HeadShape, HostBlockId, KvDtype,
@@ -175,6 +175,7 @@ fn step(tokens: Range<u32>, blocks: &[u32]) -> StepInputs {
         }],
         blocks: blocks.to_vec(),
         output_rows: Vec::new(),
+        adapters: Vec::new(),
     }
 }
 
@@ -198,7 +199,7 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
         for layer in 0..LAYERS {
             let mut inputs = inputs.clone();
             inputs.tokens.iter_mut().for_each(|token| *token += layer as u32);
-            let step = cpu.upload(&inputs, &mut rope, &slots, cache).unwrap();
+            let step = cpu.upload(&inputs, &mut rope, &slots, cache, None).unwrap();
             cpu.embed(step, &slots, &table, &mut qkv).unwrap();
             cpu.rope_write_kv(step, &rope, HEADS, None, &mut qkv, layer, cache).unwrap();
         }
@@ -257,7 +258,7 @@ fn extra_rotation_has_the_bits_of_the_same_table_row() {
     let mut rope_of_20 = cpu.load_rope(&rope(20), &STEP).unwrap();
     let mut cache = cpu.allocate_cache(&cache_spec(4, 0)).unwrap();
     let mut rotated = |rope: &mut _, inputs: &StepInputs| {
-        let step = cpu.upload(inputs, rope, &slots, &cache).unwrap();
+        let step = cpu.upload(inputs, rope, &slots, &cache, None).unwrap();
         cpu.embed(step, &slots, &table, &mut qkv).unwrap();
         cpu.rope_write_kv(step, rope, HEADS, None, &mut qkv, 0, &mut cache).unwrap();
         let mut values = vec![0.0; 20 * width];
@@ -283,11 +284,11 @@ fn upload_refuses_every_index_out_of_range() {
         let mut inputs = step(0..20, &[2, 0]);
         inputs.output_rows = vec![0, 19];
         change(&mut inputs);
-        cpu.upload(&inputs, &mut rope, &slots, &cache).map(|_| ())
+        cpu.upload(&inputs, &mut rope, &slots, &cache, None).map(|_| ())
     };
     assert_eq!(upload(|_| {}), Ok(()));
     assert_eq!(upload(|inputs| inputs.tokens[3] = FOLLOWS | 2), Ok(()));
-    let changes: [fn(&mut StepInputs); 14] = [
+    let changes: [fn(&mut StepInputs); 17] = [
         |inputs| inputs.tokens[3] = STEP.vocabulary as u32,
         |inputs| inputs.tokens[3] = FOLLOWS | 3,
         |inputs| inputs.positions[19] = 40,
@@ -302,6 +303,9 @@ fn upload_refuses_every_index_out_of_range() {
         |inputs| inputs.sequences[0].num_queries = 19,
         |inputs| inputs.sequences[0].start = 13,
         |inputs| inputs.sequences[0].blocks = 1..3,
+        |inputs| inputs.adapters = vec![AdapterRows { rows: 19..21, adapter: 0 }],
+        |inputs| inputs.adapters = vec![AdapterRows { rows: 3..3, adapter: 0 }],
+        |inputs| inputs.adapters = vec![AdapterRows { rows: 0..20, adapter: 0 }], // not loaded
     ];
     for (number, change) in changes.into_iter().enumerate() {
         assert!(matches!(upload(change), Err(DeviceError::InvalidStep(_))), "change {number}");

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use penstock_device::{Backend, DeviceError, StepInputs, StepSpec};
+use penstock_device::{AdapterSpec, Backend, DeviceError, StepInputs, StepRows, StepSpec};
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
@@ -27,6 +27,21 @@ pub(crate) struct Layer<B: Backend> {
     pub(crate) gate_up: Linear<B>,
     pub(crate) down: Linear<B>,
     pub(crate) window: Option<usize>,
+}
+
+/// The products of a layer, in their order; the number of its matrix among those of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Product {
+    Qkv,
+    Output,
+    GateUp,
+    Down,
+}
+
+impl Product {
+    pub(crate) fn matrix(self, layer: usize) -> u32 {
+        (layer * 4 + self as usize) as u32
+    }
 }
 
 /// A loaded model. Immutable; the caller owns the cache and the workspace.
@@ -61,12 +76,19 @@ pub struct Workspace<B: Backend> {
     pub scratch: B::Scratch,
     /// The sampling state of each sequence.
     pub slots: B::Slots,
+    /// The adapters of the rows, if there can be any.
+    pub adapters: Option<B::Adapters>,
     rope: B::Rope,
 }
 
 impl<B: Backend> Workspace<B> {
     /// Allocates the workspace of steps up to the size of `spec`.
-    pub fn new(backend: &mut B, config: &ModelConfig, spec: &StepSpec) -> Result<Self, DeviceError> {
+    pub fn new(
+        backend: &mut B,
+        config: &ModelConfig,
+        spec: &StepSpec,
+        adapters: Option<&AdapterSpec>,
+    ) -> Result<Self, DeviceError> {
         let [hidden, projected, output_hidden, hidden_states, logits] = buffer_lens(config, spec);
         let [operand, output_attended] = operand_widths(config);
         let rows = spec.tokens;
@@ -81,16 +103,18 @@ impl<B: Backend> Workspace<B> {
             logits: backend.allocate(logits)?,
             scratch: backend.allocate_scratch(spec)?,
             slots: backend.allocate_slots(spec)?,
+            adapters: adapters.map(|adapters| backend.allocate_adapters(adapters, spec)).transpose()?,
             rope: backend.load_rope(&RopeTable::new(&config.rope, spec.positions), spec)?,
         })
     }
 
     /// Number of bytes that [`new`](Self::new) allocates.
-    pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec) -> u64 {
+    pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
         let rope = backend.rope_bytes(config.rope.table_len(spec.positions), spec);
         let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
         let operands = operand_widths(config).map(|width| backend.operand_bytes(spec.tokens, width));
-        let others = [backend.scratch_bytes(spec), backend.slots_bytes(spec), rope];
+        let adapters = adapters.map_or(0, |adapters| backend.adapters_bytes(adapters, spec));
+        let others = [backend.scratch_bytes(spec), backend.slots_bytes(spec), adapters, rope];
         buffers.into_iter().chain(operands).chain(others).fold(0, u64::saturating_add)
     }
 }
@@ -204,7 +228,8 @@ impl<B: Backend> Decoder<B> {
         let (tokens, outputs) = (inputs.tokens.len(), inputs.output_rows.len());
         let outputs_all = inputs.output_rows.iter().copied().eq(0..tokens as u32);
         let (config, w) = (&self.config, workspace);
-        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache)?;
+        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache, w.adapters.as_ref())?;
+        let mut adapters = w.adapters.as_mut().filter(|_| !inputs.adapters.is_empty());
         let epsilon = config.norm_epsilon;
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
         backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
@@ -212,6 +237,11 @@ impl<B: Backend> Decoder<B> {
             let norm = &layer.attention_norm;
             backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
             product(backend, tokens, &w.operand, &layer.qkv, &mut w.projected)?; // [t, q + 2 kv]
+            if let Some(adapters) = &mut adapters {
+                let (weight, matrix) = (&layer.qkv.weight, Product::Qkv.matrix(index));
+                let (rows, x, out) = (StepRows::All, &w.operand, &mut w.projected);
+                backend.add_adapters(step, rows, x, weight, matrix, adapters, out)?;
+            }
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
             backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.projected, index, cache)?;
             let last = index + 1 == layers.len();
@@ -223,7 +253,9 @@ impl<B: Backend> Decoder<B> {
             let (output, heads) = (&layer.output.weight, config.heads);
             backend.attention(output, step, heads, params, index, cache, &w.projected, scratch, attended)?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
-            let (rows, hidden, attended) = if last && !outputs_all {
+            let is_reduced = last && !outputs_all;
+            let of_step = if is_reduced { StepRows::Outputs } else { StepRows::All };
+            let (rows, hidden, attended) = if is_reduced {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
                 backend.gather_operand(output, step, &w.operand, &mut w.output_attended)?;
                 (outputs, &mut w.output_hidden, &w.output_attended)
@@ -231,12 +263,25 @@ impl<B: Backend> Decoder<B> {
                 (tokens, &mut w.hidden, &w.operand)
             };
             accumulate(backend, rows, attended, &layer.output, hidden)?;
+            if let Some(adapters) = &mut adapters {
+                let (weight, matrix) = (&layer.output.weight, Product::Output.matrix(index));
+                backend.add_adapters(step, of_step, attended, weight, matrix, adapters, hidden)?;
+            }
             let (norm, operand) = (&layer.mlp_norm, &mut w.operand);
             backend.rms_norm_for(&layer.gate_up.weight, rows, hidden, norm, epsilon, operand)?;
             product(backend, rows, &w.operand, &layer.gate_up, &mut w.projected)?; // [t, 2 i]
+            if let Some(adapters) = &mut adapters {
+                let (weight, matrix) = (&layer.gate_up.weight, Product::GateUp.matrix(index));
+                let (x, out) = (&w.operand, &mut w.projected);
+                backend.add_adapters(step, of_step, x, weight, matrix, adapters, out)?;
+            }
             let (down, wide) = (&layer.down.weight, config.intermediate_size);
             backend.silu_mul(down, rows, wide, &w.projected, &mut w.operand)?; // [t, i]
             accumulate(backend, rows, &w.operand, &layer.down, hidden)?;
+            if let Some(adapters) = &mut adapters {
+                let (weight, matrix) = (&layer.down.weight, Product::Down.matrix(index));
+                backend.add_adapters(step, of_step, &w.operand, weight, matrix, adapters, hidden)?;
+            }
         }
         w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
@@ -252,7 +297,7 @@ impl<B: Backend> Decoder<B> {
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
         let w = workspace;
-        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache)?;
+        let step = backend.upload(inputs, &mut w.rope, &w.slots, cache, w.adapters.as_ref())?;
         backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?;
         backend.gather(step, self.config.hidden_size, &w.hidden, &mut w.hidden_states)
     }

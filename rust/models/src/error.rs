@@ -23,6 +23,9 @@ pub enum ModelError {
     /// The shape of a tensor does not match the configuration.
     #[error("tensor {tensor} has shape {found:?}; the configuration requires {expected:?}")]
     Shape { tensor: String, found: Vec<usize>, expected: Vec<usize> },
+    /// A module of an adapter cannot be used.
+    #[error("{module} of the adapter {problem}")]
+    Adapter { module: String, problem: String },
     /// A tensor cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] penstock_checkpoint::CheckpointError),

@@ -7,6 +7,7 @@
 
 #![allow(missing_docs)]
 
+mod adapter;
 mod config;
 mod convert;
 mod decoder;
@@ -20,6 +21,7 @@ mod rope;
 mod rotations;
 mod weights;
 
+pub use adapter::{adapter_bytes, pack_adapter};
 pub use config::ModelConfig;
 pub use convert::{ConvertOptions, convert};
 pub use decoder::{Decoder, Workspace};

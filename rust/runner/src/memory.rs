@@ -207,7 +207,7 @@ impl MemoryPlan {
     ) -> Result<Self, InsufficientMemory> {
         let (step, mut cache) = (request.step(model), request.empty_cache(model));
         let weights = weight_bytes(backend, model, &request.weights);
-        let workspace = Workspace::bytes(backend, model, &step);
+        let workspace = Workspace::bytes(backend, model, &step, None);
         let inputs = StepInputs::bytes(&step);
         let needed = workspace.saturating_add(inputs);
         let new_weights = weights.arena.saturating_add(weights.mapped);

@@ -9,19 +9,23 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use penstock_kernels::{
     AttentionCodes, MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows,
-    RowsMut, Turn, is_supported,
+    RowsMut, Turn, is_supported, low_rank_bytes, pack_low_rank,
 };
-use penstock_types::{AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, WeightFormat};
+use penstock_types::{
+    AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+};
 
 use super::buffers::{MOST_PARTS, PAGE, Weights, arena, lend, lend_some};
 use super::cache::{CacheShape, kv_layout};
 use super::{
-    Cpu, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory, rope, sampling,
+    Cpu, CpuAdapters, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory,
+    rope, sampling,
 };
+use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
-use crate::step::{FOLLOWS, StepInputs, StepLimits, StepSpec};
+use crate::step::{AdapterRows, AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 
 /// Bytes of a mapped matrix that a thread copies at once.
 const COPIED_AT_ONCE: usize = 1 << 20;
@@ -38,6 +42,11 @@ fn rotation_width(spec: &StepSpec) -> usize {
 
 fn layout(part: &MatrixPart<'_>) -> MatrixLayout {
     MatrixLayout { rows: part.source.rows(), columns: part.source.columns(), format: part.format }
+}
+
+/// Floats of the products with A of all rows: query, key and value have one each.
+fn hidden_len(adapters: &AdapterSpec, spec: &StepSpec) -> usize {
+    spec.tokens.saturating_mul(adapters.rank).saturating_mul(MOST_PARTS)
 }
 
 /// Packs a part of a matrix.
@@ -82,6 +91,7 @@ impl Backend for Cpu {
     type Cache = CpuCache;
     type Rope = CpuRope;
     type Slots = CpuSlots;
+    type Adapters = CpuAdapters;
     type Step<'a> = &'a StepInputs;
     type Ticket = CpuTicket;
     type Turn = Turn;
@@ -160,6 +170,19 @@ impl Backend for Cpu {
             0 => 0,
             blocks => self.granted(CacheShape::new(spec).block_bytes().saturating_mul(blocks)),
         }
+    }
+
+    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
+        let memory = self.granted(usize::try_from(adapters.bytes).unwrap_or(usize::MAX));
+        memory.saturating_add(self.buffer_bytes(hidden_len(adapters, spec)))
+    }
+
+    fn low_rank_bytes(shape: &LowRankShape) -> usize {
+        low_rank_bytes(shape)
+    }
+
+    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
+        pack_low_rank(shape, a, b, out);
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
@@ -279,6 +302,32 @@ impl Backend for Cpu {
         Ok(CpuCache { layout: kv_layout(spec), num_blocks: spec.blocks, blocks: cache, host_blocks, shape })
     }
 
+    fn allocate_adapters(
+        &mut self,
+        adapters: &AdapterSpec,
+        spec: &StepSpec,
+    ) -> Result<CpuAdapters, DeviceError> {
+        let bytes = usize::try_from(adapters.bytes).unwrap_or(usize::MAX);
+        let memory = self.region(bytes, 1, Placement::Low, "adapters")?;
+        let hidden = self.workspace(hidden_len(adapters, spec), "workspace")?;
+        CpuAdapters::new(memory, hidden, adapters.adapters)
+    }
+
+    fn load_adapter(
+        &mut self,
+        adapters: &mut CpuAdapters,
+        number: u32,
+        adapter: &PackedAdapter,
+    ) -> Result<(), DeviceError> {
+        let [memory] = lend(&mut self.arena, [&adapters.memory]);
+        adapters.load(number as usize, adapter, memory)
+    }
+
+    fn unload_adapter(&mut self, adapters: &mut CpuAdapters, number: u32) -> Result<(), DeviceError> {
+        adapters.unload(number as usize);
+        Ok(())
+    }
+
     fn copy_blocks(
         &mut self,
         cache: &mut CpuCache,
@@ -311,6 +360,7 @@ impl Backend for Cpu {
         rope: &mut CpuRope,
         slots: &CpuSlots,
         cache: &CpuCache,
+        adapters: Option<&CpuAdapters>,
     ) -> Result<&'a StepInputs, DeviceError> {
         inputs.validate(&StepLimits {
             vocabulary: slots.vocabulary,
@@ -320,6 +370,12 @@ impl Backend for Cpu {
             blocks: cache.num_blocks,
             block_size: cache.layout.block_size,
         })?;
+        let is_loaded =
+            |rows: &&AdapterRows| adapters.is_some_and(|all| all.is_loaded(rows.adapter as usize));
+        if let Some(rows) = inputs.adapters.iter().find(|rows| !is_loaded(rows)) {
+            return Err(DeviceError::InvalidStep(format!("adapter {} is not loaded", rows.adapter)));
+        }
+        self.keeps_floats = !inputs.adapters.is_empty();
         let [table, step] = lend(&mut self.arena, [&rope.table, &rope.step]);
         rope::gather(inputs, cast_slice(table), cast_slice_mut(step), rope.width);
         Ok(inputs)
@@ -374,15 +430,13 @@ impl Backend for Cpu {
         let weight: &[f32] = cast_slice(weight);
         let width = weight.len();
         let x = Rows::dense(&cast_slice(x)[..rows * width], width);
-        match &reader.operand {
-            None => {
-                let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
-                kernels.rms_norm(pool, x, weight, epsilon, out);
-            }
-            Some(layout) => {
-                let codes = &mut codes[..rows * layout.row_bytes()];
-                kernels.rms_norm_codes(pool, x, weight, epsilon, layout, codes);
-            }
+        if let Some(layout) = &reader.operand {
+            let codes = &mut codes[..rows * layout.row_bytes()];
+            kernels.rms_norm_codes(pool, x, weight, epsilon, layout, codes);
+        }
+        if reader.operand.is_none() || self.keeps_floats {
+            let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
+            kernels.rms_norm(pool, x, weight, epsilon, out);
         }
         Ok(())
     }
@@ -413,6 +467,27 @@ impl Backend for Cpu {
         let epilogue = epilogue.map(|_| cast_slice(bias));
         let matrices = &weight.matrices(bytes)[..weight.parts.len()];
         self.kernels.matmul(&self.pool, x, count, matrices, epilogue, out);
+        Ok(())
+    }
+
+    fn add_adapters(
+        &mut self,
+        step: &StepInputs,
+        rows: StepRows,
+        x: &CpuOperand,
+        weight: &CpuMatrix,
+        matrix: u32,
+        adapters: &mut CpuAdapters,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        let [x, memory, hidden, out] =
+            lend(&mut self.arena, [&x.floats, &adapters.memory, &adapters.hidden, &out.0]);
+        let (groups, updates) = adapters.updates_of(step, rows, matrix);
+        let Some(last) = groups.last() else { return Ok(()) };
+        let (count, columns, width) = (last.rows.end, weight.columns, weight.rows);
+        let x = Rows::dense(&cast_slice(x)[..count * columns], columns);
+        let out = RowsMut::dense(&mut cast_slice_mut(out)[..count * width], width);
+        self.kernels.add_low_rank(&self.pool, x, groups, updates, memory, cast_slice_mut(hidden), out);
         Ok(())
     }
 
@@ -502,14 +577,12 @@ impl Backend for Cpu {
         let [gate_up, floats, codes] = lend(&mut self.arena, [&gate_up.0, &out.floats, &out.codes]);
         let (kernels, pool) = (&self.kernels, &self.pool);
         let gate_up = Rows::dense(&cast_slice(gate_up)[..rows * 2 * width], 2 * width);
-        match &reader.operand {
-            None => {
-                let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
-                kernels.silu_mul(pool, gate_up, out);
-            }
-            Some(layout) => {
-                kernels.silu_mul_codes(pool, gate_up, layout, &mut codes[..rows * layout.row_bytes()]);
-            }
+        if let Some(layout) = &reader.operand {
+            kernels.silu_mul_codes(pool, gate_up, layout, &mut codes[..rows * layout.row_bytes()]);
+        }
+        if reader.operand.is_none() || self.keeps_floats {
+            let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
+            kernels.silu_mul(pool, gate_up, out);
         }
         Ok(())
     }
@@ -535,15 +608,19 @@ impl Backend for Cpu {
         x: &CpuOperand,
         out: &mut CpuOperand,
     ) -> Result<(), DeviceError> {
-        let ([x, out], row_bytes) = match &reader.operand {
-            None => (lend(&mut self.arena, [&x.floats, &out.floats]), reader.columns * size_of::<f32>()),
-            Some(layout) => (lend(&mut self.arena, [&x.codes, &out.codes]), layout.row_bytes()),
-        };
         // Rows are only copied, and their length is a multiple of that of a float.
-        let (width, rows) = (row_bytes / size_of::<f32>(), step.output_rows.len());
-        let x = Rows::dense(&cast_slice(x)[..step.tokens.len() * width], width);
-        let out = RowsMut::dense(&mut cast_slice_mut(out)[..rows * width], width);
-        self.kernels.gather(&self.pool, x, &step.output_rows, out);
+        let mut copy = |x: &Region, out: &Region, width: usize| {
+            let [x, out] = lend(&mut self.arena, [x, out]);
+            let x = Rows::dense(&cast_slice(x)[..step.tokens.len() * width], width);
+            let out = RowsMut::dense(&mut cast_slice_mut(out)[..step.output_rows.len() * width], width);
+            self.kernels.gather(&self.pool, x, &step.output_rows, out);
+        };
+        if let Some(layout) = &reader.operand {
+            copy(&x.codes, &out.codes, layout.row_bytes() / size_of::<f32>());
+        }
+        if reader.operand.is_none() || self.keeps_floats {
+            copy(&x.floats, &out.floats, reader.columns);
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! Every operation is complete when its call returns. No region of the arena is freed before the backend is dropped, so
 //! fresh memory is zero. The system provides a page when it is first written.
 
+mod adapters;
 mod backend;
 mod buffers;
 mod cache;
@@ -26,6 +27,7 @@ use crate::backend::DeviceError;
 use crate::bfc::Placement;
 use crate::sample::Sampled;
 use crate::step::StepSpec;
+pub use adapters::CpuAdapters;
 pub use backend::CpuTicket;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
 use buffers::{PAGE, arena};
@@ -53,6 +55,8 @@ pub struct Cpu {
     /// Of the arena, once memory is reserved.
     reservation: Option<Arc<Reservation>>,
     numa_memory: NumaMemory,
+    /// Whether a row of the step has an adapter: operands have their rows as float32, too.
+    keeps_floats: bool,
     /// Result buffers that were collected, for reuse.
     spare_results: Vec<Vec<Sampled>>,
 }
@@ -83,6 +87,7 @@ impl Cpu {
             arena,
             reservation: None,
             numa_memory,
+            keeps_floats: false,
             spare_results: Vec::new(),
         })
     }

@@ -100,7 +100,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                 let block = cpu.block_bytes(&small.empty_cache(&model));
                 let step = small.step(&model);
                 let taken = weight_bytes(&cpu, &model, &small.weights).total()
-                    + Workspace::bytes(&cpu, &model, &step)
+                    + Workspace::bytes(&cpu, &model, &step, None)
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {
                     let rest = below(16 * block);

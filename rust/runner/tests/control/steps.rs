@@ -173,6 +173,7 @@ impl Steps {
             num_drafts: drafts.len() as u32,
             prompt_outputs: start as u32..reported_end,
             sample: chooses.then_some(Sample { index: sequence.tokens.len() as u32 }),
+            adapter: None,
         });
     }
 
@@ -213,6 +214,7 @@ impl Steps {
             num_drafts: 0,
             prompt_outputs: 0..0,
             sample: Some(Sample { index: 1 }),
+            adapter: None,
         });
         let mut output = StepOutput::default();
         self.runner.run(&plan, &mut output).unwrap();

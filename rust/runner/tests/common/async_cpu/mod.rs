@@ -13,10 +13,12 @@ use bytes::Bytes;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use penstock_device::cpu::Cpu;
 use penstock_device::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource, Sampled, SamplingBatch,
-    SlotParams, StepInputs, StepSpec,
+    AdapterSpec, Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource, Sampled,
+    SamplingBatch, SlotParams, StepInputs, StepRows, StepSpec,
 };
-use penstock_types::{AttentionParams, BlockCopy, Epilogue, HeadShape, WeightFormat};
+use penstock_types::{
+    AttentionParams, BlockCopy, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+};
 
 pub use device_thread::Control;
 use device_thread::{Job, Shared, Ticket, lock, run, shared};
@@ -93,6 +95,7 @@ impl Backend for AsyncCpu {
     type Cache = AsyncCache;
     type Rope = Shared<<Cpu as Backend>::Rope>;
     type Slots = Shared<<Cpu as Backend>::Slots>;
+    type Adapters = Shared<<Cpu as Backend>::Adapters>;
     /// The inputs are copied; operations read those that were uploaded last.
     type Step<'a> = ();
     type Ticket = Arc<Ticket>;
@@ -148,6 +151,18 @@ impl Backend for AsyncCpu {
 
     fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
         lock(&self.cpu).cache_bytes(spec, blocks)
+    }
+
+    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
+        lock(&self.cpu).adapters_bytes(adapters, spec)
+    }
+
+    fn low_rank_bytes(shape: &LowRankShape) -> usize {
+        Cpu::low_rank_bytes(shape)
+    }
+
+    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
+        Cpu::pack_low_rank(shape, a, b, out);
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
@@ -214,6 +229,29 @@ impl Backend for AsyncCpu {
         Ok(AsyncCache { cache, host_blocks: spec.host_blocks })
     }
 
+    fn allocate_adapters(
+        &mut self,
+        adapters: &AdapterSpec,
+        spec: &StepSpec,
+    ) -> Result<Self::Adapters, DeviceError> {
+        self.idle()?.allocate_adapters(adapters, spec).map(shared)
+    }
+
+    fn load_adapter(
+        &mut self,
+        adapters: &mut Self::Adapters,
+        number: u32,
+        adapter: &PackedAdapter,
+    ) -> Result<(), DeviceError> {
+        let adapters = Arc::clone(adapters);
+        self.idle()?.load_adapter(&mut lock(&adapters), number, adapter)
+    }
+
+    fn unload_adapter(&mut self, adapters: &mut Self::Adapters, number: u32) -> Result<(), DeviceError> {
+        let adapters = Arc::clone(adapters);
+        self.enqueue(move |cpu| cpu.unload_adapter(&mut lock(&adapters), number))
+    }
+
     fn copy_blocks(
         &mut self,
         cache: &mut AsyncCache,
@@ -271,12 +309,15 @@ impl Backend for AsyncCpu {
         rope: &mut Self::Rope,
         slots: &Self::Slots,
         cache: &AsyncCache,
+        adapters: Option<&Self::Adapters>,
     ) -> Result<(), DeviceError> {
         self.control.num_steps.fetch_add(1, SeqCst);
         let (step, inputs) = (Arc::clone(&self.step), inputs.clone());
         let (rope, slots, cache) = (Arc::clone(rope), Arc::clone(slots), Arc::clone(&cache.cache));
+        let adapters = adapters.map(Arc::clone);
         self.enqueue(move |cpu| {
-            cpu.upload(&inputs, &mut lock(&rope), &lock(&slots), &lock(&cache))?;
+            let adapters = adapters.as_ref().map(|adapters| lock(adapters));
+            cpu.upload(&inputs, &mut lock(&rope), &lock(&slots), &lock(&cache), adapters.as_deref())?;
             *lock(&step) = inputs;
             Ok(())
         })
@@ -339,6 +380,24 @@ impl Backend for AsyncCpu {
             let bias = bias.as_ref().map(|bias| lock(bias));
             let epilogue = epilogue.map(|()| bias.as_deref().unwrap());
             cpu.linear(rows, &lock(&x), &lock(&weight), epilogue, &mut lock(&out))
+        })
+    }
+
+    fn add_adapters(
+        &mut self,
+        (): (),
+        rows: StepRows,
+        x: &Self::Operand,
+        weight: &Self::Matrix,
+        matrix: u32,
+        adapters: &mut Self::Adapters,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let (step, x, weight) = (Arc::clone(&self.step), Arc::clone(x), Arc::clone(weight));
+        let (adapters, out) = (Arc::clone(adapters), Arc::clone(out));
+        self.enqueue(move |cpu| {
+            let (step, x, weight) = (lock(&step), lock(&x), lock(&weight));
+            cpu.add_adapters(&step, rows, &x, &weight, matrix, &mut lock(&adapters), &mut lock(&out))
         })
     }
 

@@ -1,0 +1,212 @@
+//! Adapters on the CPU: rows get the updates of their adapter, whatever else is loaded, moved or freed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ops::Range;
+
+use penstock_device::cpu::{Cpu, CpuAdapters, CpuBuffer, CpuMatrix, CpuOperand};
+use penstock_device::{
+    AdapterRows, AdapterSpec, Backend, DeviceError, MatrixPart, RowSource, StepInputs, StepRows, StepSpec,
+    WeightSource,
+};
+use penstock_types::{Dtype, Epilogue, HeadShape, LowRankShape, LowRankUpdate, PackedAdapter};
+
+const HEADS: HeadShape = HeadShape { heads: 2, kv_heads: 1, head_dim: 8 };
+const TOKENS: usize = 12;
+const COLUMNS: usize = 24;
+const ROWS: usize = 40;
+const PAGE: usize = 4096;
+const STEP: StepSpec = StepSpec {
+    tokens: TOKENS,
+    sequences: 2,
+    logits_rows: TOKENS,
+    positions: 32,
+    block_size: 16,
+    heads: HEADS,
+    vocabulary: 50,
+};
+
+fn value(index: usize) -> f32 {
+    (index as f32 * 0.37).sin()
+}
+
+struct Table(usize, usize);
+
+impl RowSource for Table {
+    fn rows(&self) -> usize {
+        self.0
+    }
+
+    fn columns(&self) -> usize {
+        self.1
+    }
+
+    fn read(&self, rows: Range<usize>, out: &mut [f32]) {
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.1)) {
+            out.iter_mut().enumerate().for_each(|(column, out)| *out = value(row * 131 + column));
+        }
+    }
+}
+
+impl WeightSource for Table {}
+
+/// An adapter of matrix 1 of this rank, in at least `pages` pages. Its update is `seed`.
+fn adapter(seed: usize, rank: usize, pages: usize) -> PackedAdapter {
+    let shape = LowRankShape { rows: ROWS, columns: COLUMNS, rank, dtype: Dtype::F32 };
+    let (a, b): (Vec<f32>, Vec<f32>) = (
+        (0..rank * COLUMNS).map(|index| value(seed * 1000 + index)).collect(),
+        (0..ROWS * rank).map(|index| value(seed * 77 + 13 + index)).collect(),
+    );
+    let mut bytes = vec![0; Cpu::low_rank_bytes(&shape)];
+    Cpu::pack_low_rank(&shape, &a, &b, &mut bytes);
+    bytes.resize(bytes.len().max(pages * PAGE), 0);
+    let update = |matrix| LowRankUpdate { matrix, first_row: 0, shape, scale: 0.5, offset: 0 };
+    PackedAdapter { updates: vec![update(1), update(4)], bytes }
+}
+
+struct Device {
+    cpu: Cpu,
+    weight: CpuMatrix,
+    x: CpuOperand,
+    out: CpuBuffer,
+    adapters: CpuAdapters,
+}
+
+impl Device {
+    fn new(pages: usize, count: usize) -> Self {
+        let mut cpu = Cpu::new(2).unwrap();
+        cpu.reserve(1 << 24).unwrap();
+        let spec = AdapterSpec { adapters: count, bytes: (pages * PAGE) as u64, rank: 8 };
+        let before = cpu.memory().in_use;
+        let adapters = cpu.allocate_adapters(&spec, &STEP).unwrap();
+        assert_eq!(cpu.memory().in_use - before, cpu.adapters_bytes(&spec, &STEP), "as announced");
+        let part = |source| MatrixPart { source, format: Dtype::F32.into() };
+        let weight = cpu.load_matrix(&[part(&Table(ROWS, COLUMNS))]).unwrap();
+        // The rows of x are those of a table, through a norm whose weights are 1.
+        let table = cpu.load_matrix(&[part(&Table(50, COLUMNS))]).unwrap();
+        let (mut rows, norm) =
+            (cpu.allocate(TOKENS * COLUMNS).unwrap(), cpu.load_vector(&[1.0; COLUMNS]).unwrap());
+        let slots = cpu.allocate_slots(&STEP).unwrap();
+        cpu.embed(&inputs(&[]), &slots, &table, &mut rows).unwrap();
+        let mut x = cpu.allocate_operand(TOKENS, COLUMNS).unwrap();
+        cpu.rms_norm_for(&weight, TOKENS, &rows, &norm, 1e-6, &mut x).unwrap();
+        let out = cpu.allocate(TOKENS * ROWS).unwrap();
+        Self { cpu, weight, x, out, adapters }
+    }
+
+    fn load(&mut self, number: u32, adapter: &PackedAdapter) -> Result<(), DeviceError> {
+        self.cpu.load_adapter(&mut self.adapters, number, adapter)
+    }
+
+    fn unload(&mut self, number: u32) {
+        self.cpu.unload_adapter(&mut self.adapters, number).unwrap();
+    }
+
+    /// The product with the updates of matrix 1.
+    fn product(&mut self, rows: &[(Range<usize>, u32)]) -> Vec<f32> {
+        let Self { cpu, weight, x, out, adapters } = self;
+        cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
+        let inputs = inputs(rows);
+        cpu.add_adapters(&inputs, StepRows::All, x, weight, 1, adapters, out).unwrap();
+        let mut values = vec![0.0; TOKENS * ROWS];
+        cpu.download(out, 0, &mut values).unwrap();
+        values
+    }
+}
+
+fn inputs(rows: &[(Range<usize>, u32)]) -> StepInputs {
+    let adapters = rows.iter().map(|(rows, adapter)| AdapterRows { rows: rows.clone(), adapter: *adapter });
+    StepInputs {
+        tokens: (0..TOKENS as u32).collect(),
+        output_rows: vec![3, 5, 11],
+        adapters: adapters.collect(),
+        ..StepInputs::default()
+    }
+}
+
+#[test]
+fn rows_have_the_updates_of_their_adapter_and_no_others() {
+    let mut device = Device::new(8, 3);
+    for number in 0..3 {
+        device.load(number, &adapter(number as usize, 3 + number as usize, 1)).unwrap();
+    }
+    let plain = device.product(&[]);
+    let mixed = device.product(&[(1..3, 2), (4..9, 0), (9..10, 1)]);
+    for (rows, number) in [(1..3, 2), (4..9, 0), (9..10, 1)] {
+        let alone = device.product(&[(0..TOKENS, number)]);
+        let range = rows.start * ROWS..rows.end * ROWS;
+        assert_eq!(mixed[range.clone()], alone[range.clone()]);
+        assert_ne!(mixed[range.clone()], plain[range]);
+    }
+    for row in [0, 3, 10, 11] {
+        assert_eq!(mixed[row * ROWS..][..ROWS], plain[row * ROWS..][..ROWS]);
+    }
+}
+
+#[test]
+fn adapter_fits_if_the_sum_of_all_does_and_moves_change_nothing() {
+    let mut device = Device::new(6, 4);
+    let sizes = [2, 1, 2, 1];
+    for (number, pages) in (0..).zip(sizes) {
+        device.load(number, &adapter(number as usize, 2, pages)).unwrap();
+    }
+    let rows = [(0..4, 1), (6..9, 3)];
+    let before = device.product(&rows);
+    device.unload(0);
+    device.unload(2);
+    // Four free pages, in two parts.
+    device.load(0, &adapter(7, 2, 4)).unwrap();
+    assert_eq!(device.product(&rows), before);
+    let error = device.load(2, &adapter(8, 2, 1)).unwrap_err();
+    assert!(matches!(error, DeviceError::Exhausted(_)), "{error}");
+    assert_eq!(device.product(&rows), before, "a refused adapter changes nothing");
+    let alone = device.product(&[(0..TOKENS, 0)]);
+    let mut other = Device::new(6, 4);
+    other.load(3, &adapter(7, 2, 4)).unwrap();
+    assert_eq!(alone, other.product(&[(0..TOKENS, 3)]));
+}
+
+#[test]
+fn many_loads_and_unloads_leave_no_memory_behind() {
+    let mut device = Device::new(5, 3);
+    for round in 0..1000 {
+        let (first, second) = (1 + round % 3, 1 + round % 2);
+        device.load(0, &adapter(round, 2, first)).unwrap();
+        device.load(1, &adapter(round + 1, 1, second)).unwrap();
+        device.unload(u32::from(round % 4 == 0));
+        device.unload(u32::from(round % 4 != 0));
+    }
+    device.load(2, &adapter(1, 2, 5)).unwrap();
+}
+
+#[test]
+fn output_rows_have_the_updates_of_their_rows() {
+    let mut device = Device::new(4, 2);
+    device.load(0, &adapter(1, 2, 1)).unwrap();
+    device.load(1, &adapter(2, 5, 1)).unwrap();
+    let rows = [(0..4, 1), (4..8, 0)];
+    let Device { cpu, weight, x, out, adapters } = &mut device;
+    // Output rows 0, 1 and 2 are rows 3, 5 and 11: the first has adapter 1, the second adapter 0, the third none.
+    cpu.linear(0..3, x, weight, Epilogue::Store, out).unwrap();
+    cpu.add_adapters(&inputs(&rows), StepRows::Outputs, x, weight, 1, adapters, out).unwrap();
+    let mut values = vec![0.0; 3 * ROWS];
+    cpu.download(out, 0, &mut values).unwrap();
+    let expected = device.product(&[(0..1, 1), (1..2, 0)]);
+    assert_eq!(values, expected[..3 * ROWS]);
+}
+
+#[test]
+fn other_matrices_are_not_updated() {
+    let mut device = Device::new(4, 1);
+    device.load(0, &adapter(1, 2, 1)).unwrap();
+    let plain = device.product(&[]);
+    let Device { cpu, weight, x, out, adapters } = &mut device;
+    cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
+    for matrix in [0, 2, 3, 5] {
+        cpu.add_adapters(&inputs(&[(0..TOKENS, 0)]), StepRows::All, x, weight, matrix, adapters, out)
+            .unwrap();
+    }
+    let mut values = vec![0.0; TOKENS * ROWS];
+    cpu.download(out, 0, &mut values).unwrap();
+    assert_eq!(values, plain);
+}

@@ -1,0 +1,141 @@
+//! Adapters: the updates of an adapter's modules as updates of the fused matrices of a decoder.
+
+use penstock_checkpoint::{AdapterFiles, AdapterModule, Tensor};
+use penstock_device::Backend;
+use penstock_types::{Dtype, LowRankShape, LowRankUpdate, PackedAdapter, WeightFormat};
+
+use crate::config::ModelConfig;
+use crate::decoder::Product;
+use crate::error::ModelError;
+use crate::fused::{DOWN, FUSED_GATE_UP, FUSED_QKV, OUTPUT};
+
+/// A module of a layer: the rows of the product that it is, and its columns.
+struct Target {
+    name: &'static str,
+    product: Product,
+    first_row: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// The modules of a layer, in the order of products and rows.
+fn targets(config: &ModelConfig) -> Vec<Target> {
+    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
+    let (query, kv) = (heads.query_width(), heads.kv_width());
+    let products: [(Product, &[&'static str], &[usize], usize); 4] = [
+        (Product::Qkv, &FUSED_QKV, &[query, kv, kv], hidden),
+        (Product::Output, &[OUTPUT], &[hidden], query),
+        (Product::GateUp, &FUSED_GATE_UP, &[wide, wide], hidden),
+        (Product::Down, &[DOWN], &[hidden], wide),
+    ];
+    let mut found = Vec::new();
+    for (product, names, rows, columns) in products {
+        let mut first_row = 0;
+        for (name, rows) in names.iter().zip(rows) {
+            found.push(Target { name, product, first_row, rows: *rows, columns });
+            first_row += rows;
+        }
+    }
+    found
+}
+
+/// Bytes of an adapter of all linear layers with updates of this rank and type.
+pub fn adapter_bytes<B: Backend>(config: &ModelConfig, rank: usize, dtype: Dtype) -> u64 {
+    let bytes = |target: &Target| {
+        let shape = LowRankShape { rows: target.rows, columns: target.columns, rank, dtype };
+        B::low_rank_bytes(&shape) as u64
+    };
+    config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>()
+}
+
+/// Checks an adapter against the configuration of the model and packs it for a backend.
+pub fn pack_adapter<B: Backend>(
+    files: &AdapterFiles,
+    config: &ModelConfig,
+    max_rank: usize,
+) -> Result<PackedAdapter, ModelError> {
+    let targets = targets(config);
+    let mut modules = Vec::new();
+    for module in files.modules() {
+        let (layer, index) = position(config, &targets, module.name)?;
+        check(&module, &targets[index], max_rank)?;
+        modules.push((layer, index, module));
+    }
+    modules.sort_unstable_by_key(|(layer, index, _)| (*layer, *index));
+    let mut packed = PackedAdapter::default();
+    for (layer, index, module) in &modules {
+        let target = &targets[*index];
+        let shape = LowRankShape {
+            rows: target.rows,
+            columns: target.columns,
+            rank: module.rank(),
+            dtype: widest(&module.a, &module.b),
+        };
+        let offset = packed.bytes.len();
+        packed.bytes.resize(offset + B::low_rank_bytes(&shape), 0);
+        let (a, b) = (values(&module.a)?, values(&module.b)?);
+        B::pack_low_rank(&shape, &a, &b, &mut packed.bytes[offset..]);
+        packed.updates.push(LowRankUpdate {
+            matrix: target.product.matrix(*layer),
+            first_row: target.first_row,
+            shape,
+            scale: module.scale,
+            offset,
+        });
+    }
+    Ok(packed)
+}
+
+/// The layer of a module, and its index among the targets.
+fn position(config: &ModelConfig, targets: &[Target], name: &str) -> Result<(usize, usize), ModelError> {
+    let names = || targets.iter().map(|target| target.name).collect::<Vec<_>>().join(", ");
+    let refused = |problem: String| Err(ModelError::Adapter { module: name.to_owned(), problem });
+    let Some((layer, module)) = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'))
+    else {
+        return refused(format!(
+            "is not supported; the modules that can be adapted are {} of each layer",
+            names()
+        ));
+    };
+    let Some(index) = targets.iter().position(|target| target.name == module) else {
+        return refused(format!("is not a module of the model that can be adapted; these are {}", names()));
+    };
+    match layer.parse() {
+        Ok(layer) if layer < config.num_layers() => Ok((layer, index)),
+        _ => refused(format!("is not in the model, which has {} layers", config.num_layers())),
+    }
+}
+
+fn check(module: &AdapterModule<'_>, target: &Target, max_rank: usize) -> Result<(), ModelError> {
+    let rank = module.rank();
+    for (tensor, expected) in [(&module.a, [rank, target.columns]), (&module.b, [target.rows, rank])] {
+        if tensor.shape() != expected {
+            let (tensor, found) = (tensor.name().to_owned(), tensor.shape().to_vec());
+            return Err(ModelError::Shape { tensor, found, expected: expected.to_vec() });
+        }
+    }
+    if rank > max_rank {
+        let problem = format!("has rank {rank}; max_adapter_rank is {max_rank}");
+        return Err(ModelError::Adapter { module: module.name.to_owned(), problem });
+    }
+    Ok(())
+}
+
+/// A type that holds the values of both tensors exactly.
+fn widest(a: &Tensor<'_>, b: &Tensor<'_>) -> Dtype {
+    match (a.format(), b.format()) {
+        (WeightFormat::Float(a), WeightFormat::Float(b)) if a == b => a,
+        _ => Dtype::F32,
+    }
+}
+
+/// The values of a tensor, which must be finite.
+fn values(tensor: &Tensor<'_>) -> Result<Vec<f32>, ModelError> {
+    let mut values = vec![0.0; tensor.rows() * tensor.columns()];
+    tensor.read_rows(0..tensor.rows(), &mut values);
+    if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+        let (module, problem) = (tensor.name().to_owned(), format!("has the value {value}"));
+        return Err(ModelError::Adapter { module, problem });
+    }
+    Ok(values)
+}
