@@ -204,6 +204,7 @@ impl Model {
                 num_drafts: row.num_drafts as u32,
                 prompt_outputs: 0..prompt_outputs,
                 sample: Some(Sample { index: 0 }),
+                adapter: None,
             });
         }
         let mut output = StepOutput::default();

@@ -18,12 +18,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crossbeam_channel::Sender;
+
 use crate::limits::Limits;
 use crate::mailbox::{Attention, Gate};
-use crate::message::{Message, Outbox, Start};
+use crate::message::{AdapterError, Message, NewAdapter, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
 use crate::prefix_cache::{BlockHasher, Chain, Namespace};
-use crate::request::{Finish, FinishReason, Rejection, Request, RequestId, StopCause};
+use crate::request::{AdapterId, Finish, FinishReason, Rejection, Request, RequestId, StopCause};
 use crate::result_queue::CancelCause;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Arrival, GENERATED_AHEAD, SchedulingKey, Sequence};
@@ -102,6 +104,8 @@ impl EngineCore {
                 self.scheduler.reset_prefix_cache(salt);
                 self.publish_stats();
             }
+            Message::LoadAdapter(adapter) => self.load_adapter(adapter),
+            Message::UnloadAdapter(id, reason, done) => self.unload_adapter(id, reason, done, now),
             Message::Drain => self.is_draining = true,
             Message::Shutdown => self.stop(StopCause::Closed, now),
         }
@@ -111,6 +115,9 @@ impl EngineCore {
         let Start { id, request, outboxes } = start;
         if self.is_stopped {
             return self.reject(outboxes.into_iter(), Rejection::Stopped(self.gate.cause()));
+        }
+        if request.adapter.is_some_and(|id| !self.scheduler.has_adapter(id)) {
+            return self.reject(outboxes.into_iter(), Rejection::UnknownAdapter);
         }
         let (unfinished, choices) = (self.scheduler.num_unpaused(), outboxes.len());
         let limit = self.limits.max_unfinished;
@@ -148,6 +155,32 @@ impl EngineCore {
         }
     }
 
+    fn load_adapter(&mut self, adapter: NewAdapter) {
+        let NewAdapter { id, weights, bytes, answer } = adapter;
+        let (limit, all) = (self.limits.max_registered_adapters, self.limits.adapter_bytes);
+        let refused = if self.is_stopped {
+            Some(AdapterError::Stopped(self.gate.cause()))
+        } else if self.scheduler.num_adapters() >= limit {
+            Some(AdapterError::TooMany { limit })
+        } else {
+            (bytes > all).then_some(AdapterError::TooLarge { bytes, limit: all })
+        };
+        if refused.is_none() {
+            self.scheduler.register_adapter(id, weights, bytes);
+        }
+        let _ = answer.send(refused.map_or(Ok(()), Err)); // the caller may have gone
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId, reason: Option<String>, done: Sender<()>, now: Instant) {
+        self.scheduler.close_adapter(id, done);
+        if let Some(reason) = reason {
+            while let Some(sequence) = self.scheduler.pop_with_adapter(id, now) {
+                self.end(sequence, FinishReason::Failed(reason.clone()), now);
+            }
+            self.flush_finishes();
+        }
+    }
+
     /// The sequence of the next arrival: a choice of `request`, whose first choice has the id `first`.
     fn sequence(
         &mut self,
@@ -170,7 +203,7 @@ impl EngineCore {
     fn chain(&self, request: &Request, max_new_tokens: usize) -> Chain {
         let num_blocks = self.limits.num_shareable_blocks(request);
         let num_ahead = request.prompt.len() + max_new_tokens.min(GENERATED_AHEAD);
-        let namespace = Namespace { salt: request.cache_salt.clone() };
+        let namespace = Namespace { salt: request.cache_salt.clone(), adapter: request.adapter };
         Chain::new(namespace, num_blocks, num_ahead / self.limits.block_size)
     }
 

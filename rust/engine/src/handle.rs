@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use penstock_types::FieldError;
+use crossbeam_channel::Receiver;
+use penstock_types::{FieldError, PackedAdapter};
 
 use crate::actor;
 use crate::ending::Ending;
@@ -18,12 +19,12 @@ use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
-use crate::message::{Outbox, Start};
+use crate::message::{AdapterError, Outbox, Start};
 use crate::output_budget::{OutputBudget, Reservation};
 use crate::port::Port;
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
-use crate::request::{CachedTokens, Event, Overload, Request, RequestId, StopCause};
+use crate::request::{AdapterId, CachedTokens, Event, Overload, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
@@ -233,6 +234,25 @@ impl Engine {
     pub fn reset_prefix_cache(&self, salt: Option<&str>) {
         if self.process.is_current() {
             self.inner.letterbox.reset_prefix_cache(salt.map(Arc::from));
+        }
+    }
+
+    /// Registers an adapter that takes `bytes` on the device, and returns its id, which requests name. It is loaded by
+    /// the first step that needs it.
+    pub fn load_adapter(&self, weights: Arc<PackedAdapter>, bytes: u64) -> Result<AdapterId, AdapterError> {
+        self.process.check().map_err(AdapterError::Stopped)?;
+        // Relaxed: ids need only be distinct.
+        let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        self.inner.letterbox.load_adapter(id, weights, bytes)?;
+        Ok(id)
+    }
+
+    /// Removes an adapter: requests with it that are started after this returns are rejected. Those that are open end
+    /// as failed, for this reason, or without one continue. The receiver is disconnected when the last has ended.
+    pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>) -> Receiver<()> {
+        match self.process.check() {
+            Ok(()) => self.inner.letterbox.unload_adapter(id, reason),
+            Err(_) => crossbeam_channel::bounded(0).1, // disconnected
         }
     }
 

@@ -46,7 +46,7 @@ pub mod testing {
         BlockTable, Demand, KvAllocation, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
     };
     pub use crate::mailbox::{Attention, Gate};
-    pub use crate::message::{Message, Outbox, Start};
+    pub use crate::message::{Message, NewAdapter, Outbox, Start};
     pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
     pub use crate::result_queue::{CancelCause, CancelFlag, Reader, Writer, num_pops, result_queue};
     pub use crate::sequence::SchedulingKey;
@@ -58,6 +58,7 @@ pub use handle::{Consumer, Engine, EngineError, Hold, StartError};
 pub use histogram::Histogram;
 pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
+pub use message::AdapterError;
 pub use output_budget::Reservation;
 pub use penstock_types::{
     BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, PreemptionVictim, RequestedOutputs,
@@ -66,8 +67,8 @@ pub use penstock_types::{
 pub use port::Port;
 pub use process::Process;
 pub use request::{
-    CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, Overload,
+    AdapterId, CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor, Overload,
     PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
 pub use stats::{StatEntry, StatKind, Stats};
-pub use step::{DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};
+pub use step::{AdapterChange, DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};

@@ -10,12 +10,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use penstock_types::PackedAdapter;
+
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, unbounded};
 
 use crate::executor::StepDone;
 use crate::limits::Limits;
-use crate::message::{Message, Start};
-use crate::request::{Rejection, StopCause};
+use crate::message::{AdapterError, Message, NewAdapter, Start};
+use crate::request::{AdapterId, Rejection, StopCause};
 use crate::sequence::SchedulingKey;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
@@ -240,6 +242,27 @@ impl Letterbox {
     /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
     pub(crate) fn reset_prefix_cache(&self, salt: Option<Arc<str>>) {
         let _ = self.messages.send(Message::ResetPrefixCache(salt)); // without an engine there is nothing to reset
+    }
+
+    /// Registers an adapter. May wait, as `reset_prefix_cache`.
+    pub(crate) fn load_adapter(
+        &self,
+        id: AdapterId,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+    ) -> Result<(), AdapterError> {
+        let (answer, answered) = bounded(1);
+        // Without an engine, the message and its sender are dropped.
+        let _ = self.messages.send(Message::LoadAdapter(NewAdapter { id, weights, bytes, answer }));
+        answered.recv().unwrap_or_else(|_| Err(AdapterError::Stopped(self.gate.cause())))
+    }
+
+    /// Removes an adapter; the receiver is disconnected when its last request has ended. May wait, as
+    /// `reset_prefix_cache`.
+    pub(crate) fn unload_adapter(&self, id: AdapterId, reason: Option<String>) -> Receiver<()> {
+        let (done, removed) = bounded(0);
+        let _ = self.messages.send(Message::UnloadAdapter(id, reason, done));
+        removed
     }
 
     /// Stops the engine once it is drained. Comes after every start that was sent before. May wait, as

@@ -5,9 +5,12 @@
 
 use std::sync::Arc;
 
+use crossbeam_channel::Sender;
+use penstock_types::PackedAdapter;
+
 use crate::executor::StepDone;
 use crate::port::Bell;
-use crate::request::{Finish, Rejection, Request, RequestId};
+use crate::request::{AdapterId, Finish, Rejection, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, Writer};
 
 pub enum Message {
@@ -18,6 +21,11 @@ pub enum Message {
     Nudge,
     /// The oldest step in flight is done.
     StepDone(StepDone),
+    /// Register an adapter; the answer says whether there was room.
+    LoadAdapter(NewAdapter),
+    /// Take no more requests with an adapter, and end those that there are with this reason, if there is one. The sender
+    /// is dropped when the last has ended.
+    UnloadAdapter(AdapterId, Option<String>, Sender<()>),
     /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
     /// no longer shared.
     ResetPrefixCache(Option<Arc<str>>),
@@ -25,6 +33,37 @@ pub enum Message {
     Drain,
     /// End every request and stop.
     Shutdown,
+}
+
+/// An adapter to be registered.
+pub struct NewAdapter {
+    pub id: AdapterId,
+    pub weights: Arc<PackedAdapter>,
+    /// Bytes that it takes on the device.
+    pub bytes: u64,
+    pub answer: Sender<Result<(), AdapterError>>,
+}
+
+/// The reason why an adapter was not registered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdapterError {
+    /// As many adapters as may be are registered.
+    #[error("{limit} adapters are registered, which is the limit; unload one")]
+    TooMany {
+        /// The most that may be registered.
+        limit: usize,
+    },
+    /// It takes more memory than all adapters may.
+    #[error("the adapter needs {bytes} bytes; adapter_cache_bytes is {limit}")]
+    TooLarge {
+        /// Its bytes.
+        bytes: u64,
+        /// The bytes of all adapters.
+        limit: u64,
+    },
+    /// The engine has stopped.
+    #[error("{0}")]
+    Stopped(StopCause),
 }
 
 /// A new request. Everything but the ids and the outboxes is shared by its choices.

@@ -15,6 +15,10 @@ use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+/// Identifies an adapter of an engine. Ids are not used again, so an adapter that is loaded again has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u64);
+
 /// A grammar that constrains the output of a request.
 pub trait Grammar: Send + Sync + fmt::Debug {
     /// The state before the first generated token. Called on the device thread.
@@ -67,6 +71,8 @@ pub struct Request {
     pub prefix_cache: bool,
     /// Blocks are shared only between requests with the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// The low-rank updates of the model's matrices. Blocks are shared only between requests with the same adapter.
+    pub adapter: Option<AdapterId>,
     /// Whether it pauses when its result queue is full, or has a queue for all its events.
     pub unread: Unread,
     /// The most bytes that the tensors and logprobs of all its choices take; see
@@ -90,6 +96,7 @@ impl Request {
             priority: 0,
             prefix_cache: true,
             cache_salt: None,
+            adapter: None,
             unread: Unread::Pause,
             output_bytes: 0,
         }
@@ -288,6 +295,8 @@ pub enum Rejection {
         /// The most that may wait or run (`max_unfinished`).
         limit: usize,
     },
+    /// The adapter is not registered, or is being removed.
+    UnknownAdapter,
     /// The engine has stopped or is stopping.
     Stopped(StopCause),
 }
@@ -299,6 +308,12 @@ pub enum Overload {
     Waiting,
     /// `max_unfinished`
     Unfinished,
+}
+
+impl fmt::Display for AdapterId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "adapter {}", self.0)
+    }
 }
 
 impl fmt::Display for RequestId {

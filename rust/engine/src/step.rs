@@ -15,7 +15,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_types::{BlockCopy, BlockId};
+use penstock_types::{BlockCopy, BlockId, PackedAdapter};
 
 use crate::request::{PromptPosition, Request, Token};
 
@@ -47,6 +47,25 @@ pub struct ScheduledRow {
     pub prompt_outputs: Range<u32>,
     /// If set, a token is sampled after the last token that is not a draft, and after each accepted draft.
     pub sample: Option<Sample>,
+    /// The number of the adapter of the row. The rows of a plan are in the order of these numbers, those without first.
+    pub adapter: Option<u32>,
+}
+
+/// A change of the adapters on the device.
+#[derive(Clone, Debug)]
+pub enum AdapterChange {
+    /// Load an adapter under a free number.
+    Load {
+        /// Below `Limits::max_adapters`.
+        number: u32,
+        /// The adapter.
+        weights: Arc<PackedAdapter>,
+    },
+    /// Free a number.
+    Unload {
+        /// The number of an adapter that was loaded.
+        number: u32,
+    },
 }
 
 /// The key of a sampled token; the parameters are those of the slot's request.
@@ -92,6 +111,8 @@ pub struct StepPlan {
     pub step: u64,
     /// Copies of blocks, made in this order, after everything of earlier steps and before the rows of this one.
     pub copies: Vec<BlockCopy>,
+    /// Changes of the adapters, made in this order, after everything of earlier steps and before the rows of this one.
+    pub adapter_changes: Vec<AdapterChange>,
     /// Slots that were freed since the last plan and have no new sequence in this one: their requests are not needed
     /// any more. Slots freed before the engine becomes idle are in the next plan.
     pub freed_slots: Vec<u32>,
@@ -126,9 +147,10 @@ pub struct StepOutput {
 impl StepPlan {
     /// Empties the plan and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies, freed_slots, new_sequences, rows, tokens, blocks } = self;
+        let Self { step, copies, adapter_changes, freed_slots, new_sequences, rows, tokens, blocks } = self;
         *step = 0;
         copies.clear();
+        adapter_changes.clear();
         freed_slots.clear();
         new_sequences.clear();
         rows.clear();

@@ -79,6 +79,9 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens,
+        max_adapters: 0,
+        adapter_bytes: 0,
+        max_registered_adapters: 0,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());

@@ -47,6 +47,9 @@ fn closed_engines_leave_no_thread() {
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,
+        max_adapters: 0,
+        adapter_bytes: 0,
+        max_registered_adapters: 0,
     };
     let before = num_threads();
     for _ in 0..10 {

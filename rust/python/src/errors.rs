@@ -186,6 +186,11 @@ impl From<Error> for PyErr {
                 );
                 plain(py, "OverloadedError", message)
             }
+            Error::Rejected(Rejection::UnknownAdapter) => {
+                let message = "the adapter is not loaded".to_owned();
+                let problem = Problem { message, field: "adapter".to_owned(), value: None, limit: None };
+                field_error(py, "InvalidRequestError", problem)
+            }
             Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
                 let message = format!(
                     "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \

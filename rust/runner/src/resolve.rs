@@ -155,6 +155,9 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
         host_blocks: cache.host_blocks,
         host_prefixes: false,
         num_speculative_tokens: config.num_speculative_tokens.unwrap_or(0),
+        max_adapters: 0,
+        adapter_bytes: 0,
+        max_registered_adapters: 0,
     }
 }
 

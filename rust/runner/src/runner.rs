@@ -11,7 +11,7 @@ use std::task::{Poll, Waker};
 
 use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry};
 use penstock_device::{StepInputs, StepSpec};
-use penstock_engine::{DEPTH, NewSequence, StepOutput, StepPlan};
+use penstock_engine::{AdapterChange, DEPTH, NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
@@ -66,7 +66,7 @@ impl<B: Backend> Runner<B> {
         masks: MaskThreads,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
-            workspace: Workspace::new(&mut backend, decoder.config(), spec)?,
+            workspace: Workspace::new(&mut backend, decoder.config(), spec, None)?,
             cache: backend.allocate_cache(cache)?,
             inputs,
             batch: SamplingBatch::with_capacity(spec.logits_rows),
@@ -115,12 +115,28 @@ impl<B: Backend> Runner<B> {
     ) -> Result<Flight<B>, DeviceError> {
         let mut turn = Some(self.turn());
         // First, because the rows of the next plan rely on it even if this one fails.
+        self.change_adapters(plan)?;
         self.change_slots(plan)?;
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().copied())?;
         }
         output.copies_done = true;
         self.compute(plan, is_behind, Depth::AllLayers, &mut turn)
+    }
+
+    /// Loads and unloads adapters.
+    fn change_adapters(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
+        let Self { backend, workspace, .. } = self;
+        for change in &plan.adapter_changes {
+            let adapters = workspace.adapters.as_mut().expect("the engine has adapters; this is a bug");
+            match change {
+                AdapterChange::Load { number, weights } => {
+                    backend.load_adapter(adapters, *number, weights)?
+                }
+                AdapterChange::Unload { number } => backend.unload_adapter(adapters, *number)?,
+            }
+        }
+        Ok(())
     }
 
     /// Makes copies between the cache and the host tier.

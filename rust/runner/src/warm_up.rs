@@ -86,6 +86,7 @@ impl<B: Backend> Runner<B> {
                 num_drafts: 0,
                 prompt_outputs: if kind == StepKind::PromptLogprobs { 0..*num_tokens as u32 } else { 0..0 },
                 sample: (kind == StepKind::NextToken).then_some(Sample { index: 0 }),
+                adapter: None,
             });
             plan.new_sequences.push(NewSequence {
                 slot: slot as u32,

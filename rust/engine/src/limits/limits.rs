@@ -47,6 +47,12 @@ pub struct Limits {
     pub host_prefixes: bool,
     /// The most draft tokens of a sequence per step, predicted from earlier tokens; 0 without speculative decoding.
     pub num_speculative_tokens: usize,
+    /// Adapters on the device; 0 without adapters.
+    pub max_adapters: usize,
+    /// Bytes of the adapters on the device.
+    pub adapter_bytes: u64,
+    /// Adapters that may be registered, those on the device included.
+    pub max_registered_adapters: usize,
 }
 
 impl Limits {

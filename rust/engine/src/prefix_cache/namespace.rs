@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::request::AdapterId;
+
 use super::node::{NONE, Node, NodeId};
 
 /// Two sequences share a block only if their tokens and their namespaces are equal.
@@ -10,6 +12,8 @@ use super::node::{NONE, Node, NodeId};
 pub struct Namespace {
     /// The request's `cache_salt`.
     pub salt: Option<Arc<str>>,
+    /// The request's adapter, on which keys and values depend.
+    pub adapter: Option<AdapterId>,
 }
 
 /// Names a namespace for as long as it has blocks.

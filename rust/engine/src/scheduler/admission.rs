@@ -9,17 +9,31 @@
 //! for them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan
 //! by plan, and its sequence is admitted with the last part. Only swapped blocks are loaded at once.
 //!
-//! If slots or blocks lack, the sequences that lose little are preempted: paused ones of any priority, whose consumers do
+//! The adapter of an admitted sequence is loaded by the next plan. If all adapters that are loaded are in use, so that
+//! the next sequence's finds no room, others overtake it, a bounded number of times: no adapter keeps another one out.
+//!
+//! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any priority, whose consumers do
 //! not read, and then those of lower priority. They are not ended for that; they wait like every preempted sequence. A
 //! sequence whose consumer has not read since it was preempted is paused instead of admitted.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::scheduler::Scheduler;
 use super::slots::Running;
 use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
 use crate::request::CachedTokens;
-use crate::sequence::SchedulingKey;
+use crate::sequence::{SchedulingKey, Sequence};
+
+/// Whether a running sequence yields to a waiting one.
+fn yields_to(running: &Running, key: SchedulingKey) -> bool {
+    running.sequence.is_paused() || running.sequence.key.priority > key.priority
+}
+
+/// The order in which sequences yield, the last one first. Paused ones first: they lose nothing by it.
+fn yield_order(running: &Running) -> (bool, SchedulingKey) {
+    (running.sequence.is_paused(), running.sequence.key)
+}
 
 /// The outcome of an attempt to admit a sequence.
 enum Admission {
@@ -34,13 +48,24 @@ impl Scheduler {
     /// Admits waiting sequences, in order, until the next has no room.
     pub(super) fn admit(&mut self, mut limit: LoadLimit, now: Instant) {
         self.is_staging = false;
-        while let Some(key) = self.queue.next() {
+        while let Some(first) = self.queue.next() {
+            let key = if self.has_room_for_adapter(first) {
+                first
+            } else if self.preempt_for_adapter(first, now) {
+                continue;
+            } else {
+                let Some(key) = self.next_admissible() else { break };
+                key
+            };
             if self.queue.try_pause(key, now) {
                 self.queue.release_followers(key);
                 continue;
             }
             match self.try_admit(key, limit, now) {
-                Admission::Admitted => limit = LoadLimit::PerPlan,
+                Admission::Admitted => {
+                    self.adapters.note_admission(key != first);
+                    limit = LoadLimit::PerPlan;
+                }
                 Admission::NoRoom if self.preempt_for(key, now) => {}
                 Admission::NoRoom => break,
                 Admission::Staging => {
@@ -51,6 +76,39 @@ impl Scheduler {
         }
         self.admitted_at = self.version();
         self.end_unread(now);
+    }
+
+    /// The waiting sequence that is admitted next: the first in scheduling order, or if its adapter has no room, one that
+    /// may overtake it.
+    pub(super) fn next_admissible(&self) -> Option<SchedulingKey> {
+        let first = self.queue.next()?;
+        if self.has_room_for_adapter(first) {
+            return Some(first);
+        }
+        let has_room =
+            |sequence: &Sequence| sequence.request.adapter.is_none_or(|id| self.adapters.has_room(id));
+        self.adapters.may_overtake().then(|| self.queue.next_where(has_room)).flatten()
+    }
+
+    fn has_room_for_adapter(&self, key: SchedulingKey) -> bool {
+        self.queue.get(key).request.adapter.is_none_or(|id| self.adapters.has_room(id))
+    }
+
+    /// Preempts one of the running sequences that yield to a waiting one, if its adapter has room without all of them.
+    fn preempt_for_adapter(&mut self, key: SchedulingKey, now: Instant) -> bool {
+        let Some(adapter) = self.queue.get(key).request.adapter else { return false };
+        let other = |running: &Running| running.sequence.request.adapter.filter(|id| *id != adapter);
+        let stay = self.slots.iter().filter(|running| !yields_to(running, key)).filter_map(other);
+        if !self.adapters.would_have_room(adapter, BTreeSet::from_iter(stay).into_iter()) {
+            return false;
+        }
+        let yielding =
+            self.slots.ranked().filter(|(_, running)| yields_to(running, key) && other(running).is_some());
+        let Some((victim, _)) = yielding.max_by_key(|(_, running)| yield_order(running)) else {
+            return false;
+        };
+        self.preempt(victim, now);
+        true
     }
 
     fn try_admit(&mut self, key: SchedulingKey, limit: LoadLimit, now: Instant) -> Admission {
@@ -75,6 +133,9 @@ impl Scheduler {
             KvAllocation::OutOfBlocks => return Admission::NoRoom,
         };
         let mut sequence = self.queue.remove(key).expect("it was just found; this is a bug");
+        if let Some(adapter) = sequence.request.adapter {
+            self.adapters.pin(adapter);
+        }
         // Staged tokens were found on the host, unless they were evicted meanwhile.
         let staged = std::mem::take(&mut sequence.num_staged).min(cached.device);
         let cached = CachedTokens { device: cached.device - staged, host: cached.host + staged };
@@ -103,14 +164,13 @@ impl Scheduler {
 
     /// Preempts one of the running sequences that yield to a waiting one, if there is room for it without all of them.
     fn preempt_for(&mut self, key: SchedulingKey, now: Instant) -> bool {
-        let yields =
-            |running: &Running| running.sequence.is_paused() || running.sequence.key.priority > key.priority;
-        let demand = self.demand(key, |running| !yields(running));
-        // Paused sequences first: they lose nothing by it.
-        let rank = |running: &Running| (running.sequence.is_paused(), running.sequence.key);
-        let yielding = self.slots.ranked().filter(|(_, running)| yields(running));
-        let Some((victim, _)) = yielding.max_by_key(|(_, running)| rank(running)) else { return false };
-        let tables = self.slots.iter().filter(|running| yields(running)).map(|running| &running.table);
+        let demand = self.demand(key, |running| !yields_to(running, key));
+        let yielding = self.slots.ranked().filter(|(_, running)| yields_to(running, key));
+        let Some((victim, _)) = yielding.max_by_key(|(_, running)| yield_order(running)) else {
+            return false;
+        };
+        let tables =
+            self.slots.iter().filter(|running| yields_to(running, key)).map(|running| &running.table);
         if !self.kv.could_allocate_without(&demand, tables) {
             return false;
         }

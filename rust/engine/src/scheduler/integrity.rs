@@ -18,12 +18,16 @@ impl Scheduler {
         let tables = self.slots.iter().map(|running| &running.table);
         let swapped = self.queue.iter().filter_map(|sequence| sequence.swapped.as_ref());
         self.kv.check_integrity(tables, swapped);
+        let running = self.slots.iter().map(|running| (&running.sequence, true));
+        let all = running.chain(self.queue.iter().map(|sequence| (sequence, false)));
+        let adapters = all.filter_map(|(sequence, has_slot)| Some((sequence.request.adapter?, has_slot)));
+        self.adapters.check_integrity(adapters);
         self.check_admission();
     }
 
     /// Panics if a sequence waits although it could certainly be admitted.
     fn check_admission(&self) {
-        let Some(next) = self.queue.next().map(|key| self.queue.get(key)) else { return };
+        let Some(next) = self.next_admissible().map(|key| self.queue.get(key)) else { return };
         let fits = self.kv.can_hold(next.num_tokens(), self.slots.num_running());
         let could_run = self.slots.has_free() && fits && !self.is_staging;
         assert!(

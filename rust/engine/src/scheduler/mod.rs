@@ -13,6 +13,7 @@
 //! step budget (`rows`). Decoding, a chunk of a prompt, and recomputation after preemption are all "pending tokens";
 //! there are no phases.
 
+mod adapters;
 mod admission;
 mod budget;
 mod integrity;

@@ -60,7 +60,7 @@ impl Scheduler {
     /// stay in the prefix cache; its tokens in flight still arrive. A sequence that waits only for those loses nothing:
     /// it ends when the last one arrives.
     pub(super) fn preempt(&mut self, slot: u32, now: Instant) {
-        let Running { mut sequence, mut table, .. } = self.slots.remove(slot);
+        let Running { mut sequence, mut table, .. } = self.leave_slot(slot);
         let num_tokens = sequence.leave_slot();
         self.kv.shrink(&mut table, num_tokens); // drafts in flight are no tokens yet
         if !sequence.is_all_planned() {
@@ -94,7 +94,7 @@ impl Scheduler {
         for rank in (0..self.slots.num_running()).rev() {
             let slot = self.slots.order()[rank];
             if self.slots.get(slot).table.depends_on() >= step {
-                let Running { mut sequence, table, .. } = self.slots.remove(slot);
+                let Running { mut sequence, table, .. } = self.leave_slot(slot);
                 sequence.leave_slot();
                 self.kv.free(table, now);
                 self.queue.push_preempted(sequence);

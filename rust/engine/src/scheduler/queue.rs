@@ -14,6 +14,9 @@ use std::time::Instant;
 use crate::request::RequestId;
 use crate::sequence::{SchedulingKey, Sequence};
 
+/// The most waiting sequences that are looked at for one that may overtake the others.
+const MOST_LOOKED_AT: usize = 256;
+
 /// Sequences in scheduling order.
 type Waiting = BTreeMap<SchedulingKey, Sequence>;
 
@@ -60,7 +63,7 @@ impl WaitingQueue {
     }
 
     /// Counts the changes after which another sequence may be the next to run, or the same one may be ready. A new
-    /// request does not count: [`is_next`](Self::is_next) tells whether it is the next.
+    /// request does not count: [`next`](Self::next) tells whether it is the next.
     pub(super) fn num_changes(&self) -> u64 {
         self.num_changes
     }
@@ -109,19 +112,20 @@ impl WaitingQueue {
     /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None
     /// while rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
     pub(super) fn next(&self) -> Option<SchedulingKey> {
+        self.next_where(|_| true)
+    }
+
+    /// The first of those that are accepted, among the first [`MOST_LOOKED_AT`] of each kind.
+    pub(super) fn next_where(&self, accepts: impl Fn(&Sequence) -> bool) -> Option<SchedulingKey> {
         let is_schedulable = |sequence: &&Sequence| {
             self.visit();
             !sequence.is_all_planned()
         };
-        let preempted = self.preempted.values().find(is_schedulable);
-        let new = self.new.values().next();
+        let preempted = self.preempted.values().filter(is_schedulable).take(MOST_LOOKED_AT);
+        let preempted = preempted.into_iter().find(|sequence| accepts(sequence));
+        let new = self.new.values().take(MOST_LOOKED_AT).find(|sequence| accepts(sequence));
         let next = preempted.into_iter().chain(new).min_by_key(|sequence| sequence.key)?;
         next.has_no_rows_in_flight().then_some(next.key)
-    }
-
-    /// Whether the sequence with this key is the next.
-    pub(super) fn is_next(&self, key: SchedulingKey) -> bool {
-        self.next() == Some(key)
     }
 
     /// The next sequence, which has this key.
@@ -182,6 +186,11 @@ impl WaitingQueue {
             sequence.resume();
             self.push_preempted(sequence);
         }
+    }
+
+    /// The sequences that wait for their leaders.
+    pub(super) fn followers(&self) -> impl Iterator<Item = &Sequence> {
+        self.followers.values()
     }
 
     /// The preempted sequences.

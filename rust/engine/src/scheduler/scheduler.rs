@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_types::{PreemptionMode, PreemptionVictim};
+use crossbeam_channel::Sender;
+use penstock_types::{PackedAdapter, PreemptionMode, PreemptionVictim};
 
+use super::adapters::Adapters;
 use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
@@ -12,7 +14,7 @@ use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{FinishReason, Overload, Rejection};
+use crate::request::{AdapterId, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -29,6 +31,7 @@ pub struct Scheduler {
     pub(super) preemption_victim: PreemptionVictim,
     pub(super) kv: KvCacheManager,
     pub(super) slots: Slots,
+    pub(super) adapters: Adapters,
     pub(super) queue: WaitingQueue,
     /// [`version`](Self::version) after the last attempt to admit a waiting sequence.
     pub(super) admitted_at: u64,
@@ -53,6 +56,7 @@ impl Scheduler {
             preemption_victim: limits.preemption_victim,
             kv: KvCacheManager::new(limits, hasher),
             slots: Slots::new(limits.max_num_seqs),
+            adapters: Adapters::new(limits),
             queue: WaitingQueue::default(),
             admitted_at: 0,
             is_staging: false,
@@ -72,14 +76,16 @@ impl Scheduler {
             return Some((sequence, Rejection::TooManyPreempted { waiting, limit }));
         }
         let key = sequence.key;
+        self.add_to_adapter(&sequence);
         self.queue.push_new(sequence);
-        // If another one waits before it, it cannot run either.
-        if self.admission_is_due() || self.queue.is_next(key) {
+        // If another one waits before it, it cannot run either, unless it may overtake it.
+        let may_run = || self.queue.next() == Some(key) || self.next_admissible() == Some(key);
+        if self.admission_is_due() || may_run() {
             self.admit(LoadLimit::PerPlan, now);
         }
         // Then no new request was admitted, so it is still in the queue.
         let is_rejected = self.queue.num_new() > self.max_waiting;
-        let sequence = is_rejected.then(|| self.queue.remove(key)).flatten()?;
+        let sequence = is_rejected.then(|| self.remove_waiting(key)).flatten()?;
         let (waiting, limit) = (self.queue.num_new(), self.max_waiting);
         Some((sequence, Rejection::Overloaded { waiting, limit }))
     }
@@ -110,6 +116,7 @@ impl Scheduler {
     /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if it
     /// can reuse a block of it.
     pub(crate) fn add_choice(&mut self, sequence: Sequence) {
+        self.add_to_adapter(&sequence);
         if sequence.uses_prefix_cache() && self.kv.can_share(sequence.num_reusable()) {
             self.queue.push_follower(sequence);
         } else {
@@ -149,8 +156,25 @@ impl Scheduler {
         let budget = self.budget.remaining(&self.slots);
         self.rows.add_rows(&mut self.slots, &mut self.kv, budget, plan, owners, now);
         if !plan.rows.is_empty() {
+            self.assign_adapters(plan, owners);
+            self.adapters.report_changes(&mut plan.adapter_changes);
             self.kv.begin_step(plan);
             self.slots.report_freed(plan);
+        }
+    }
+
+    /// Gives each row the number of its adapter, and makes the rows of an adapter adjacent.
+    fn assign_adapters(&self, plan: &mut StepPlan, owners: &mut [Option<SchedulingKey>]) {
+        if self.adapters.len() == 0 {
+            return;
+        }
+        for index in 0..plan.rows.len() {
+            let request = &self.slots.get(plan.rows[index].slot).sequence.request;
+            let adapter = request.adapter.map(|id| self.adapters.number(id));
+            plan.rows[index].adapter = adapter;
+            let at = plan.rows[..index].partition_point(|other| other.adapter <= adapter);
+            plan.rows[at..=index].rotate_right(1);
+            owners[at..=index].rotate_right(1);
         }
     }
 
@@ -240,9 +264,31 @@ impl Scheduler {
     /// so they write before any plan submitted from now on does, and a sequence reads only positions that it has
     /// written itself or found published.
     pub(super) fn deschedule(&mut self, slot: u32, now: Instant) -> Sequence {
-        let Running { sequence, table, .. } = self.slots.remove(slot);
+        let Running { sequence, table, .. } = self.leave_slot(slot);
         self.kv.free(table, now);
+        self.remove_from_adapter(&sequence);
         sequence
+    }
+
+    /// Takes a sequence out of its slot. Its blocks are still to be freed.
+    pub(super) fn leave_slot(&mut self, slot: u32) -> Running {
+        let running = self.slots.remove(slot);
+        if let Some(adapter) = running.sequence.request.adapter {
+            self.adapters.unpin(adapter);
+        }
+        running
+    }
+
+    fn add_to_adapter(&mut self, sequence: &Sequence) {
+        if let Some(adapter) = sequence.request.adapter {
+            self.adapters.add_sequence(adapter);
+        }
+    }
+
+    fn remove_from_adapter(&mut self, sequence: &Sequence) {
+        if let Some(adapter) = sequence.request.adapter {
+            self.adapters.remove_sequence(adapter);
+        }
     }
 
     fn remove_waiting(&mut self, key: SchedulingKey) -> Option<Sequence> {
@@ -250,6 +296,7 @@ impl Scheduler {
         if let Some(swapped) = sequence.swapped.take() {
             self.kv.discard(swapped);
         }
+        self.remove_from_adapter(&sequence);
         Some(sequence)
     }
 
@@ -303,13 +350,44 @@ impl Scheduler {
         if salt.is_none() {
             return self.kv.reset_prefix_cache();
         }
-        let namespace = Namespace { salt };
-        let is_in_it = |sequence: &Sequence| *sequence.chain().namespace() == namespace;
+        let is_in_it = |sequence: &Sequence| sequence.chain().namespace().salt == salt;
         let running = self.slots.iter_mut().filter(|running| is_in_it(&running.sequence));
         running.for_each(|running| running.table.unpublish());
         let waiting = self.queue.preempted_mut().filter(|sequence| is_in_it(sequence));
         waiting.filter_map(|sequence| sequence.swapped.as_mut()).for_each(SwappedBlocks::unpublish);
-        self.kv.reset_namespace(&namespace);
+        for adapter in std::iter::once(None).chain(self.adapters.ids().map(Some)) {
+            self.kv.reset_namespace(&Namespace { salt: salt.clone(), adapter });
+        }
+    }
+
+    /// Whether requests with this adapter are taken.
+    pub(crate) fn has_adapter(&self, id: AdapterId) -> bool {
+        self.adapters.is_open(id)
+    }
+
+    /// The number of registered adapters.
+    pub(crate) fn num_adapters(&self) -> usize {
+        self.adapters.len()
+    }
+
+    /// Registers an adapter; it is loaded when a sequence with it gets a slot.
+    pub(crate) fn register_adapter(&mut self, id: AdapterId, weights: Arc<PackedAdapter>, bytes: u64) {
+        self.adapters.register(id, weights, bytes);
+    }
+
+    /// Takes no more sequences with an adapter; `done` is dropped when those that there are have ended.
+    pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Sender<()>) {
+        self.adapters.close(id, done);
+    }
+
+    /// Takes any sequence with this adapter out, as long as there are some.
+    pub(crate) fn pop_with_adapter(&mut self, id: AdapterId, now: Instant) -> Option<Sequence> {
+        let running = self.slots.iter().map(|running| &running.sequence);
+        // Followers first: they need no new leader when they end.
+        let waiting = self.queue.followers().chain(self.queue.iter());
+        let all = waiting.chain(running);
+        let key = all.into_iter().find(|sequence| sequence.request.adapter == Some(id))?.key;
+        self.remove(key, now)
     }
 
     /// The sequence with this key, unless it has ended.

@@ -162,6 +162,7 @@ impl Sequence {
             num_drafts: drafts.len() as u32,
             prompt_outputs: prompt_outputs.start as u32..prompt_outputs.end as u32,
             sample,
+            adapter: None,
         });
     }
 }
@@ -193,7 +194,7 @@ mod tests {
             outbox,
             max_new_tokens: 8,
             max_kv_tokens: 8,
-            chain: Chain::new(Namespace { salt: None }, 0, 0),
+            chain: Chain::new(Namespace::default(), 0, 0),
         };
         (Sequence::new(arrival, 0, Instant::now()), reader)
     }

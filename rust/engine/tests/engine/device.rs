@@ -9,7 +9,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use penstock_engine::{
-    DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone, StepError, StepOutput, StepPlan,
+    AdapterChange, AdapterId, DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone,
+    StepError, StepOutput, StepPlan,
 };
 use penstock_types::BlockCopy;
 
@@ -32,6 +33,10 @@ pub struct Device {
     cache: Vec<Block>,
     host: Vec<Block>,
     slots: Vec<Option<Slot>>,
+    /// By number.
+    adapters: Vec<Option<AdapterId>>,
+    /// Adapters loaded.
+    pub num_loads: u64,
     steps: VecDeque<(Box<StepPlan>, Box<StepOutput>)>,
     last_step: u64,
     num_garbage: u64,
@@ -51,6 +56,8 @@ impl Device {
             cache: vec![],
             host: vec![],
             slots: vec![None; limits.max_num_seqs],
+            adapters: vec![None; limits.max_adapters],
+            num_loads: 0,
             limits: limits.clone(),
             steps: VecDeque::new(),
             last_step: 0,
@@ -82,6 +89,7 @@ impl Device {
         let slots: HashSet<_> = plan.rows.iter().map(|row| row.slot).collect();
         assert_eq!(slots.len(), plan.rows.len(), "a slot has two rows");
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
+        assert!(plan.rows.is_sorted_by_key(|row| row.adapter), "the rows of an adapter are apart");
         self.check_races(&plan);
         self.steps.push_back((plan, output));
     }
@@ -110,6 +118,7 @@ impl Device {
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
         let (plan, mut output) = self.steps.pop_front().unwrap();
+        self.change_adapters(&plan);
         self.assign_slots(&plan);
         self.make_copies(&plan);
         output.copies_done = true;
@@ -146,6 +155,22 @@ impl Device {
         StepDone { result: Err(StepError::DeviceLost(text.into())), ..self.fail(text) }
     }
 
+    fn change_adapters(&mut self, plan: &StepPlan) {
+        for change in &plan.adapter_changes {
+            match change {
+                AdapterChange::Load { number, weights } => {
+                    let id = AdapterId(u64::from_le_bytes(weights.bytes.as_slice().try_into().unwrap()));
+                    let former = self.adapters[*number as usize].replace(id);
+                    assert_eq!(former, None, "the number of an adapter is in use");
+                    self.num_loads += 1;
+                }
+                AdapterChange::Unload { number } => {
+                    self.adapters[*number as usize].take().expect("an adapter that is loaded");
+                }
+            }
+        }
+    }
+
     fn make_copies(&mut self, plan: &StepPlan) {
         for copy in &plan.copies {
             match *copy {
@@ -173,6 +198,7 @@ impl Device {
     }
 
     fn corrupt_rows(&mut self, plan: &StepPlan) {
+        self.change_adapters(plan);
         self.assign_slots(plan);
         for row in &plan.rows {
             if let (Some(Slot { generated, .. }), Some(_)) = (&mut self.slots[row.slot as usize], row.sample)
@@ -212,9 +238,13 @@ impl Device {
         };
         assert_eq!(input.len(), row.num_tokens as usize);
         let prompt_len = row.prompt_len as usize;
+        let adapter =
+            row.adapter.map(|number| self.adapters[number as usize].expect("an adapter that is loaded"));
+        assert_eq!(adapter, request.adapter, "a row has another adapter");
         for (position, token) in (row.start as usize..).zip(&input) {
             let before = position.checked_sub(1).map(|before| *self.cell(before, &table));
-            *self.cell(position, &table) = oracle::digest(before, position, *token, prompt_len, &self.limits);
+            *self.cell(position, &table) =
+                oracle::digest(before, position, *token, (prompt_len, adapter), &self.limits);
         }
         let end = (row.start + row.num_tokens) as usize;
         assert!(end <= self.limits.max_model_len, "a position beyond the model is computed");
@@ -276,7 +306,13 @@ impl Device {
         let (mut token, chance) = (*generated.last().unwrap(), mix(*read.last().unwrap()));
         for index in generated.len()..generated.len() + (chance % 21) as usize {
             let before = read.last().copied();
-            let digest = oracle::digest(before, read.len(), token, request.prompt.len(), &self.limits);
+            let digest = oracle::digest(
+                before,
+                read.len(),
+                token,
+                (request.prompt.len(), request.adapter),
+                &self.limits,
+            );
             read.push(digest);
             let suppress_stops = index < request.min_tokens;
             token = oracle::sample(request, index as u32, suppress_stops, read.iter().copied()).id;

@@ -1,21 +1,30 @@
 //! The expected output of a request. Its tokens are a function of its seed and of the contents of all positions before
 //! them, which are a function of the tokens there.
 
+use std::sync::Arc;
+
 use penstock_engine::{
-    FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Token, TokenDetails,
+    AdapterId, FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Token, TokenDetails,
 };
-use penstock_types::Sampling;
+use penstock_types::{PackedAdapter, Sampling};
 
 use crate::random::mix;
 
 pub const VOCABULARY: u32 = 24;
 
-/// The contents of a position, from its token and from the contents before it. As with dynamic rope scaling, the
+/// The contents of a position, from its token, the adapter, and from the contents before it. As with dynamic rope scaling, the
 /// prompt's length matters beyond `max_shared_len`.
-pub fn digest(before: Option<u64>, position: usize, token: u32, prompt_len: usize, limits: &Limits) -> u64 {
+pub fn digest(
+    before: Option<u64>,
+    position: usize,
+    token: u32,
+    (prompt_len, adapter): (usize, Option<AdapterId>),
+    limits: &Limits,
+) -> u64 {
     let is_stretched = prompt_len > limits.max_shared_len || position >= limits.max_shared_len;
     let stretch = if is_stretched { prompt_len as u64 } else { 0 };
-    mix(before.unwrap_or(7) ^ mix(u64::from(token) << 32 | position as u64) ^ mix(stretch << 16))
+    let update = adapter.map_or(0, |adapter| mix(!adapter.0));
+    mix(before.unwrap_or(7) ^ update ^ mix(u64::from(token) << 32 | position as u64) ^ mix(stretch << 16))
 }
 
 /// The token after `read`. The tokens of every fourth seed mostly repeat in a cycle.
@@ -48,7 +57,8 @@ pub fn position(request: &Request, position: usize, read: impl Iterator<Item = u
 fn read_prompt(request: &Request, limits: &Limits) -> Vec<u64> {
     let mut read: Vec<u64> = vec![];
     for (position, token) in request.prompt.iter().enumerate() {
-        read.push(digest(read.last().copied(), position, *token, request.prompt.len(), limits));
+        let model = (request.prompt.len(), request.adapter);
+        read.push(digest(read.last().copied(), position, *token, model, limits));
     }
     read
 }
@@ -78,7 +88,8 @@ pub fn expected_output(request: &Request, limits: &Limits) -> (Vec<Token>, Finis
         if let Some(sequence) = request.stop_token_sequences.iter().position(is_end) {
             return (tokens, FinishReason::StopSequence(sequence));
         }
-        read.push(digest(read.last().copied(), read.len(), id, prompt_len, limits));
+        let model = (prompt_len, request.adapter);
+        read.push(digest(read.last().copied(), read.len(), id, model, limits));
     }
     (tokens, FinishReason::Length)
 }
@@ -88,6 +99,11 @@ pub fn request(num_prompt: usize, max_tokens: usize, seed: u64) -> Request {
     let token = |position: usize| (mix(seed ^ position as u64) % u64::from(VOCABULARY)) as u32;
     let prompt: Vec<u32> = (0..num_prompt).map(token).collect();
     Request::new(prompt, max_tokens, Sampling { seed, ..Sampling::default() })
+}
+
+/// An adapter that the fake device tells from others.
+pub fn weights(adapter: u64) -> Arc<PackedAdapter> {
+    Arc::new(PackedAdapter { updates: Vec::new(), bytes: adapter.to_le_bytes().to_vec() })
 }
 
 /// A grammar whose forced tokens the fake device computes.

@@ -36,6 +36,9 @@ pub fn limits() -> Limits {
         host_blocks: 0,
         host_prefixes: true,
         num_speculative_tokens: 0,
+        max_adapters: 0,
+        adapter_bytes: 0,
+        max_registered_adapters: 0,
     }
 }
 

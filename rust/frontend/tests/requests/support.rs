@@ -68,6 +68,9 @@ pub fn with_limits(
         host_blocks: 0,
         host_prefixes: false,
         num_speculative_tokens: 0,
+        max_adapters: 0,
+        adapter_bytes: 0,
+        max_registered_adapters: 0,
     };
     change(&mut limits);
     let requests = Arc::new(Mutex::new(Vec::new()));

@@ -126,7 +126,7 @@ impl World {
         let tokens: Vec<u32> = (0..num_tokens).map(|_| random.below(10) as u32 / 8).collect();
         let salt = [None, Some(""), Some("mine")][random.below(3)];
         let max_shared = [0, 2, usize::MAX, usize::MAX][random.below(4)];
-        let chain = Chain::new(Namespace { salt: salt.map(Arc::from) }, max_shared, 0);
+        let chain = Chain::new(Namespace { salt: salt.map(Arc::from), adapter: None }, max_shared, 0);
         let (num_blocks, num_reserved, num_published, is_reset) = (0, 0, 0, false);
         (RefTable { salt, tokens, max_shared, num_blocks, num_reserved, num_published, is_reset }, chain)
     }
@@ -314,7 +314,7 @@ impl World {
                 running.for_each(|running| running.table.unpublish());
                 let swapped = self.swapped.iter_mut().filter(|(_, reference, _)| reference.salt == salt);
                 swapped.for_each(|(swapped, ..)| swapped.unpublish());
-                self.kv.reset_namespace(&Namespace { salt: salt.map(Arc::from) });
+                self.kv.reset_namespace(&Namespace { salt: salt.map(Arc::from), adapter: None });
             }
         }
         // A shared block counts once per table in the reference from now on, so those tables go.

@@ -5,7 +5,7 @@ use std::sync::Weak;
 
 use penstock_engine::{DEPTH, Event, FinishReason, PreemptionMode, Rejection, StopCause};
 
-use super::{End, FAILURE, Habit, Observed, World, lost};
+use super::{End, FAILURE, Habit, Observed, UNLOADED, World, lost};
 use crate::device::ROW_FAILURE;
 use crate::harness::read;
 use crate::oracle::{self, expected_output};
@@ -127,6 +127,11 @@ impl World {
                     assert_eq!(*limit, self.harness.limits.max_unfinished);
                     self.seen.too_many += 1;
                 }
+                End::Rejected(Rejection::UnknownAdapter) => {
+                    let adapter = client.request.adapter.unwrap();
+                    assert!(self.removals.iter().any(|(id, _)| *id == adapter), "{adapter} is registered");
+                    self.seen.unknown_adapter += 1;
+                }
                 End::Rejected(Rejection::Stopped(cause)) => assert_eq!(Some(cause), self.stopped.as_ref()),
                 End::Finished(FinishReason::EngineStopped(cause)) => {
                     assert_eq!((Some(cause), cause), (self.stopped.as_ref(), &lost()));
@@ -144,6 +149,15 @@ impl World {
                     self.seen.unread += 1;
                 }
                 End::Finished(FinishReason::Failed(text)) => {
+                    if text == UNLOADED {
+                        let adapter = client.request.adapter.unwrap();
+                        assert!(
+                            self.removals.iter().any(|(id, _)| *id == adapter),
+                            "{adapter} is registered"
+                        );
+                        self.seen.unloaded += 1;
+                        continue;
+                    }
                     let is_row = text == ROW_FAILURE && self.harness.device.failing_rows.is_some();
                     assert!(is_row || text == FAILURE && self.num_failed_steps > 0);
                     self.seen.failed += u64::from(!is_row);
@@ -184,6 +198,7 @@ impl World {
         self.seen.rejected_drafts += u64::from(self.harness.device.num_rejected_drafts > 0);
         self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);
+        self.seen.loaded_again += u64::from(self.harness.device.num_loads > self.num_adapters);
         let has_choices = self.observed.iter().any(|observed| observed.has_siblings && observed.is_admitted);
         self.seen.pressed_choices += u64::from(has_choices && stats.preemptions > 0);
         self.seen.swapped += u64::from(stats.swaps > 0);

@@ -45,6 +45,9 @@ pub fn random_limits(random: &mut Random) -> Limits {
         preemption_victim,
         host_blocks,
         host_prefixes: random.chance(95),
+        max_adapters: random.below(4),
+        adapter_bytes: random.between(4, 10) as u64,
+        max_registered_adapters: 6,
         num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
     };
     limits.validate().unwrap();
@@ -89,6 +92,9 @@ impl World {
         }
         request.priority = [0, 0, 0, 1, -1][random.below(5)];
         request.prefix_cache = random.chance(90);
+        if !self.adapters.is_empty() && random.chance(60) {
+            request.adapter = Some(self.adapters[random.below(self.adapters.len())]);
+        }
         request.cache_salt = [None, None, None, Some("mine"), Some("yours")][random.below(5)].map(Arc::from);
         request
     }

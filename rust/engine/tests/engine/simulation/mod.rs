@@ -7,8 +7,12 @@ mod inputs;
 
 use std::sync::Arc;
 
-use penstock_engine::testing::Message;
-use penstock_engine::{CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token};
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
+
+use penstock_engine::testing::{Message, NewAdapter};
+use penstock_engine::{
+    AdapterError, AdapterId, CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token,
+};
 
 use self::inputs::{random_hasher, random_limits};
 use crate::harness::{Client, Harness};
@@ -17,6 +21,7 @@ use crate::random::Random;
 
 const NUM_SCHEDULES: u64 = 4_000;
 const FAILURE: &str = "simulated failure";
+const UNLOADED: &str = "the adapter was unloaded";
 const LOSS: &str = "simulated loss of the device";
 
 /// The reading behaviour of a consumer.
@@ -73,6 +78,11 @@ struct World {
     has_restarted: bool,
     /// The reason why it takes no more requests.
     stopped: Option<StopCause>,
+    /// Adapters that requests may have; the last one may be unknown.
+    adapters: Vec<AdapterId>,
+    /// The ends of removals that have begun.
+    removals: Vec<(AdapterId, Receiver<()>)>,
+    num_adapters: u64,
     /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
     seen: Seen,
@@ -116,6 +126,10 @@ struct Seen {
     reset: u64,
     failed_copies: u64,
     failed_after_copies: u64,
+    loaded_again: u64,
+    unknown_adapter: u64,
+    unloaded: u64,
+    removed_late: u64,
 }
 
 #[test]
@@ -166,9 +180,17 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.too_many, seen.unread, seen.paused_waiting, seen.pressed_choices] {
         assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
     }
+    for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
+        assert!(met > NUM_SCHEDULES / 80, "adapters hardly ever mattered: {seen:?}");
+    }
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
+}
+
+/// Whether the last request with an adapter that is removed has ended.
+fn is_removed(removed: &Receiver<()>) -> bool {
+    matches!(removed.try_recv(), Err(TryRecvError::Disconnected))
 }
 
 /// Prints the seed of a schedule that fails.
@@ -201,6 +223,9 @@ impl World {
             num_failed_steps: 0,
             has_restarted: false,
             stopped: None,
+            adapters: vec![],
+            removals: vec![],
+            num_adapters: 0,
             openings,
             seen,
         }
@@ -214,7 +239,8 @@ impl World {
             45..75 => self.complete(),
             75..78 => self.harness.attend(),
             78..84 => self.cancel(),
-            84..97 => self.read_slowly(),
+            84..96 => self.read_slowly(),
+            96 => self.change_adapters(),
             97 => self.reset(),
             98 => self.harness.pass(self.random.below(100) as u64),
             _ if self.random.chance(20) => self.shut_down(),
@@ -318,6 +344,42 @@ impl World {
         assert!(!is_complete || self.harness.stats().blocks_cached == 0);
     }
 
+    /// Registers adapters, or removes one.
+    fn change_adapters(&mut self) {
+        if self.harness.limits.max_adapters == 0 {
+            return;
+        }
+        if self.adapters.is_empty() || self.random.chance(60) {
+            for _ in 0..self.random.between(1, 3) {
+                self.num_adapters += 1;
+                let (id, bytes) = (AdapterId(self.num_adapters), self.random.between(1, 6) as u64);
+                let (answer, answered) = bounded(1);
+                let weights = oracle::weights(id.0);
+                self.harness.handle(Message::LoadAdapter(NewAdapter { id, weights, bytes, answer }));
+                let limits = &self.harness.limits;
+                match answered.recv().unwrap() {
+                    Ok(()) => self.adapters.push(id),
+                    Err(AdapterError::TooLarge { .. }) => assert!(bytes > limits.adapter_bytes),
+                    Err(AdapterError::TooMany { limit }) => assert_eq!(limit, 6),
+                    Err(AdapterError::Stopped(_)) => assert!(self.stopped.is_some()),
+                }
+            }
+            return;
+        }
+        let id = self.adapters[self.random.below(self.adapters.len())];
+        let (done, removed) = bounded(0);
+        let reason = self.random.chance(40).then(|| UNLOADED.to_owned());
+        let is_forced = reason.is_some();
+        self.harness.handle(Message::UnloadAdapter(id, reason, done));
+        assert!(!is_forced || is_removed(&removed), "an adapter without requests is left");
+        self.seen.removed_late += u64::from(!is_removed(&removed));
+        self.removals.push((id, removed));
+        // Some requests still name it.
+        if self.random.chance(50) {
+            self.adapters.retain(|other| *other != id);
+        }
+    }
+
     fn shut_down(&mut self) {
         self.harness.handle(Message::Shutdown);
         self.stopped.get_or_insert(StopCause::Closed);
@@ -359,6 +421,7 @@ impl World {
         let stats = self.harness.stats();
         assert_eq!((stats.running, stats.waiting, stats.paused), (0, 0, 0));
         assert_eq!((stats.blocks_used, stats.blocks_reserved), (0, 0));
+        assert!(self.removals.iter().all(|(_, removed)| is_removed(removed)), "an adapter is left");
     }
 
     /// In a bounded number of steps: in each, the first in scheduling order computes at least one token.
