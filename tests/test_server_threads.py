@@ -12,6 +12,8 @@ import pytest
 import penstock.server
 from api_support import make_engine, wait_until
 from penstock.server import bodies
+from penstock.server.responses import handlers
+from penstock.server.sse import json_bytes
 from support.serving import Served, post, serving
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def tokenizer_threads_held(server: Served, monkeypatch: pytest.MonkeyPatch) -> I
 def test_responses_do_not_wait_for_tokenisation(
     server: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("penstock.server.choices._MAX_INLINE", 0)
+    monkeypatch.setattr("penstock.server.choices.MAX_INLINE", 0)
     with tokenizer_threads_held(server, monkeypatch):
         assert server.ask(path, body)[0] == 200
 
@@ -105,3 +107,18 @@ def test_waiting_tokenisations_have_a_bound(server: Served, monkeypatch: pytest.
         status, answer, headers = server.ask("/tokenize", {"prompt": "Hi"})
         assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
     assert server.ask("/tokenize", {"prompt": "Hi"})[0] == 200
+
+
+def test_large_responses_are_made_in_a_thread(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def encoded(value: object) -> bytes:
+        threads.append(threading.current_thread().name)
+        return json_bytes(value)
+
+    monkeypatch.setattr(handlers, "json_bytes", encoded)
+    body = {"input": "Hi", "max_output_tokens": 4, "top_logprobs": 2, "store": False}
+    for limit in (1000, 0):
+        monkeypatch.setattr(handlers, "MAX_INLINE", limit)
+        assert server.ask("/v1/responses", body)[0] == 200
+    assert ["AnyIO worker" in name for name in threads] == [False, True]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import Generation, State
 
-__all__ = ["answer_of", "in_response_thread", "num_logprobs", "send_choices"]
+__all__ = ["MAX_INLINE", "answer_of", "in_response_thread", "num_logprobs", "send_choices"]
 
 #: The number of log probabilities that the event loop makes: about a millisecond's work.
-_MAX_INLINE = 1000
+MAX_INLINE = 1000
 _MAX_BYTES = 256 << 20
 
 Arguments = ParamSpec("Arguments")
@@ -67,7 +67,7 @@ async def send_choices(
                 raise ApiError(400, message, param="logprobs")
         return json_bytes(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
 
-    body = encode() if size <= _MAX_INLINE else await in_response_thread(state, encode)
+    body = encode() if size <= MAX_INLINE else await in_response_thread(state, encode)
     await exchange.send_bytes(body, "application/json")
 
 

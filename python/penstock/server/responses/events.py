@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from penstock.server.events import Events, split_calls
 from penstock.server.logprobs import Tokens
 from penstock.server.responses.output import OutputItem, is_complete, text_logprobs, usage_of
@@ -30,12 +32,10 @@ _END = b"}\n\n"
 class ResponseEvents(Events):
     """Makes the events of one response. Deltas without log probabilities are made of constant parts.
 
-    `keep` is called with the response object when it has all output.
+    `keep` is called with the status and the text of the response object when it has all output.
     """
 
-    def __init__(
-        self, answer: Answer, engine: penstock.Engine, keep: Callable[[dict[str, Any]], None]
-    ) -> None:
+    def __init__(self, answer: Answer, engine: penstock.Engine, keep: Callable[[str, bytes], None]) -> None:
         self._answer = answer
         self._keep = keep
         self._tokens = Tokens(engine)
@@ -79,8 +79,9 @@ class ResponseEvents(Events):
         """The event of the complete response object."""
         usage = usage_of(requests[0].usage, self._num_reasoning_tokens)
         response = self._answer.ended(self._finish_reason, self._output, usage)
-        self._keep(response)
-        return self._event(f"response.{response['status']}", response=response)
+        status, body = response["status"], json_bytes(response)
+        self._keep(status, body)
+        return self._event(f"response.{status}", response=msgspec.Raw(body))
 
     def error(self, error: ApiError) -> bytes:
         """The events of an error, which end the stream."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import penstock
-from penstock.server.choices import in_response_thread
+from penstock.server.choices import MAX_INLINE, in_response_thread, num_logprobs
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import template_options
@@ -62,20 +62,19 @@ async def create_response(state: State, exchange: Exchange) -> None:
         is_stored = request.store and state.settings.store_responses
         answer = Answer(generation, request, is_stored=is_stored)
 
-        def keep(response: dict[str, Any]) -> None:
-            if is_stored and response["status"] != "failed":
-                own = _input(response["id"], fields["input"])
-                stored = Stored(json_bytes(response), (*context, *own))
-                state.responses.add(exchange.key, response["id"], stored)
+        def keep(status: str, body: bytes) -> None:
+            if is_stored and status != "failed":
+                stored = Stored(body, (*context, *_input(answer.id, fields["input"])))
+                state.responses.add(exchange.key, answer.id, stored)
 
         if request.stream:
             events = ResponseEvents(answer, generation.model.engine, keep)
             await stream(state, generation, events, exchange)
             return
         results = await generate(state, generation, exchange)
-    response = await _response(state, generation, answer, results[0])
-    keep(response)
-    await exchange.send_json(response)
+    status, body = await _response(state, generation, answer, results[0])
+    keep(status, body)
+    await exchange.send_bytes(body, "application/json")
 
 
 def _call(state: State, request: ResponsesRequest, fields: dict[str, Any], context: Sequence[bytes]) -> Call:
@@ -108,13 +107,20 @@ def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.Sampl
 
 async def _response(
     state: State, generation: Generation, answer: Answer, result: penstock.Result
-) -> dict[str, Any]:
-    num_reasoning_tokens = 0
-    if result.reasoning:
-        encode = generation.model.engine.encode
-        token_ids = await in_response_thread(state, encode, result.reasoning, add_special_tokens=False)
-        num_reasoning_tokens = len(token_ids)
-    return answer.of(result, num_reasoning_tokens)
+) -> tuple[str, bytes]:
+    """The status and the text of a response; with reasoning or many log probabilities, made in a thread."""
+
+    def make() -> tuple[str, bytes]:
+        num_reasoning_tokens = 0
+        if result.reasoning:
+            encode = generation.model.engine.encode
+            num_reasoning_tokens = len(encode(result.reasoning, add_special_tokens=False))
+        response = answer.of(result, num_reasoning_tokens)
+        return response["status"], json_bytes(response)
+
+    if result.reasoning or num_logprobs(generation.call.params, [result]) > MAX_INLINE:
+        return await in_response_thread(state, make)
+    return make()
 
 
 def _input(response_id: str, given: str | list[dict[str, Any]]) -> list[bytes]:
