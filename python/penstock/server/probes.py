@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,35 +26,45 @@ _PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, priority=-(2**3
 _MAX_AGE = 1.0
 
 
+class _Run:
+    """One generated token; without a result if the task that ran it was cancelled."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.result: dict[str, Any] | None = None
+
+
 class Probe:
     """Generates a token to see whether a model works. Probes at the same time share one request."""
 
     def __init__(self) -> None:
-        self._running: anyio.Event | None = None
+        self._running: _Run | None = None
         self._end = -math.inf
         self._result: dict[str, Any] = {}
 
     async def run(self, engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
         """The state of the model, with the time for the token."""
-        while self._running is not None:
-            await self._running.wait()
-        if anyio.current_time() - self._end >= _MAX_AGE:
-            self._running = anyio.Event()
+        while (running := self._running) is not None:
+            await running.ended.wait()
+            if running.result is not None:
+                return running.result
+        if time.monotonic() - self._end >= _MAX_AGE:
+            running = self._running = _Run()
             try:
-                self._result = await _generate(engine, timeout)
-                self._end = anyio.current_time()
+                self._result = running.result = await _generate(engine, timeout)
+                self._end = time.monotonic()
             finally:
-                self._running.set()
                 self._running = None
+                running.ended.set()
         return self._result
 
 
 async def _generate(engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
-    begin = anyio.current_time()
+    begin = time.perf_counter()  # the clock of an event loop can be as coarse as a millisecond
     try:
         with anyio.move_on_after(timeout):
             await engine.generate([0], _PARAMS)
-            return {"status": "ok", "probe_seconds": round(anyio.current_time() - begin, 4)}
+            return {"status": "ok", "probe_seconds": round(time.perf_counter() - begin, 6)}
     except penstock.OverloadedError:
         return {"status": "ok"}  # its steps end, as `state_of` has seen
     except penstock.PenstockError as error:
