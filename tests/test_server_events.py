@@ -50,7 +50,7 @@ def events_of(engine: penstock.Engine, api: str) -> Events:
         fields = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         return MessageEvents(generation, converted(fields, MessagesRequest))
     request = converted({"input": "a"}, ResponsesRequest)
-    return ResponseEvents(Answer(generation, request, is_stored=False), engine, lambda _response: None)
+    return ResponseEvents(Answer(generation, request, is_stored=False), engine, lambda _status, _body: None)
 
 
 @pytest.mark.parametrize(
