@@ -72,7 +72,7 @@ requestAnimationFrame(note);
 
 
 class Paced:
-    """The server, whose chats are answered with text of a given rate."""
+    """The server; it answers chats with text at a given rate."""
 
     def __init__(self, application: Any, rate: float, seconds: float) -> None:
         self._application = application

@@ -128,7 +128,7 @@ class Client:
         writer.close()
 
     async def disconnect(self) -> None:
-        """A request whose client goes away, politely or not."""
+        """A request; its client closes the connection, or resets it."""
         path, body = self.body(stream=self.happens(0.5))
         data = request(path, {**body, "max_tokens": 400})
         _, writer = await self.open(data[: self.chance.choice([10, len(data) - 5, len(data), len(data)])])

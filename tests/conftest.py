@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
     from support.serving import Served
 
@@ -72,6 +72,15 @@ def chat_server(chat_engine: penstock.Engine) -> Iterator[Served]:
 
     with serving(penstock.server.app({"demo": chat_engine})) as server:
         yield server
+
+
+@pytest.fixture
+def page(browser: Browser, chat_server: Served) -> Iterator[Page]:
+    """The chat page of `chat_server`, open in a context of its own."""
+    from support.chat_page import opened
+
+    with opened(browser, chat_server) as page:
+        yield page
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

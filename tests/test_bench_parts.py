@@ -7,10 +7,10 @@ import itertools
 import json
 import math
 import random
-import time
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -42,7 +42,7 @@ class FakeClock(Clock):
 
     async def sleep_until(self, moment: float) -> None:
         """Set the time, after other tasks have run."""
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         self.time = max(self.time, moment + self.late)
 
 
@@ -142,13 +142,15 @@ def test_no_request_starts_after_the_duration(load: dict[str, Any]) -> None:
 
 def test_lag_of_a_blocked_event_loop_is_measured() -> None:
     async def block() -> float:
-        async with watching() as watch:
-            await asyncio.sleep(0)  # the ticks begin
-            time.sleep(0.2)  # noqa: ASYNC251 - blocks the event loop
-            await asyncio.sleep(0.02)
+        clock = FakeClock()
+        async with watching(clock.now) as watch:
+            for time in (100.0, 100.2):  # the loop is blocked during the second wait
+                clock.time, count = time, len(watch.lags)
+                while len(watch.lags) == count:
+                    await anyio.lowlevel.checkpoint()
         return max(watch.lags)
 
-    assert asyncio.run(block()) > 0.15
+    assert asyncio.run(block()) == pytest.approx(0.2 - 0.01)
 
 
 # ---- numbers

@@ -31,18 +31,10 @@ from support.chat_page import (
 from support.serving import Served, at_rest, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from playwright.sync_api import Browser, Page
 
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def page(browser: Browser, chat_server: Served) -> Iterator[Page]:
-    with opened(browser, chat_server) as page:
-        yield page
 
 
 # ---- questions and answers

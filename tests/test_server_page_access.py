@@ -25,18 +25,10 @@ from support.chat_page import (
 from support.serving import Served, held, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from playwright.sync_api import Browser, Page
 
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def page(browser: Browser, chat_server: Served) -> Iterator[Page]:
-    with opened(browser, chat_server) as page:
-        yield page
 
 
 def test_everything_works_by_keyboard(page: Page, chat_engine: penstock.Engine) -> None:

@@ -29,19 +29,12 @@ from support.chat_page import (
 from support.serving import Served, at_rest, post, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from playwright.sync_api import Browser, Page
 
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def page(browser: Browser, chat_server: Served) -> Iterator[Page]:
-    with opened(browser, chat_server) as page:
-        yield page
 
 
 def test_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, chat_engine: penstock.Engine) -> None:

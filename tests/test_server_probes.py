@@ -1,4 +1,4 @@
-"""`/health?deep=1`: a token shows that a model works, whatever else the server does."""
+"""`/health?deep=1`: a token shows that a model works, also under load."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
@@ -78,7 +79,7 @@ async def _served(parser: str, pieces: list[bytes]) -> tuple[list[tuple[str, byt
     for piece in pieces:
         protocol.data_received(piece)
         for _ in range(20):  # turns of the loop, in which requests are answered
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     protocol.connection_lost(None)
     return received, transport
 

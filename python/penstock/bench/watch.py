@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 __all__ = ["Watch", "watching"]
 
@@ -35,15 +35,15 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching() -> AsyncIterator[Watch]:
-    """Measure until the block is left."""
+async def watching(now: Callable[[], float] = time.perf_counter) -> AsyncIterator[Watch]:
+    """Measure until the block is left; `now` is the clock of the lags."""
     watch = Watch()
 
     async def tick() -> None:
         while True:
-            before = time.perf_counter()
+            before = now()
             await asyncio.sleep(_INTERVAL)
-            watch.lags.append(max(time.perf_counter() - before - _INTERVAL, 0.0))
+            watch.lags.append(max(now() - before - _INTERVAL, 0.0))
 
     task = asyncio.create_task(tick())
     try:

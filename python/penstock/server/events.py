@@ -24,7 +24,7 @@ def split_calls(
 ) -> tuple[Sequence[penstock.ToolCallDelta], Sequence[penstock.ToolCallDelta]]:
     """The deltas that continue a call of an earlier chunk, and the others.
 
-    For APIs whose parts have an order: the content of a chunk with several tokens follows the first ones.
+    For APIs with ordered parts: the content of a chunk with several tokens follows the first ones.
     """
     calls = chunk.tool_calls
     begin = next((index for index, call in enumerate(calls) if call.id is not None), len(calls))

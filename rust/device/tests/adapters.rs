@@ -1,4 +1,4 @@
-//! Adapters on the CPU: rows get the updates of their adapter, whatever else is loaded, moved or freed.
+//! Adapters on the CPU: rows get the updates of their adapter, also after others were loaded, moved or freed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -82,7 +82,7 @@ impl Device {
         assert_eq!(cpu.memory().in_use - before, cpu.adapters_bytes(&spec, &STEP), "as announced");
         let part = |source| MatrixPart { source, format: Dtype::F32.into() };
         let weight = cpu.load_matrix(&[part(&Table(ROWS, COLUMNS))]).unwrap();
-        // The rows of x are those of a table, through a norm whose weights are 1.
+        // The rows of x are those of a table, after a norm with weights of 1.
         let table = cpu.load_matrix(&[part(&Table(50, COLUMNS))]).unwrap();
         let (mut rows, norm) =
             (cpu.allocate(TOKENS * COLUMNS).unwrap(), cpu.load_vector(&[1.0; COLUMNS]).unwrap());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! update  [rows of A][B]
-//! A       a panel per row whose lanes are columns, so a low rank is not padded; `generic/low_rank.rs` has its product
+//! A       a panel for each row, with columns as lanes, so a low rank is not padded; `generic/low_rank.rs` has its product
 //! B       a matrix in panels
 //! ```
 //!

@@ -17,7 +17,7 @@
 //! memory; there is no lock. Regions are not freed on drop, because that would need a reference from each region to its arena;
 //! a region that is dropped without being freed stays in use, under its name, until the arena is dropped.
 //!
-//! Freeing, fences and growth are for devices and for adapters; the CPU backend only allocates.
+//! Freeing, fences and growth are for devices; the CPU backend only allocates. Its adapters share one region.
 //!
 //! Device memory uses the same arena over another slab, with [`Region::offset`] instead of slices.
 

@@ -1,7 +1,7 @@
 //! The adapters of an engine: those that are registered, those on the device, and those in use.
 //!
 //! An adapter is pinned while a sequence with it has a slot. It stays on the device afterwards until its room is
-//! needed; then the one whose last use is longest ago goes first. The device makes the changes in plan order, before
+//! needed; then the least recently used one goes first. The device makes the changes in plan order, before
 //! the rows of the plan: so a row always finds its adapter, and never another one in its place.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::limits::Limits;
 use crate::request::AdapterId;
 use crate::step::AdapterChange;
 
-/// The most waiting sequences that overtake one whose adapter has no room, for each slot.
+/// The most waiting sequences, for each slot, that overtake one without room for its adapter.
 const OVERTAKES: usize = 4;
 
 /// All adapters.
@@ -208,7 +208,7 @@ impl Adapters {
         changes.append(&mut self.changes);
     }
 
-    /// Whether another sequence may overtake one whose adapter has no room.
+    /// Whether another sequence may overtake one without room for its adapter.
     pub(super) fn may_overtake(&self) -> bool {
         self.num_overtakes < self.max_overtakes
     }

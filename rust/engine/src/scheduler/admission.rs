@@ -12,8 +12,8 @@
 //! The adapter of an admitted sequence is loaded by the next plan. If all adapters that are loaded are in use, so that
 //! the next sequence's finds no room, others overtake it, a bounded number of times: no adapter keeps another one out.
 //!
-//! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any priority, whose consumers do
-//! not read, and then those of lower priority. They are not ended for that; they wait like every preempted sequence. A
+//! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any
+//! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they wait like every preempted sequence. A
 //! sequence whose consumer has not read since it was preempted is paused instead of admitted.
 
 use std::collections::BTreeSet;

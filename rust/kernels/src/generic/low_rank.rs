@@ -4,9 +4,9 @@
 //! out[t][j] = scale * sum over k of x[t][k] * a[j][k]
 //! ```
 //!
-//! A row of A is a panel whose lanes are consecutive columns, so its length is not padded to 16 rows. The sum is 16
-//! chains, `fma(x[t][16 i + lane], a[j][16 i + lane], .)` for ascending i, whose sum has the order of
-//! [`Simd::sum`], times the scale. Tiles and the share of a worker do not affect it.
+//! A row of A is a panel with consecutive columns as lanes, so the rank is not padded to 16. The sum is 16 chains,
+//! `fma(x[t][16 i + lane], a[j][16 i + lane], .)` for ascending i; they are added in the order of [`Simd::sum`], then
+//! multiplied by the scale. Tiles and the share of a worker do not affect it.
 
 use std::ops::Range;
 
