@@ -18,8 +18,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::Sender;
-
 use crate::limits::Limits;
 use crate::mailbox::{Attention, Gate};
 use crate::message::{AdapterError, Message, NewAdapter, Outbox, Start};
@@ -156,7 +154,7 @@ impl EngineCore {
     }
 
     fn load_adapter(&mut self, adapter: NewAdapter) {
-        let NewAdapter { id, weights, bytes, answer } = adapter;
+        let NewAdapter { id, weights, bytes, usage, answer } = adapter;
         let (limit, all) = (self.limits.max_registered_adapters, self.limits.adapter_bytes);
         let refused = if self.is_stopped {
             Some(AdapterError::Stopped(self.gate.cause()))
@@ -166,12 +164,12 @@ impl EngineCore {
             (bytes > all).then_some(AdapterError::TooLarge { bytes, limit: all })
         };
         if refused.is_none() {
-            self.scheduler.register_adapter(id, weights, bytes);
+            self.scheduler.register_adapter(id, weights, bytes, usage);
         }
         let _ = answer.send(refused.map_or(Ok(()), Err)); // the caller may have gone
     }
 
-    fn unload_adapter(&mut self, id: AdapterId, reason: Option<String>, done: Sender<()>, now: Instant) {
+    fn unload_adapter(&mut self, id: AdapterId, reason: Option<String>, done: Box<dyn Send>, now: Instant) {
         self.scheduler.close_adapter(id, done);
         if let Some(reason) = reason {
             while let Some(sequence) = self.scheduler.pop_with_adapter(id, now) {

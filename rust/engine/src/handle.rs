@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
 use penstock_types::{FieldError, PackedAdapter};
 
 use crate::actor;
@@ -21,10 +20,10 @@ use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{AdapterError, Outbox, Start};
 use crate::output_budget::{OutputBudget, Reservation};
-use crate::port::Port;
+use crate::port::{Port, RingOnDrop};
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
-use crate::request::{AdapterId, CachedTokens, Event, Overload, Request, RequestId, StopCause};
+use crate::request::{AdapterId, AdapterUse, CachedTokens, Event, Overload, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
@@ -239,20 +238,25 @@ impl Engine {
 
     /// Registers an adapter that takes `bytes` on the device, and returns its id, which requests name. It is loaded by
     /// the first step that needs it.
-    pub fn load_adapter(&self, weights: Arc<PackedAdapter>, bytes: u64) -> Result<AdapterId, AdapterError> {
+    pub fn load_adapter(
+        &self,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+    ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
         self.process.check().map_err(AdapterError::Stopped)?;
         // Relaxed: ids need only be distinct.
         let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
-        self.inner.letterbox.load_adapter(id, weights, bytes)?;
-        Ok(id)
+        let usage = Arc::default();
+        self.inner.letterbox.load_adapter(id, weights, bytes, Arc::clone(&usage))?;
+        Ok((id, usage))
     }
 
     /// Removes an adapter: requests with it that are started after this returns are rejected. Those that are open end
-    /// as failed, for this reason, or without one continue. The receiver is disconnected when the last has ended.
-    pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>) -> Receiver<()> {
-        match self.process.check() {
-            Ok(()) => self.inner.letterbox.unload_adapter(id, reason),
-            Err(_) => crossbeam_channel::bounded(0).1, // disconnected
+    /// as failed, for this reason, or without one continue. Rings the bell of `port` when the last has ended.
+    pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>, port: Option<&Port>) {
+        let removed = Box::new(port.map(|port| RingOnDrop(port.bell())));
+        if self.process.is_current() {
+            self.inner.letterbox.unload_adapter(id, reason, removed);
         }
     }
 

@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{AdapterError, Message, NewAdapter, Start};
-use crate::request::{AdapterId, Rejection, StopCause};
+use crate::request::{AdapterId, AdapterUse, Rejection, StopCause};
 use crate::sequence::SchedulingKey;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
@@ -250,19 +250,17 @@ impl Letterbox {
         id: AdapterId,
         weights: Arc<PackedAdapter>,
         bytes: u64,
+        usage: Arc<AdapterUse>,
     ) -> Result<(), AdapterError> {
         let (answer, answered) = bounded(1);
         // Without an engine, the message and its sender are dropped.
-        let _ = self.messages.send(Message::LoadAdapter(NewAdapter { id, weights, bytes, answer }));
+        let _ = self.messages.send(Message::LoadAdapter(NewAdapter { id, weights, bytes, usage, answer }));
         answered.recv().unwrap_or_else(|_| Err(AdapterError::Stopped(self.gate.cause())))
     }
 
-    /// Removes an adapter; the receiver is disconnected when its last request has ended. May wait, as
-    /// `reset_prefix_cache`.
-    pub(crate) fn unload_adapter(&self, id: AdapterId, reason: Option<String>) -> Receiver<()> {
-        let (done, removed) = bounded(0);
+    /// Removes an adapter; `done` is dropped when its last request has ended. May wait, as `reset_prefix_cache`.
+    pub(crate) fn unload_adapter(&self, id: AdapterId, reason: Option<String>, done: Box<dyn Send>) {
         let _ = self.messages.send(Message::UnloadAdapter(id, reason, done));
-        removed
     }
 
     /// Stops the engine once it is drained. Comes after every start that was sent before. May wait, as

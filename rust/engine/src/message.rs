@@ -10,7 +10,7 @@ use penstock_types::PackedAdapter;
 
 use crate::executor::StepDone;
 use crate::port::Bell;
-use crate::request::{AdapterId, Finish, Rejection, Request, RequestId, StopCause};
+use crate::request::{AdapterId, AdapterUse, Finish, Rejection, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, Writer};
 
 pub enum Message {
@@ -23,9 +23,9 @@ pub enum Message {
     StepDone(StepDone),
     /// Register an adapter; the answer says whether there was room.
     LoadAdapter(NewAdapter),
-    /// Take no more requests with an adapter, and end those that there are with this reason, if there is one. The sender
+    /// Take no more requests with an adapter, and end those that there are with this reason, if there is one. The value
     /// is dropped when the last has ended.
-    UnloadAdapter(AdapterId, Option<String>, Sender<()>),
+    UnloadAdapter(AdapterId, Option<String>, Box<dyn Send>),
     /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
     /// no longer shared.
     ResetPrefixCache(Option<Arc<str>>),
@@ -41,6 +41,7 @@ pub struct NewAdapter {
     pub weights: Arc<PackedAdapter>,
     /// Bytes that it takes on the device.
     pub bytes: u64,
+    pub usage: Arc<AdapterUse>,
     pub answer: Sender<Result<(), AdapterError>>,
 }
 

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
@@ -308,6 +309,38 @@ pub enum Overload {
     Waiting,
     /// `max_unfinished`
     Unfinished,
+}
+
+/// The use of an adapter at the moment. The engine thread writes it; any thread can read it.
+#[derive(Debug, Default)]
+pub struct AdapterUse {
+    num_running: AtomicUsize,
+    num_waiting: AtomicUsize,
+    is_on_device: AtomicBool,
+}
+
+// Relaxed: the numbers are independent, and nothing else is read because of them.
+impl AdapterUse {
+    /// Sequences with the adapter that have a slot.
+    pub fn num_running(&self) -> usize {
+        self.num_running.load(Ordering::Relaxed)
+    }
+
+    /// Sequences with the adapter that wait for a slot.
+    pub fn num_waiting(&self) -> usize {
+        self.num_waiting.load(Ordering::Relaxed)
+    }
+
+    /// Whether the adapter is on the device, from the next step on.
+    pub fn is_on_device(&self) -> bool {
+        self.is_on_device.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, num_running: usize, num_waiting: usize, is_on_device: bool) {
+        self.num_running.store(num_running, Ordering::Relaxed);
+        self.num_waiting.store(num_waiting, Ordering::Relaxed);
+        self.is_on_device.store(is_on_device, Ordering::Relaxed);
+    }
 }
 
 impl fmt::Display for AdapterId {

@@ -25,6 +25,15 @@ pub struct Bell {
     inner: Arc<Inner>,
 }
 
+/// Rings a bell when it is dropped.
+pub struct RingOnDrop(pub Bell);
+
+impl Drop for RingOnDrop {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
 struct Inner {
     kind: BellKind,
     /// The requests with events that were pushed since they were last taken off the list, each once.

@@ -20,5 +20,5 @@ mod condvar;
 mod descriptor;
 mod ringer;
 
-pub use bell::{Bell, Port};
+pub use bell::{Bell, Port, RingOnDrop};
 pub use ringer::{PortIndex, Ringer};

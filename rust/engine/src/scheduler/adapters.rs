@@ -7,11 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crossbeam_channel::Sender;
 use penstock_types::PackedAdapter;
 
 use crate::limits::Limits;
-use crate::request::AdapterId;
+use crate::request::{AdapterId, AdapterUse};
 use crate::step::AdapterChange;
 
 /// The most waiting sequences, for each slot, that overtake one without room for its adapter.
@@ -48,8 +47,18 @@ struct Entry {
     /// Sequences that have a slot.
     num_running: usize,
     last_use: u64,
+    /// For other threads.
+    usage: Arc<AdapterUse>,
     /// Dropped when the last sequence has ended; set if it takes no more sequences.
-    closing: Option<Vec<Sender<()>>>,
+    closing: Option<Vec<Box<dyn Send>>>,
+}
+
+impl Entry {
+    /// Reports the numbers to other threads. Called after each change.
+    fn publish(&self) {
+        let num_waiting = self.num_sequences - self.num_running;
+        self.usage.set(self.num_running, num_waiting, self.number.is_some());
+    }
 }
 
 impl Adapters {
@@ -70,7 +79,13 @@ impl Adapters {
     }
 
     /// Registers an adapter that takes `bytes` on the device, at most all that there are for adapters.
-    pub(super) fn register(&mut self, id: AdapterId, weights: Arc<PackedAdapter>, bytes: u64) {
+    pub(super) fn register(
+        &mut self,
+        id: AdapterId,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+        usage: Arc<AdapterUse>,
+    ) {
         assert!(self.max_loaded > 0 && bytes <= self.max_bytes, "{id} never fits; this is a bug");
         let entry = Entry {
             weights,
@@ -79,6 +94,7 @@ impl Adapters {
             num_sequences: 0,
             num_running: 0,
             last_use: 0,
+            usage,
             closing: None,
         };
         let former = self.entries.insert(id, entry);
@@ -101,7 +117,7 @@ impl Adapters {
 
     /// Takes no more sequences with an adapter, and removes it when those that there are have ended; `done` is dropped
     /// then.
-    pub(super) fn close(&mut self, id: AdapterId, done: Sender<()>) {
+    pub(super) fn close(&mut self, id: AdapterId, done: Box<dyn Send>) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.closing.get_or_insert_default().push(done);
             self.remove_if_unused(id);
@@ -110,12 +126,16 @@ impl Adapters {
 
     /// A sequence was added.
     pub(super) fn add_sequence(&mut self, id: AdapterId) {
-        self.entry(id).num_sequences += 1;
+        let entry = self.entry(id);
+        entry.num_sequences += 1;
+        entry.publish();
     }
 
     /// A sequence without a slot has ended.
     pub(super) fn remove_sequence(&mut self, id: AdapterId) {
-        self.entry(id).num_sequences -= 1;
+        let entry = self.entry(id);
+        entry.num_sequences -= 1;
+        entry.publish();
         self.remove_if_unused(id);
     }
 
@@ -151,6 +171,7 @@ impl Adapters {
         let entry = self.entry(id);
         entry.last_use = now;
         entry.num_running += 1;
+        entry.publish();
         if entry.num_running == 1 {
             let bytes = entry.bytes;
             self.num_pinned += 1;
@@ -162,6 +183,7 @@ impl Adapters {
     pub(super) fn unpin(&mut self, id: AdapterId) {
         let entry = self.entry(id);
         entry.num_running -= 1;
+        entry.publish();
         if entry.num_running == 0 {
             let bytes = entry.bytes;
             self.num_pinned -= 1;
@@ -184,7 +206,9 @@ impl Adapters {
             self.unload(oldest.expect("there is room for the adapter; this is a bug"));
         }
         let number = self.free_numbers.pop().expect("there is a number; this is a bug");
-        self.entry(id).number = Some(number);
+        let entry = self.entry(id);
+        entry.number = Some(number);
+        entry.publish();
         self.bytes += bytes;
         self.changes.push(AdapterChange::Load { number, weights });
     }
@@ -193,6 +217,7 @@ impl Adapters {
         let entry = self.entry(id);
         let bytes = entry.bytes;
         if let Some(number) = entry.number.take() {
+            entry.publish();
             self.bytes -= bytes;
             self.free_numbers.push(number);
             self.changes.push(AdapterChange::Unload { number });

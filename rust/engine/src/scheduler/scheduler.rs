@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::Sender;
 use penstock_types::{PackedAdapter, PreemptionMode, PreemptionVictim};
 
 use super::adapters::Adapters;
@@ -14,7 +13,7 @@ use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{AdapterId, FinishReason, Overload, Rejection};
+use crate::request::{AdapterId, AdapterUse, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -371,12 +370,18 @@ impl Scheduler {
     }
 
     /// Registers an adapter; it is loaded when a sequence with it gets a slot.
-    pub(crate) fn register_adapter(&mut self, id: AdapterId, weights: Arc<PackedAdapter>, bytes: u64) {
-        self.adapters.register(id, weights, bytes);
+    pub(crate) fn register_adapter(
+        &mut self,
+        id: AdapterId,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+        usage: Arc<AdapterUse>,
+    ) {
+        self.adapters.register(id, weights, bytes, usage);
     }
 
     /// Takes no more sequences with an adapter; `done` is dropped when those that there are have ended.
-    pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Sender<()>) {
+    pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Box<dyn Send>) {
         self.adapters.close(id, done);
     }
 

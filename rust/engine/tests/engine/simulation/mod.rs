@@ -355,7 +355,13 @@ impl World {
                 let (id, bytes) = (AdapterId(self.num_adapters), self.random.between(1, 6) as u64);
                 let (answer, answered) = bounded(1);
                 let weights = oracle::weights(id.0);
-                self.harness.handle(Message::LoadAdapter(NewAdapter { id, weights, bytes, answer }));
+                self.harness.handle(Message::LoadAdapter(NewAdapter {
+                    id,
+                    weights,
+                    bytes,
+                    usage: Arc::default(),
+                    answer,
+                }));
                 let limits = &self.harness.limits;
                 match answered.recv().unwrap() {
                     Ok(()) => self.adapters.push(id),
@@ -370,7 +376,7 @@ impl World {
         let (done, removed) = bounded(0);
         let reason = self.random.chance(40).then(|| UNLOADED.to_owned());
         let is_forced = reason.is_some();
-        self.harness.handle(Message::UnloadAdapter(id, reason, done));
+        self.harness.handle(Message::UnloadAdapter(id, reason, Box::new(done)));
         assert!(!is_forced || is_removed(&removed), "an adapter without requests is left");
         self.seen.removed_late += u64::from(!is_removed(&removed));
         self.removals.push((id, removed));
