@@ -195,6 +195,9 @@ pub trait Backend: Send + 'static {
     /// Bytes that [`pack_low_rank`](Self::pack_low_rank) writes; a multiple of 64.
     fn low_rank_bytes(shape: &LowRankShape) -> usize;
 
+    /// Bytes of [`AdapterSpec::bytes`] that an adapter of `packed` bytes takes.
+    fn adapter_bytes(packed: u64) -> u64;
+
     /// Packs A, `[rank, columns]`, and B, `[rows, rank]`, for [`load_adapter`](Self::load_adapter). Called from any
     /// thread.
     fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]);
@@ -259,8 +262,8 @@ pub trait Backend: Send + 'static {
         spec: &StepSpec,
     ) -> Result<Self::Adapters, DeviceError>;
 
-    /// Loads an adapter under a number below [`AdapterSpec::adapters`] that is free. It fits if the bytes of all loaded
-    /// adapters, each rounded up to a page, do.
+    /// Loads an adapter under a number below [`AdapterSpec::adapters`] that is free. It fits if the
+    /// [`adapter_bytes`](Self::adapter_bytes) of all loaded adapters do.
     fn load_adapter(
         &mut self,
         adapters: &mut Self::Adapters,

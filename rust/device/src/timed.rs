@@ -181,6 +181,10 @@ impl<B: Backend> Backend for Timed<B> {
         B::low_rank_bytes(shape)
     }
 
+    fn adapter_bytes(packed: u64) -> u64 {
+        B::adapter_bytes(packed)
+    }
+
     fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
         B::pack_low_rank(shape, a, b, out);
     }

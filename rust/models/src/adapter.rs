@@ -8,6 +8,7 @@ use crate::config::ModelConfig;
 use crate::decoder::Product;
 use crate::error::ModelError;
 use crate::fused::{DOWN, FUSED_GATE_UP, FUSED_QKV, OUTPUT};
+use crate::weights::ProgressCallback;
 
 /// A module of a layer: the rows of the product that it is, and its columns.
 struct Target {
@@ -39,30 +40,41 @@ fn targets(config: &ModelConfig) -> Vec<Target> {
     found
 }
 
-/// Bytes of an adapter of all linear layers with updates of this rank and type.
+/// Bytes that an adapter of all linear layers with updates of this rank and type takes on the device.
 pub fn adapter_bytes<B: Backend>(config: &ModelConfig, rank: usize, dtype: Dtype) -> u64 {
     let bytes = |target: &Target| {
         let shape = LowRankShape { rows: target.rows, columns: target.columns, rank, dtype };
         B::low_rank_bytes(&shape) as u64
     };
-    config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>()
+    B::adapter_bytes(config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>())
+}
+
+/// The limits of an adapter.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterLimits {
+    /// The highest rank.
+    pub rank: usize,
+    /// Bytes on the device.
+    pub bytes: u64,
 }
 
 /// Checks an adapter against the configuration of the model and packs it for a backend.
 pub fn pack_adapter<B: Backend>(
     files: &AdapterFiles,
     config: &ModelConfig,
-    max_rank: usize,
+    limits: AdapterLimits,
+    progress: ProgressCallback<'_>,
 ) -> Result<PackedAdapter, ModelError> {
     let targets = targets(config);
     let mut modules = Vec::new();
     for module in files.modules() {
         let (layer, index) = position(config, &targets, module.name)?;
-        check(&module, &targets[index], max_rank)?;
+        check(&module, &targets[index], limits.rank)?;
         modules.push((layer, index, module));
     }
     modules.sort_unstable_by_key(|(layer, index, _)| (*layer, *index));
     let mut packed = PackedAdapter::default();
+    let mut size = 0;
     for (layer, index, module) in &modules {
         let target = &targets[*index];
         let shape = LowRankShape {
@@ -71,17 +83,27 @@ pub fn pack_adapter<B: Backend>(
             rank: module.rank(),
             dtype: widest(&module.a, &module.b),
         };
-        let offset = packed.bytes.len();
-        packed.bytes.resize(offset + B::low_rank_bytes(&shape), 0);
+        let (matrix, first_row) = (target.product.matrix(*layer), target.first_row);
+        packed.updates.push(LowRankUpdate { matrix, first_row, shape, scale: module.scale, offset: size });
+        size += B::low_rank_bytes(&shape);
+    }
+    let bytes = B::adapter_bytes(size as u64);
+    if bytes > limits.bytes {
+        return Err(ModelError::AdapterSize { bytes, limit: limits.bytes });
+    }
+    let refused = |_| ModelError::AdapterMemory { bytes: size };
+    packed.bytes.try_reserve_exact(size).map_err(refused)?;
+    packed.bytes.resize(size, 0);
+    for (update, (_, _, module)) in packed.updates.iter().zip(&modules) {
+        if progress(update.offset as u64, size as u64).is_break() {
+            return Err(ModelError::Cancelled);
+        }
         let (a, b) = (values(&module.a)?, values(&module.b)?);
-        B::pack_low_rank(&shape, &a, &b, &mut packed.bytes[offset..]);
-        packed.updates.push(LowRankUpdate {
-            matrix: target.product.matrix(*layer),
-            first_row: target.first_row,
-            shape,
-            scale: module.scale,
-            offset,
-        });
+        let out = &mut packed.bytes[update.offset..][..B::low_rank_bytes(&update.shape)];
+        B::pack_low_rank(&update.shape, &a, &b, out);
+    }
+    if progress(size as u64, size as u64).is_break() {
+        return Err(ModelError::Cancelled);
     }
     Ok(packed)
 }

@@ -26,6 +26,12 @@ pub enum ModelError {
     /// A module of an adapter cannot be used.
     #[error("{module} of the adapter {problem}")]
     Adapter { module: String, problem: String },
+    /// An adapter takes more memory than there is for all adapters.
+    #[error("the adapter needs {bytes} bytes on the device; adapter_cache_bytes is {limit}")]
+    AdapterSize { bytes: u64, limit: u64 },
+    /// The system refuses the memory of an adapter.
+    #[error("the system has not {bytes} bytes of memory for the adapter")]
+    AdapterMemory { bytes: usize },
     /// A tensor cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] penstock_checkpoint::CheckpointError),

@@ -11,9 +11,10 @@ use penstock_checkpoint::{AdapterFiles, Checkpoint};
 use penstock_device::cpu::Cpu;
 use penstock_device::{AdapterRows, AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_models::{
-    Decoder, ModelConfig, ModelError, WeightFormats, Workspace, adapter_bytes, load, pack_adapter,
+    AdapterLimits, Decoder, ModelConfig, ModelError, WeightFormats, Workspace, adapter_bytes, load,
+    pack_adapter,
 };
-use penstock_types::{Dtype, HeadShape, KvDtype, Quantization, WeightType};
+use penstock_types::{Dtype, HeadShape, KvDtype, PackedAdapter, Quantization, WeightType};
 use serde_json::{Value, json};
 
 const HIDDEN: usize = 32;
@@ -33,6 +34,12 @@ const MODULES: [(&str, usize, usize); 7] = [
     ("mlp.up_proj", WIDE, HIDDEN),
     ("mlp.down_proj", HIDDEN, WIDE),
 ];
+
+/// Packs an adapter of up to this rank and any size.
+fn packed(files: &AdapterFiles, config: &ModelConfig, rank: usize) -> Result<PackedAdapter, ModelError> {
+    let limits = AdapterLimits { rank, bytes: u64::MAX };
+    pack_adapter::<Cpu>(files, config, limits, &mut |_, _| ControlFlow::Continue(()))
+}
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
@@ -177,9 +184,9 @@ impl Model {
 
     fn load(&mut self, number: u32, files: &Scratch) {
         let files = AdapterFiles::open(files.path()).unwrap();
-        let packed = pack_adapter::<Cpu>(&files, self.decoder.config(), 16).unwrap();
+        let adapter = packed(&files, self.decoder.config(), 16).unwrap();
         let adapters = self.workspace.adapters.as_mut().unwrap();
-        self.backend.load_adapter(adapters, number, &packed).unwrap();
+        self.backend.load_adapter(adapters, number, &adapter).unwrap();
     }
 
     /// The logits of prompts of the given lengths, each with an adapter or without.
@@ -278,7 +285,7 @@ fn adapters_that_do_not_fit_the_model_are_refused() {
         let files = Scratch::new(("adapter_config.json", config), ("adapter_model.safetensors", &tensors));
         let model = Model::new(&base(), &plain(), 1);
         let files = AdapterFiles::open(files.path()).unwrap();
-        pack_adapter::<Cpu>(&files, model.decoder.config(), 8).map(|_| ())
+        packed(&files, model.decoder.config(), 8).map(|_| ())
     };
     let q = "model.layers.0.self_attn.q_proj";
     assert!(open(q, [2, HIDDEN], [HIDDEN, 2], 1.0).is_ok());
@@ -306,8 +313,9 @@ fn bytes_of_an_adapter_are_those_of_its_modules() {
     let (files, _) = adapter(1, |_, _| 8);
     let model = Model::new(&base(), &plain(), 1);
     let files = AdapterFiles::open(files.path()).unwrap();
-    let packed = pack_adapter::<Cpu>(&files, model.decoder.config(), 8).unwrap();
-    assert_eq!(packed.bytes.len() as u64, adapter_bytes::<Cpu>(model.decoder.config(), 8, Dtype::F32));
+    let adapter = packed(&files, model.decoder.config(), 8).unwrap();
+    let bytes = <Cpu as Backend>::adapter_bytes(adapter.bytes.len() as u64);
+    assert_eq!(bytes, adapter_bytes::<Cpu>(model.decoder.config(), 8, Dtype::F32));
     let floats: usize = MODULES.iter().map(|(_, rows, columns)| 8 * (rows + columns)).sum();
-    assert_eq!(packed.bytes.len(), LAYERS * floats * 4);
+    assert_eq!(adapter.bytes.len(), LAYERS * floats * 4);
 }

@@ -60,6 +60,7 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 /// The ranks and scales of an adapter.
 pub(super) struct AdapterConfig {
+    pub base_model: Option<String>,
     rank: usize,
     alpha: f64,
     is_rank_stabilised: bool,
@@ -87,7 +88,9 @@ impl AdapterConfig {
         let alphas =
             reader.patterns("alpha_pattern", alpha_pattern, |name, value| reader.alpha(name, Some(value)))?;
         let is_rank_stabilised = reader.0.bool("use_rslora")?.unwrap_or(false);
-        Ok(Self { rank, alpha, is_rank_stabilised, ranks, alphas })
+        let base_model = reader.0.get("base_model_name_or_path").and_then(Value::as_str);
+        let base_model = base_model.map(shown);
+        Ok(Self { base_model, rank, alpha, is_rank_stabilised, ranks, alphas })
     }
 
     /// The rank of a module's update.

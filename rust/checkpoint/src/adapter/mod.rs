@@ -25,6 +25,7 @@ const PICKLED: &str = "adapter_model.bin";
 /// An adapter. The weights are memory-mapped.
 pub struct AdapterFiles {
     path: PathBuf,
+    base_model: Option<String>,
     files: Vec<MappedFile>,
     modules: BTreeMap<String, Module>,
 }
@@ -83,12 +84,18 @@ impl AdapterFiles {
             Ok((name, module))
         });
         let modules = modules.collect::<Result<_, CheckpointError>>()?;
-        Ok(Self { path: path.to_owned(), files: vec![file], modules })
+        let base_model = config.base_model;
+        Ok(Self { path: path.to_owned(), base_model, files: vec![file], modules })
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The model for which the adapter was trained, as the configuration names it.
+    pub fn base_model(&self) -> Option<&str> {
+        self.base_model.as_deref()
     }
 
     /// The updates, in the order of their names.

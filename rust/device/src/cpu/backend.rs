@@ -181,6 +181,10 @@ impl Backend for Cpu {
         low_rank_bytes(shape)
     }
 
+    fn adapter_bytes(packed: u64) -> u64 {
+        packed.next_multiple_of(PAGE as u64)
+    }
+
     fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
         pack_low_rank(shape, a, b, out);
     }

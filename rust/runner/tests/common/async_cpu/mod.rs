@@ -161,6 +161,10 @@ impl Backend for AsyncCpu {
         Cpu::low_rank_bytes(shape)
     }
 
+    fn adapter_bytes(packed: u64) -> u64 {
+        Cpu::adapter_bytes(packed)
+    }
+
     fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
         Cpu::pack_low_rank(shape, a, b, out);
     }
