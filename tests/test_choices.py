@@ -72,6 +72,7 @@ async def test_result_fields_are_those_of_its_first_choice(engine: penstock.Engi
             prompt_token_ids=(),
             prompt_logprobs=None,
             prompt_top_logprobs=None,
+            adapter=None,
             usage=result.usage,
             timings=result.timings,
         ).text

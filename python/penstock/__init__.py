@@ -15,6 +15,7 @@ from penstock import _interpreter as _interpreter  # first: it refuses sub-inter
 from penstock import demo
 from penstock._convert import convert
 from penstock._core import (
+    Adapter,
     Choice,
     Chunk,
     EngineConfig,
@@ -44,6 +45,10 @@ from penstock.batch import Batch, BatchChunk, BatchItem, BatchStream, BlockingBa
 from penstock.blocking import Blocking
 from penstock.engine import Engine
 from penstock.errors import (
+    AdapterConflictError,
+    AdapterLimitError,
+    AdapterLoadError,
+    AdapterNotFoundError,
     ConfigError,
     EngineStoppedError,
     GenerationError,
@@ -58,6 +63,11 @@ from penstock.request import BlockingRequest, BlockingStream, Request, Stream
 from penstock.tokenizer import Tokenizer
 
 __all__ = [
+    "Adapter",
+    "AdapterConflictError",
+    "AdapterLimitError",
+    "AdapterLoadError",
+    "AdapterNotFoundError",
     "Batch",
     "BatchChunk",
     "BatchItem",

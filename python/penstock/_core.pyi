@@ -161,6 +161,22 @@ class EngineConfig:
       newest. Not allowed when `preemption_mode` is not interrupt: no request is interrupted. Range:
       `"newest"`, `"longest"`. Default: `"newest"`.
 
+    LoRA adapters:
+
+    - `max_adapters`: Maximum number of adapters on the device, and so in a step; 0 disables adapters. See
+      `Engine.load_adapter`. Adapters that are not in use make room for others that requests name. Range: 0
+      to 1024. Default: 0.
+    - `max_adapter_rank`: Maximum rank of an adapter's matrices. Determines the size of a buffer; an
+      adapter takes the memory of its own ranks. Not allowed when `max_adapters` is 0: there are no
+      adapters. Range: 1 to 1024. Default: 64.
+    - `adapter_cache_bytes`: Memory for the adapters on the device in bytes. Not allowed when
+      `max_adapters` is 0: there are no adapters. Range: 1 to 2**63 - 1. Default: room for `max_adapters`
+      adapters of rank 16, or for one of `max_adapter_rank`.
+    - `max_cpu_adapters`: Maximum number of loaded adapters, of which `max_adapters` are on the device. All
+      loaded adapters are kept in host memory, which is not part of `memory_ratio`. At least
+      `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters. Range: 1 to 65536.
+      Default: `max_adapters`.
+
     Text:
 
     - `tokenizer`: Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
@@ -213,6 +229,10 @@ class EngineConfig:
         host_cache_blocks: int | None = None,
         preemption_mode: Literal["recompute", "swap", "interrupt"] | None = "recompute",
         preemption_victim: Literal["newest", "longest"] | None = "newest",
+        max_adapters: int | None = 0,
+        max_adapter_rank: int | None = None,
+        adapter_cache_bytes: int | None = None,
+        max_cpu_adapters: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
         reasoning_parser: Literal["auto", "none", "think"] | None = "auto",
@@ -484,6 +504,45 @@ class EngineConfig:
         """
 
     @property
+    def max_adapters(self) -> int:
+        """Maximum number of adapters on the device, and so in a step; 0 disables adapters.
+
+        See `Engine.load_adapter`. Adapters that are not in use make room for others that requests name.
+
+        Range: 0 to 1024. Default: 0.
+        """
+
+    @property
+    def max_adapter_rank(self) -> int | None:
+        """Maximum rank of an adapter's matrices.
+
+        Determines the size of a buffer; an adapter takes the memory of its own ranks. Not allowed when
+        `max_adapters` is 0: there are no adapters.
+
+        Range: 1 to 1024. Default: 64.
+        """
+
+    @property
+    def adapter_cache_bytes(self) -> int | None:
+        """Memory for the adapters on the device in bytes.
+
+        Not allowed when `max_adapters` is 0: there are no adapters.
+
+        Range: 1 to 2**63 - 1. Default: room for `max_adapters` adapters of rank 16, or for one of
+        `max_adapter_rank`.
+        """
+
+    @property
+    def max_cpu_adapters(self) -> int | None:
+        """Maximum number of loaded adapters, of which `max_adapters` are on the device.
+
+        All loaded adapters are kept in host memory, which is not part of `memory_ratio`. At least
+        `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters.
+
+        Range: 1 to 65536. Default: `max_adapters`.
+        """
+
+    @property
     def tokenizer(self) -> str | None:
         """Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
 
@@ -737,6 +796,9 @@ class SamplingParams:
       output is kept: up to 48 bytes for each token of `max_tokens` and choice, and the outputs that were
       requested besides tokens. `generate` and other calls that return a result never pause a request.
       Range: `"pause"`, `"keep"`. Default: `"pause"`.
+    - `adapter`: Name of the LoRA adapter that computes the output; see `Engine.load_adapter`. A name that
+      is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with requests of the same
+      adapter. Range: 1 to 256 characters. Default: none: the base model.
     """
 
     def __new__(
@@ -794,6 +856,7 @@ class SamplingParams:
         cache_salt: str | None = None,
         use_prefix_cache: bool | None = True,
         unread: Literal["pause", "keep"] | None = "pause",
+        adapter: str | None = None,
     ) -> SamplingParams: ...
     @property
     def n(self) -> int:
@@ -1306,6 +1369,16 @@ class SamplingParams:
         and other calls that return a result never pause a request.
 
         Range: `"pause"`, `"keep"`. Default: `"pause"`.
+        """
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the LoRA adapter that computes the output; see `Engine.load_adapter`.
+
+        A name that is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with
+        requests of the same adapter.
+
+        Range: 1 to 256 characters. Default: none: the base model.
         """
 
     def replace(self, **changes: Any) -> SamplingParams:
@@ -1900,6 +1973,7 @@ class Result:
       requested. The first entry is `None`. Shorter than the prompt if the request was cancelled early.
     - `prompt_top_logprobs`: The most likely tokens at each position of the prompt; `None` unless
       requested.
+    - `adapter`: Name of the LoRA adapter that computed the output; `None` for the base model.
     - `usage`: Token counts.
     - `timings`: Durations.
     """
@@ -1911,6 +1985,7 @@ class Result:
         prompt_token_ids: Sequence[int],
         prompt_logprobs: Sequence[float | None] | None,
         prompt_top_logprobs: Sequence[Sequence[tuple[int, float]] | None] | None,
+        adapter: str | None,
         usage: Usage,
         timings: Timings,
     ) -> Result: ...
@@ -1932,6 +2007,10 @@ class Result:
     @property
     def prompt_top_logprobs(self) -> tuple[tuple[tuple[int, float], ...] | None, ...] | None:
         """The most likely tokens at each position of the prompt; `None` unless requested."""
+
+    @property
+    def adapter(self) -> str | None:
+        """Name of the LoRA adapter that computed the output; `None` for the base model."""
 
     @property
     def usage(self) -> Usage:
@@ -2442,6 +2521,8 @@ class MemoryInfo:
     - `inputs`: Input arrays of the largest step.
     - `kv_cache`: KV cache. The system provides its pages when they are first written.
     - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first written.
+    - `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its
+      pages when they are first written.
     - `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.
     """
 
@@ -2454,6 +2535,7 @@ class MemoryInfo:
         inputs: int,
         kv_cache: int,
         host_cache: int,
+        adapters: int,
         peak: int,
     ) -> MemoryInfo: ...
     @property
@@ -2485,6 +2567,13 @@ class MemoryInfo:
     @property
     def host_cache(self) -> int:
         """Host tier of the KV cache.
+
+        The system provides its pages when they are first written.
+        """
+
+    @property
+    def adapters(self) -> int:
+        """LoRA adapters, with a buffer of the largest step; 0 without.
 
         The system provides its pages when they are first written.
         """
@@ -2658,6 +2747,82 @@ class WeightFormatInfo:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class Adapter:
+    """A loaded LoRA adapter.
+
+    - `name`: Name of the adapter in requests.
+    - `path`: Directory that the adapter was loaded from.
+    - `base_model`: Model for which the adapter was trained, as its configuration names it.
+    - `rank`: Highest rank of its matrices.
+    - `num_modules`: Number of linear layers that it changes.
+    - `bytes`: Size on the device.
+    - `on_device`: Whether it is on the device. Otherwise it is in host memory, and is copied to the device
+      for the first request that names it.
+    - `running`: Number of running outputs of requests with the adapter.
+    - `waiting`: Number of waiting outputs of requests with the adapter.
+    """
+
+    def __new__(
+        cls,
+        *,
+        name: str,
+        path: str,
+        base_model: str | None,
+        rank: int,
+        num_modules: int,
+        bytes: int,
+        on_device: bool,
+        running: int,
+        waiting: int,
+    ) -> Adapter: ...
+    @property
+    def name(self) -> str:
+        """Name of the adapter in requests."""
+
+    @property
+    def path(self) -> str:
+        """Directory that the adapter was loaded from."""
+
+    @property
+    def base_model(self) -> str | None:
+        """Model for which the adapter was trained, as its configuration names it."""
+
+    @property
+    def rank(self) -> int:
+        """Highest rank of its matrices."""
+
+    @property
+    def num_modules(self) -> int:
+        """Number of linear layers that it changes."""
+
+    @property
+    def bytes(self) -> int:
+        """Size on the device."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is on the device.
+
+        Otherwise it is in host memory, and is copied to the device for the first request that names it.
+        """
+
+    @property
+    def running(self) -> int:
+        """Number of running outputs of requests with the adapter."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting outputs of requests with the adapter."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
 class ProfileRow:
     """Totals of one operation of the device since the engine was opened, without its warm-up.
 
@@ -2740,6 +2905,9 @@ class ModelInfo:
     - `num_blocks`: Size of the KV cache in blocks.
     - `max_model_len`: Maximum number of tokens of a sequence.
     - `max_num_seqs`: Maximum number of sequences in a step.
+    - `max_adapters`: Maximum number of LoRA adapters on the device; 0 without adapters.
+    - `adapter_cache_bytes`: Memory for the adapters on the device in bytes.
+    - `max_cpu_adapters`: Maximum number of loaded adapters.
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
@@ -2770,6 +2938,9 @@ class ModelInfo:
         num_blocks: int,
         max_model_len: int,
         max_num_seqs: int,
+        max_adapters: int,
+        adapter_cache_bytes: int,
+        max_cpu_adapters: int,
         max_num_batched_tokens: int,
         max_waiting: int | None,
         max_unfinished: int,
@@ -2834,6 +3005,18 @@ class ModelInfo:
     @property
     def max_num_seqs(self) -> int:
         """Maximum number of sequences in a step."""
+
+    @property
+    def max_adapters(self) -> int:
+        """Maximum number of LoRA adapters on the device; 0 without adapters."""
+
+    @property
+    def adapter_cache_bytes(self) -> int:
+        """Memory for the adapters on the device in bytes."""
+
+    @property
+    def max_cpu_adapters(self) -> int:
+        """Maximum number of loaded adapters."""
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -2982,6 +3165,29 @@ class Engine:
 
     def profile(self) -> list[ProfileRow]:
         """Raises `RuntimeError` unless `EngineConfig.profile` is set."""
+
+    def load_adapter(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+        check_cancelled: Callable[[], object] | None = None,
+    ) -> Adapter:
+        """Load an adapter from a directory; see `penstock.Engine.load_adapter`. Slow; releases the GIL.
+
+        `check_cancelled` raises to end the wait for another load of the name.
+        """
+
+    def unload_adapter(self, name: str, port: Port, *, force: bool = False) -> None:
+        """Remove an adapter, and ring `port` when its last request has ended.
+
+        Raises `AdapterNotFoundError`.
+        """
+
+    def adapters(self) -> list[Adapter]:
+        """The loaded adapters in the order of their names."""
 
     def reset_prefix_cache(self, *, cache_salt: str | None = None) -> None:
         """Remove all blocks from the prefix cache, or those of a salt; running requests keep theirs.

@@ -54,6 +54,11 @@ MODEL_FILES = FileSet(
     required=("config.json", "model.penstock"),
 )
 
+#: The files of a LoRA adapter.
+ADAPTER_FILES = FileSet(
+    patterns=("adapter_config.json", "adapter_model.safetensors"), required=("adapter_config.json",)
+)
+
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 

@@ -147,6 +147,23 @@ class EngineOptions(TypedDict, total=False):
         Literal["newest", "longest"] | None,
         "Request that preemption_mode=interrupt ends, among those of the lowest priority. Default: newest.",
     ]
+    max_adapters: Annotated[
+        int | None,
+        "Maximum number of adapters on the device, and so in a step; 0 disables adapters. Default: 0.",
+    ]
+    max_adapter_rank: Annotated[
+        int | None,
+        "Maximum rank of an adapter's matrices. Default: 64.",
+    ]
+    adapter_cache_bytes: Annotated[
+        int | None,
+        "Memory for the adapters on the device in bytes. Default: room for max_adapters adapters of rank "
+        "16, or for one of max_adapter_rank.",
+    ]
+    max_cpu_adapters: Annotated[
+        int | None,
+        "Maximum number of loaded adapters, of which max_adapters are on the device. Default: max_adapters.",
+    ]
     tokenizer: Annotated[
         str | os.PathLike[str] | None,
         "Path of another tokenizer.json, of a directory that has one, or of a GGUF file. Default: the "
@@ -205,6 +222,12 @@ ENGINE_GROUPS = {
         "host_cache_blocks",
         "preemption_mode",
         "preemption_victim",
+    ),
+    "LoRA adapters": (
+        "max_adapters",
+        "max_adapter_rank",
+        "adapter_cache_bytes",
+        "max_cpu_adapters",
     ),
     "Text": (
         "tokenizer",
@@ -383,6 +406,11 @@ class SamplingOptions(TypedDict, total=False):
         "Use blocks from the prefix cache and add this request's blocks to it. Default: True.",
     ]
     unread: Literal["pause", "keep"] | None
+    adapter: Annotated[
+        str | None,
+        "Name of the LoRA adapter that computes the output; see Engine.load_adapter. Default: none: the "
+        "base model.",
+    ]
 
 
 #: The options of the command line, by group.
@@ -428,6 +456,7 @@ SAMPLING_GROUPS = {
         "priority",
         "cache_salt",
         "use_prefix_cache",
+        "adapter",
     ),
 }
 

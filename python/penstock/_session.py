@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import reprlib
 import warnings
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,11 +22,17 @@ from penstock import _core, _hub
 from penstock._core import Host
 from penstock._options import merge
 from penstock.chat import Chat, has_messages, is_large
-from penstock.errors import ConfigError, EngineStoppedError, InvalidRequestError
+from penstock.errors import (
+    AdapterLoadError,
+    ConfigError,
+    EngineStoppedError,
+    InvalidRequestError,
+    ModelLoadError,
+)
 from penstock.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import Prompt
@@ -115,15 +122,21 @@ class Session:
     def reopen(self, check_cancelled: Callable[[], None] | None = None) -> None:
         """Load the model again after `sleep`; if that fails the session is asleep."""
         try:
+            adapters = self._native.adapters() if self._native is not None else ()
             if self._native is not None and not self._native.is_forked:
                 self._native.shutdown()  # its memory is free now
-            self.open(self._path, check_cancelled)
+            self.open(self._path, check_cancelled, adapters)
         except BaseException:
             self.stay_asleep()
             raise
 
-    def open(self, path: str | bytes, check_cancelled: Callable[[], None] | None = None) -> None:
-        """Load the model; slow, can run in any thread. `check_cancelled` raises to stop the loading."""
+    def open(
+        self,
+        path: str | bytes,
+        check_cancelled: Callable[[], None] | None = None,
+        adapters: Sequence[_core.Adapter] = (),
+    ) -> None:
+        """Load the model and `adapters`; slow, can run in any thread. `check_cancelled` raises to stop it."""
 
         def on_progress(done: int, total: int) -> None:
             if self._is_closed:
@@ -137,6 +150,12 @@ class Session:
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
         native = _core.Engine.open(path, config, self.host, on_progress)
+        try:
+            for adapter in adapters:
+                native.load_adapter(adapter.name, adapter.path, check_cancelled=check_cancelled)
+        except BaseException:
+            native.shutdown()
+            raise
         self.adopt(native, path)
         if self._is_closed:  # closed while the last weights were loaded
             native.shutdown()
@@ -235,6 +254,32 @@ class Session:
         _ = self.native  # raises if there is none
         return self._tokenizer
 
+    def load_adapter(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool,
+        progress: Callable[[int, int], object] | None,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> _core.Adapter:
+        """Load an adapter from a directory; slow, can run in any thread."""
+
+        def on_progress(done: int, total: int) -> None:
+            if check_cancelled is not None:
+                check_cancelled()
+            if progress is not None:
+                progress(done, total)
+
+        return self.check_open().load_adapter(
+            name, path, replace=replace, progress=on_progress, check_cancelled=check_cancelled
+        )
+
+    @property
+    def adapters(self) -> dict[str, _core.Adapter]:
+        """The loaded adapters by name."""
+        return {adapter.name: adapter for adapter in self.native.adapters()}
+
     def check_open(self) -> _core.Engine:
         """The native engine, for requests; raises `EngineStoppedError` if it is not open."""
         if self._is_closed:
@@ -272,7 +317,7 @@ class Session:
         return prompt, params
 
     def prepare_scoring(
-        self, text: str | Sequence[int], cache_salt: str | None, priority: int
+        self, text: str | Sequence[int], adapter: str | None, cache_salt: str | None, priority: int
     ) -> SamplingParams:
         """The parameters of a scoring request."""
         self.check_open()
@@ -281,7 +326,9 @@ class Session:
                 "prompt is a list of messages; scoring takes text or token ids (see apply_chat_template)"
             )
             raise InvalidRequestError(message, "prompt", None, "text or token ids")
-        return _core.SamplingParams(max_tokens=1, prompt_logprobs=0, cache_salt=cache_salt, priority=priority)
+        return _core.SamplingParams(
+            max_tokens=1, prompt_logprobs=0, adapter=adapter, cache_salt=cache_salt, priority=priority
+        )
 
     def submit(
         self,
@@ -382,6 +429,16 @@ def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
         or sum(map(len, texts)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
+
+
+@contextmanager
+def adapter_errors(name: str) -> Iterator[None]:
+    """Errors of finding the files of an adapter, as `AdapterLoadError`."""
+    try:
+        yield
+    except ModelLoadError as error:
+        message = f"adapter {name!r} cannot be loaded: {error}"
+        raise AdapterLoadError(message) from error
 
 
 def check_seconds(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
-from penstock._session import check_seconds
+from penstock._session import adapter_errors, check_seconds
 from penstock.batch import BlockingBatch, BlockingBatchStream
 from penstock.request import BlockingRequest, BlockingStream
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn, Unpack
 
-    from penstock._core import Result, SamplingParams, Score
+    from penstock._core import Adapter, Result, SamplingParams, Score
     from penstock._options import Prompt, RequestOptions
     from penstock._session import Session
 
@@ -142,13 +143,45 @@ class Blocking:
         """The chunks of any number of prompts, as an iterator; see `Engine.stream_many`."""
         return BlockingBatchStream(self._session, prompts, params, dict(options), concurrency=concurrency)
 
-    def score(self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0) -> Score:
+    def score(
+        self,
+        text: str | Sequence[int],
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Score:
         """Log probabilities and perplexity of a text or of token ids; see `Engine.score`."""
-        params = self._session.prepare_scoring(text, cache_salt, priority)
+        params = self._session.prepare_scoring(text, adapter, cache_salt, priority)
         with BlockingStream(
             partial(self._start, partial(self._session.submit_scoring, text, params))
         ) as request:
             return _core.score(request.result())
+
+    def load_adapter(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Adapter:
+        """Load a LoRA adapter; see `Engine.load_adapter`."""
+        self._session.check_open()
+        with adapter_errors(name):
+            directory = _hub.find(os.fspath(path), _hub.ADAPTER_FILES)
+        return self._session.load_adapter(name, directory, replace=replace, progress=progress)
+
+    def unload_adapter(self, name: str, *, force: bool = False) -> None:
+        """Remove an adapter and wait for the end of its requests; see `Engine.unload_adapter`."""
+        port = Port(blocking=True)
+        self._session.check_open().unload_adapter(name, port, force=force)
+        port.wait()
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The loaded adapters by name; see `Engine.adapters`."""
+        return self._session.adapters
 
     def _start(self, submit: Callable[[Port], _core.Request]) -> BlockingRequest:
         port = Port(blocking=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -13,19 +14,19 @@ from anyio.lowlevel import RunVar
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._pump import Pump
-from penstock._session import Session, check_seconds, should_offload
+from penstock._session import Session, adapter_errors, check_seconds, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch, BatchStream
 from penstock.blocking import Blocking
 from penstock.request import Request, Stream
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import NoReturn, Self, Unpack
 
     from penstock._core import (
+        Adapter,
         EngineConfig,
         Health,
         Host,
@@ -114,23 +115,12 @@ class Engine:
         """
         if self._session.must_start():
             try:
-                path = await self._find_files()
+                path = await _find_files(self._session.model)
                 load = partial(self._session.open, path, anyio.from_thread.check_cancelled)
                 await run_in_thread(load, abandon_on_cancel=False)
             except BaseException:
                 self._session.close()
                 raise
-
-    async def _find_files(self) -> str | bytes:
-        """The model's files, downloaded if necessary."""
-        port = Port()
-        lookup = _hub.Lookup(self._session.model, port)
-        try:
-            await anyio.wait_readable(port.fileno())
-        except BaseException:
-            lookup.abandon()
-            raise
-        return lookup.result()
 
     async def aclose(self, *, drain: float = 0.0) -> None:
         """Cancel open requests, stop the engine's threads and free the model.
@@ -361,7 +351,12 @@ class Engine:
         )
 
     async def score(
-        self, text: str | Sequence[int], *, cache_salt: str | None = None, priority: int = 0
+        self,
+        text: str | Sequence[int],
+        *,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> Score:
         """Log probabilities and perplexity of a text or of token ids, in one pass; nothing is generated.
 
@@ -372,7 +367,7 @@ class Engine:
         scored, `GenerationError` if the request is preempted with `preemption_mode="interrupt"`. Cancelling
         the task cancels the request.
         """
-        params = self._session.prepare_scoring(text, cache_salt, priority)
+        params = self._session.prepare_scoring(text, adapter, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
         async with Stream(partial(self._start, submit, in_thread=should_offload(text, params))) as request:
             return _core.score(await request.result())
@@ -413,6 +408,57 @@ class Engine:
         finally:
             for request in requests:
                 request.cancel()
+
+    # ---- adapters
+
+    async def load_adapter(
+        self,
+        name: str,
+        path: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Adapter:
+        """Load a LoRA adapter; requests with `adapter=name` use it from then on.
+
+            await engine.load_adapter("sql", "path/to/adapter")
+            result = await engine.generate("Count the users.", adapter="sql")
+
+        `path` is a directory in PEFT's layout (`adapter_config.json`, `adapter_model.safetensors`), or the id
+        of one on the Hugging Face hub. The engine computes other requests meanwhile. `progress` is called as
+        `progress(done, total)`, in bytes, in a worker thread; an exception ends the load.
+
+        Loading the same files again under the same name returns the adapter that is loaded. Other files are a
+        conflict, or with `replace` take the name, while open requests continue with the former adapter. No
+        request uses blocks of the prefix cache that another adapter computed, nor another load of it.
+
+        Raises `ConfigError` for an invalid name and without `max_adapters`, `AdapterLoadError` if the adapter
+        cannot be read or does not fit the model or `adapter_cache_bytes`, `AdapterConflictError` if another
+        adapter has the name, `AdapterLimitError` if `max_cpu_adapters` are loaded, and `EngineStoppedError`.
+        A cancelled load has no effect, unless it was at its end.
+        """
+        self._session.check_open()
+        directory = await _find_adapter(name, path)
+        load = partial(self._session.load_adapter, name, directory, replace=replace, progress=progress)
+        return await run_slow(lambda check_cancelled: load(check_cancelled=check_cancelled))
+
+    async def unload_adapter(self, name: str, *, force: bool = False) -> None:
+        """Remove an adapter; returns when the last request with it has ended and its memory is free.
+
+        Requests that name it raise `AdapterNotFoundError` at once, and the name can be used again. Open
+        requests continue, or with `force` raise `GenerationError`. A cancellation only ends the wait.
+
+        Raises `AdapterNotFoundError` if no adapter has the name, `EngineStoppedError` if the engine is not
+        open.
+        """
+        port = Port()
+        self._session.check_open().unload_adapter(name, port, force=force)
+        await anyio.wait_readable(port.fileno())
+
+    @property
+    def adapters(self) -> dict[str, Adapter]:
+        """The loaded adapters by name, with their use at the moment."""
+        return self._session.adapters
 
     # ---- queries, which a closed engine answers too
 
@@ -494,6 +540,28 @@ class Engine:
         if pump is None:
             pump = pumps[self._session] = Pump()
         return pump
+
+
+@overload
+async def _find_files(model: str, files: _hub.FileSet = ...) -> str: ...
+@overload
+async def _find_files(model: str | bytes, files: _hub.FileSet = ...) -> str | bytes: ...
+async def _find_files(model: str | bytes, files: _hub.FileSet = _hub.MODEL_FILES) -> str | bytes:
+    """The files of a model or an adapter, downloaded if necessary."""
+    port = Port()
+    lookup = _hub.Lookup(model, port, files)
+    try:
+        await anyio.wait_readable(port.fileno())
+    except BaseException:
+        lookup.abandon()
+        raise
+    return lookup.result()
+
+
+async def _find_adapter(name: str, path: str | os.PathLike[str]) -> str:
+    """The directory of an adapter, downloaded if necessary."""
+    with adapter_errors(name):
+        return await _find_files(os.fspath(path), _hub.ADAPTER_FILES)
 
 
 async def _wait_for_end(native: _core.Engine | None) -> None:

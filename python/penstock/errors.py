@@ -4,9 +4,13 @@
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
+    ├── AdapterLoadError                      the adapter cannot be loaded
+    │   ├── AdapterConflictError              another adapter has the name
+    │   └── AdapterLimitError                 `max_cpu_adapters` adapters are loaded
     ├── EngineStoppedError                    the engine is not open yet, asleep or closed, or has crashed
     └── RequestError
         ├── InvalidRequestError (ValueError)  a field of the request is invalid
+        │   └── AdapterNotFoundError          no adapter of this name is loaded
         ├── OverloadedError                   the engine has too much unfinished work; retry later
         └── GenerationError                   the request failed while it ran
 
@@ -17,6 +21,10 @@ two tasks reading one request) raises `TypeError` or `RuntimeError`.
 from __future__ import annotations
 
 __all__ = [
+    "AdapterConflictError",
+    "AdapterLimitError",
+    "AdapterLoadError",
+    "AdapterNotFoundError",
     "ConfigError",
     "EngineStoppedError",
     "GenerationError",
@@ -60,6 +68,18 @@ class OutOfMemoryError(PenstockError, MemoryError):
     """The model or its KV cache does not fit into memory; the message suggests settings that do."""
 
 
+class AdapterLoadError(PenstockError):
+    """The adapter cannot be found, downloaded, read or used with the model; the message names the problem."""
+
+
+class AdapterConflictError(AdapterLoadError):
+    """An adapter with other contents has the name."""
+
+
+class AdapterLimitError(AdapterLoadError):
+    """`max_cpu_adapters` adapters are loaded; unload one first."""
+
+
 class EngineStoppedError(PenstockError):
     """The engine is not open yet, is closing, asleep or closed, was opened before a fork, or has stopped."""
 
@@ -70,6 +90,10 @@ class RequestError(PenstockError):
 
 class InvalidRequestError(_FieldError, RequestError):
     """A field of the request is invalid; see `field`, `value` and `limit`."""
+
+
+class AdapterNotFoundError(InvalidRequestError):
+    """No adapter of this name is loaded; `limit` lists the names of those that are."""
 
 
 class OverloadedError(RequestError):

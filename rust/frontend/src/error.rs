@@ -4,6 +4,8 @@ use penstock_engine::StartError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
 
+use crate::adapters::AdapterNotFound;
+
 /// A request cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -25,6 +27,9 @@ pub enum Error {
     /// Too many grammars are being compiled.
     #[error("{0}")]
     Overloaded(String),
+    /// The request names an adapter that is not loaded.
+    #[error(transparent)]
+    Adapter(#[from] AdapterNotFound),
     /// The engine did not accept the request.
     #[error(transparent)]
     Start(#[from] StartError),

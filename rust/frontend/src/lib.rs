@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)]
 
+pub mod adapters;
 pub mod config;
 mod error;
 #[cfg(feature = "testing")]

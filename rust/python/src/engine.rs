@@ -1,21 +1,23 @@
 //! `Engine`: opening a model, starting requests, statistics.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_checkpoint::{TextFiles, TokenizerSource, check_lfs_pointer};
 use penstock_engine::{Overload, StopCause};
+use penstock_frontend::adapters::Adapters;
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
-use penstock_runner::{LaunchError, Profile};
+use penstock_runner::{AdapterLoader, LaunchError, Profile};
 use penstock_text::{TextError, Tokenizer as TextTokenizer};
 use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::adapters::{AdapterInfo, AdapterSource};
 use crate::beams::BeamSearch;
 use crate::classes::{
-    ModelInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
+    ModelInfo, PyAdapterInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
 };
 use crate::detach::{detach, detach_while_wanted};
 use crate::errors::{Error, Problem};
@@ -38,6 +40,8 @@ pub struct Engine {
     tokenizer: Tokenizer,
     /// With `EngineConfig.profile`.
     profile: Option<Arc<Profile>>,
+    /// With `EngineConfig.max_adapters`.
+    adapters: Option<AdapterLoader>,
 }
 
 #[pymethods]
@@ -98,6 +102,42 @@ impl Engine {
             self.frontend.prepare_beams(&params.params, prompt, mode, is_wanted)
         })?;
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
+    }
+
+    #[pyo3(signature = (name, path, *, replace = false, progress = None, check_cancelled = None))]
+    fn load_adapter(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        path: PathBuf,
+        replace: bool,
+        progress: Option<Py<PyAny>>,
+        check_cancelled: Option<Py<PyAny>>,
+    ) -> Result<PyAdapterInfo, Error> {
+        let source = AdapterSource { name, path: &path, replace };
+        source.check()?;
+        processors::check_may_wait()?;
+        let loader = self.adapters.as_ref().ok_or_else(no_adapters)?;
+        self.check_process()?;
+        let mut loading = LoadProgress::new(progress);
+        let loaded = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
+            source.load(&self.frontend, loader, is_wanted, &mut |done, total| loading.report(done, total))
+        })?;
+        Ok(PyAdapterInfo(loading.finish(loaded)?.into()))
+    }
+
+    #[pyo3(signature = (name, port, *, force = false))]
+    fn unload_adapter(&self, py: Python<'_>, name: &str, port: &Port, force: bool) -> Result<(), Error> {
+        processors::check_may_wait()?;
+        self.check_process()?;
+        let adapter = self.frontend.adapters.remove(name).map_err(Error::AdapterNotFound)?;
+        let reason = force.then(|| format!("adapter {name:?} was unloaded"));
+        detach(py, || self.frontend.engine.unload_adapter(adapter.id, reason, Some(port.inner())))
+    }
+
+    fn adapters(&self) -> Vec<PyAdapterInfo> {
+        let adapters = self.frontend.adapters.all();
+        adapters.iter().map(|adapter| PyAdapterInfo(AdapterInfo::from(&**adapter).into())).collect()
     }
 
     #[getter]
@@ -230,6 +270,7 @@ impl Engine {
                     -1 => u32::MAX,
                     most => most as u32,
                 },
+                adapters: Adapters::default(),
                 engine,
             };
             Ok(Self {
@@ -237,6 +278,7 @@ impl Engine {
                 tokenizer: Tokenizer::new(frontend.tokenizer.clone(), text),
                 frontend: Arc::new(frontend),
                 profile: info.profile,
+                adapters: info.adapters,
             })
         })?;
         logs::drain(py)?;
@@ -259,6 +301,13 @@ impl Engine {
         let max_tokens = self.frontend.max_prompt_tokens(mode);
         Prompt::read(&PyValue(prompt.clone()), max_tokens).map_err(request_error)
     }
+}
+
+/// The error for adapters of an engine that takes none.
+fn no_adapters() -> Error {
+    let limit = "at least 1 to load adapters".to_owned();
+    let message = format!("max_adapters=0 is not allowed: it must be {limit}");
+    Error::Config(Problem { message, field: "max_adapters".to_owned(), value: None, limit: Some(limit) })
 }
 
 /// Builds the tokenizer on a separate thread while the model is loaded: for a large vocabulary that takes longer than

@@ -6,6 +6,7 @@ use penstock_checkpoint::{CheckpointError, WriteError};
 use penstock_engine::StartError;
 use penstock_engine::limits::InvalidRequest;
 use penstock_engine::request::{Rejection, StopCause};
+use penstock_frontend::adapters::AdapterNotFound;
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
@@ -59,6 +60,14 @@ pub enum Error {
     Text(TextError),
     /// The model could not be opened.
     Launch(LaunchError),
+    /// An adapter does not have this name.
+    AdapterNotFound(AdapterNotFound),
+    /// The files of an adapter cannot be used.
+    AdapterFiles(String),
+    /// Another adapter has the name.
+    AdapterConflict(String),
+    /// As many adapters as may be are loaded.
+    AdapterLimit(String),
     /// The request could not be submitted.
     Start(StartError),
     /// The engine rejected the request.
@@ -116,6 +125,7 @@ impl From<penstock_frontend::Error> for Error {
             }
             penstock_frontend::Error::Text(error) => Error::Text(error),
             penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),
+            penstock_frontend::Error::Adapter(error) => Error::AdapterNotFound(error),
             penstock_frontend::Error::Start(error) => Error::Start(error),
         }
     }
@@ -187,10 +197,21 @@ impl From<Error> for PyErr {
                 plain(py, "OverloadedError", message)
             }
             Error::Rejected(Rejection::UnknownAdapter) => {
-                let message = "the adapter is not loaded".to_owned();
+                let message = "the adapter was unloaded before the request started".to_owned();
                 let problem = Problem { message, field: "adapter".to_owned(), value: None, limit: None };
-                field_error(py, "InvalidRequestError", problem)
+                field_error(py, "AdapterNotFoundError", problem)
             }
+            Error::AdapterNotFound(error) => {
+                let message = error.to_string();
+                let AdapterNotFound { name, names } = error;
+                let value = name.into_pyobject(py).map(|name| name.into_any().unbind()).ok();
+                let limit = Some(format!("one of {names:?}"));
+                let problem = Problem { message, field: "adapter".to_owned(), value, limit };
+                field_error(py, "AdapterNotFoundError", problem)
+            }
+            Error::AdapterFiles(message) => plain(py, "AdapterLoadError", message),
+            Error::AdapterConflict(message) => plain(py, "AdapterConflictError", message),
+            Error::AdapterLimit(message) => plain(py, "AdapterLimitError", message),
             Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
                 let message = format!(
                     "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \

@@ -4,6 +4,7 @@
 //! return immutable values. No attached code waits, and no panic leaves the crate. Threads of the engine attach only to
 //! call a logits processor. Event loops wait in Python, on the file descriptor of a `Port`.
 
+mod adapters;
 mod beams;
 mod class;
 #[rustfmt::skip]
@@ -40,9 +41,9 @@ mod _core {
     use crate::beams::{BeamSearch, best_of, candidate_params, score};
     #[pymodule_export]
     use crate::classes::{
-        PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo, PyMemoryInfo, PyModelInfo,
-        PyNumaInfo, PyProfileRow, PyRequestOutput, PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall,
-        PyToolCallDelta, PyUsage, PyWeightFormatInfo,
+        PyAdapterInfo, PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo,
+        PyMemoryInfo, PyModelInfo, PyNumaInfo, PyProfileRow, PyRequestOutput, PySamplingParams, PyScore,
+        PyStats, PyTimings, PyToolCall, PyToolCallDelta, PyUsage, PyWeightFormatInfo,
     };
     #[pymodule_export]
     use crate::convert_model::{check_output, convert};

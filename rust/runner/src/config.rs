@@ -62,6 +62,14 @@ pub struct EngineConfig {
     pub host_cache_bytes: Option<u64>,
     /// Size of the host tier in blocks.
     pub host_cache_blocks: Option<usize>,
+    /// Maximum number of adapters on the device.
+    pub max_adapters: usize,
+    /// Maximum rank of an adapter; by default 64.
+    pub max_adapter_rank: Option<usize>,
+    /// Bytes of the adapters on the device; by default room for `max_adapters` of rank 16, and for one of the maximum.
+    pub adapter_cache_bytes: Option<u64>,
+    /// Maximum number of loaded adapters; by default `max_adapters`.
+    pub max_cpu_adapters: Option<usize>,
     /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
     pub num_speculative_tokens: Option<usize>,
     /// Size of the cache of packed weights on disk; 0 or `None` for no cache.
@@ -106,6 +114,10 @@ impl EngineConfig {
         check_range("kv_cache_bytes", self.kv_cache_bytes, 1, MAX_KV_CACHE_BYTES)?;
         check_range("kv_cache_blocks", self.kv_cache_blocks, 1, MAX_KV_CACHE_BLOCKS)?;
         check_range("weights_cache_bytes", self.weights_cache_bytes, 0, MAX_WEIGHTS_CACHE_BYTES)?;
+        check_range("max_adapters", Some(self.max_adapters), 0, MAX_ADAPTERS)?;
+        check_range("max_adapter_rank", self.max_adapter_rank, 1, MAX_ADAPTER_RANK)?;
+        check_range("adapter_cache_bytes", self.adapter_cache_bytes, 1, MAX_ADAPTER_CACHE_BYTES)?;
+        check_range("max_cpu_adapters", self.max_cpu_adapters, self.max_adapters, MAX_CPU_ADAPTERS)?;
         check_ratio("kv_cache_ratio", self.kv_cache_ratio)?;
         check_ratio("memory_ratio", self.memory_ratio)?;
         if let Some(ttl) = self.prefix_cache_ttl
@@ -186,6 +198,14 @@ impl EngineConfig {
 
     pub(crate) fn max_paused(&self) -> usize {
         self.max_paused.unwrap_or(DEFAULT_MAX_PAUSED)
+    }
+
+    pub(crate) fn max_adapter_rank(&self) -> usize {
+        self.max_adapter_rank.unwrap_or(DEFAULT_MAX_ADAPTER_RANK)
+    }
+
+    pub(crate) fn max_cpu_adapters(&self) -> usize {
+        self.max_cpu_adapters.unwrap_or(self.max_adapters)
     }
 
     pub(crate) fn memory_ratio(&self) -> f64 {

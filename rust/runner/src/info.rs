@@ -6,6 +6,8 @@ use penstock_device::Profile;
 use penstock_models::ModuleFormat;
 use penstock_types::{Dtype, KvDtype, Minimum, WeightFormat};
 
+use crate::adapters::AdapterLoader;
+
 /// The properties of an open model.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
@@ -28,6 +30,8 @@ pub struct ModelInfo {
     pub isa: &'static str,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
+    /// `None` without adapters.
+    pub adapters: Option<AdapterLoader>,
     /// The operations of the device, measured since the warm-up, if `EngineConfig::profile` is set.
     pub profile: Option<Arc<Profile>>,
 }
@@ -93,6 +97,8 @@ pub struct MemoryInfo {
     pub kv_cache: u64,
     /// The host tier; its pages likewise.
     pub host_cache: u64,
+    /// The adapters and their buffer; the pages likewise.
+    pub adapters: u64,
     /// The most bytes of the arena in use at once, up to the end of the warm-up.
     pub peak: u64,
 }

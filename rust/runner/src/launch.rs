@@ -10,6 +10,7 @@ use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
 use penstock_types::FieldError;
 
+use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
 use crate::budget::display_bytes;
 use crate::device_thread::DeviceThread;
@@ -110,16 +111,18 @@ pub(crate) fn open<B: Backend>(
     let decoder =
         penstock_models::load(&mut backend, checkpoint, model, &formats, device.threads, &mut after)?;
     let model = decoder.config().clone();
-    let MemoryPlan { step, cache, .. } = &memory_plan;
+    let MemoryPlan { step, cache, adapter_spec, .. } = &memory_plan;
     let masks = mask_threads(step.sequences, device.threads)?;
-    let mut runner = Runner::new(backend, decoder, cache, step, inputs, masks)?;
+    let mut runner = Runner::new(backend, decoder, (cache, adapter_spec.as_ref()), step, inputs, masks)?;
     let WarmUp { seconds, host_tier } = runner.warm_up(cache, config.prefix_cache_ttl.is_some())?;
     // Swapping uses the host tier at any cost; prefixes only if loading them is faster than computing them.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
     if !limits.host_prefixes && config.preemption_mode != PreemptionMode::Swap {
         limits.host_blocks = 0;
     }
-    let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, .. } = memory_plan;
+    let adapters = adapter_spec.map(|spec| AdapterLoader::new::<B>(model.clone(), spec));
+    let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, adapters: adapter_bytes, .. } =
+        memory_plan;
     let (weights, peak) = (weights.total(), runner.memory().peak);
     let info = ModelInfo {
         parameters: model.num_parameters(),
@@ -128,12 +131,22 @@ pub(crate) fn open<B: Backend>(
         dtype,
         weight_formats: weight_formats.into_iter().map(Into::into).collect(),
         kv_cache_dtype: memory_plan.cache.dtype,
-        memory: MemoryInfo { limit: memory_limit, weights, workspace, inputs, kv_cache, host_cache, peak },
+        memory: MemoryInfo {
+            limit: memory_limit,
+            weights,
+            workspace,
+            inputs,
+            kv_cache,
+            host_cache,
+            adapters: adapter_bytes,
+            peak,
+        },
         host_tier,
         warm_up_seconds: seconds,
         threads: device.threads,
         isa: device.isa,
         numa: device.numa,
+        adapters,
         profile: None,
     };
     #[cfg(feature = "testing")]

@@ -4,6 +4,7 @@
 
 #![allow(missing_docs)]
 
+mod adapters;
 mod backend;
 mod budget;
 mod config;
@@ -30,6 +31,7 @@ mod user_code;
 mod warm_up;
 mod weights_cache;
 
+pub use adapters::{AdapterLoader, LoadAdapterError, LoadedAdapter};
 pub use backend::{DefaultBackend, DeviceInfo};
 pub use config::EngineConfig;
 pub use convert::{check_output, convert};

@@ -1,7 +1,7 @@
-//! The memory plan: weights and workspace first, then the KV cache and its host tier. Only arithmetic; the backend and the
+//! The memory plan: weights, workspace and adapters first, then the KV cache and its host tier. Only arithmetic; the backend and the
 //! models define the sizes.
 
-use penstock_device::{Backend, CacheSpec, StepInputs, StepSpec};
+use penstock_device::{AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
 use penstock_models::{ModelConfig, WeightBytes, WeightFormats, Workspace, weight_bytes};
 use penstock_types::{Dtype, KvDtype};
@@ -33,6 +33,8 @@ pub(crate) struct MemoryRequest {
     pub host_cache: HostCacheSize,
     /// Blocks beyond those of the running sequences have a use.
     pub has_prefix_cache: bool,
+    /// `None` without adapters.
+    pub adapters: Option<AdapterSpec>,
 }
 
 /// The size of the KV cache.
@@ -92,6 +94,7 @@ impl MemoryRequest {
         config: &EngineConfig,
         dtype: Dtype,
         weights: &Arc<WeightFormats>,
+        adapters: Option<AdapterSpec>,
         max_model_len: usize,
     ) -> Self {
         Self {
@@ -116,6 +119,7 @@ impl MemoryRequest {
                 None => HostCacheSize::Requested(CacheSize::Blocks(0)),
             },
             has_prefix_cache: config.prefix_cache_ttl.is_some(),
+            adapters,
         }
     }
 
@@ -176,16 +180,19 @@ pub(crate) struct MemoryPlan {
     pub inputs: u64,
     pub kv_cache: u64,
     pub host_cache: u64,
+    pub adapter_spec: Option<AdapterSpec>,
+    /// The adapters with their part of the workspace.
+    pub adapters: u64,
 }
 
 /// The request exceeds the memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InsufficientMemory {
     #[error(
-        "weights ({}) and workspace ({}) exceed the memory limit of {}",
-        display_bytes(*.weights), display_bytes(*.workspace), display_bytes(*.limit)
+        "weights ({}){} and workspace ({}) exceed the memory limit of {}",
+        display_bytes(*.weights), adapters_text(*.adapters), display_bytes(*.workspace), display_bytes(*.limit)
     )]
-    Model { weights: u64, workspace: u64, limit: u64 },
+    Model { weights: u64, adapters: u64, workspace: u64, limit: u64 },
     #[error(
         "{} {with_host}exceeds the {remaining} bytes that weights and workspace leave, which hold {blocks} blocks",
         .requested.option(.name)
@@ -195,6 +202,14 @@ pub(crate) enum InsufficientMemory {
         "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes, but it has {size}"
     )]
     Sequence { max_model_len: usize, needed: u64, size: u64 },
+}
+
+/// The adapters in an error.
+fn adapters_text(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => format!(", adapters ({})", display_bytes(bytes)),
+    }
 }
 
 impl MemoryPlan {
@@ -208,11 +223,15 @@ impl MemoryPlan {
         let (step, mut cache) = (request.step(model), request.empty_cache(model));
         let weights = weight_bytes(backend, model, &request.weights);
         let workspace = Workspace::bytes(backend, model, &step, None);
+        let adapter_spec = request.adapters;
+        let adapters = adapter_spec.map_or(0, |adapters| backend.adapters_bytes(&adapters, &step));
         let inputs = StepInputs::bytes(&step);
         let needed = workspace.saturating_add(inputs);
         let new_weights = weights.arena.saturating_add(weights.mapped);
-        let Some(mut remaining) = limit.checked_sub(new_weights.saturating_add(needed)) else {
-            return Err(InsufficientMemory::Model { weights: new_weights, workspace: needed, limit });
+        let fixed = new_weights.saturating_add(needed).saturating_add(adapters);
+        let Some(mut remaining) = limit.checked_sub(fixed) else {
+            let weights = new_weights;
+            return Err(InsufficientMemory::Model { weights, adapters, workspace: needed, limit });
         };
 
         // The rounding of the arena reduces the number of blocks only if there is no other memory for it.
@@ -265,12 +284,12 @@ impl MemoryPlan {
         let (kv_cache, host_cache) =
             (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
         (cache.blocks, cache.host_blocks) = (blocks, host_blocks);
-        Ok(Self { step, cache, weights, workspace, inputs, kv_cache, host_cache })
+        Ok(Self { step, cache, weights, workspace, inputs, kv_cache, host_cache, adapter_spec, adapters })
     }
 
     /// Bytes of the arena.
     pub fn arena(&self) -> u64 {
-        self.weights.arena + self.workspace + self.kv_cache + self.host_cache
+        self.weights.arena + self.workspace + self.kv_cache + self.host_cache + self.adapters
     }
 }
 

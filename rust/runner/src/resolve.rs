@@ -9,6 +9,7 @@ use penstock_models::{ModelConfig, RopeScaling, WeightFormats};
 use penstock_types::config_limits::MAX_MODEL_LEN;
 use penstock_types::{Dtype, FieldError};
 
+use crate::adapters::adapter_spec;
 use crate::budget::{MemoryBudget, display_bytes};
 use crate::memory::{CacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 use crate::suggestions::suggestions;
@@ -45,7 +46,8 @@ impl ResolvedConfig {
             let limit = format!("at most {longest}, the maximum of the model{}", scaling_text(model));
             return Err(FieldError::new("max_model_len", max_model_len, limit).into());
         }
-        let request_of = |max_model_len| MemoryRequest::new(config, dtype, weights, max_model_len);
+        let adapters = adapter_spec::<B>(config, model);
+        let request_of = |max_model_len| MemoryRequest::new(config, dtype, weights, adapters, max_model_len);
         check_host_cache(backend, model, config, &request_of(longest))?;
         let max_model_len = config
             .max_model_len
@@ -155,9 +157,9 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
         host_blocks: cache.host_blocks,
         host_prefixes: false,
         num_speculative_tokens: config.num_speculative_tokens.unwrap_or(0),
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
+        max_adapters: config.max_adapters,
+        adapter_bytes: plan.adapter_spec.map_or(0, |adapters| adapters.bytes),
+        max_registered_adapters: config.max_cpu_adapters(),
     }
 }
 

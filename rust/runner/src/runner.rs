@@ -9,7 +9,9 @@
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-use penstock_device::{Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry};
+use penstock_device::{
+    AdapterSpec, Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry,
+};
 use penstock_device::{StepInputs, StepSpec};
 use penstock_engine::{AdapterChange, DEPTH, NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
@@ -60,13 +62,13 @@ impl<B: Backend> Runner<B> {
     pub(crate) fn new(
         mut backend: B,
         decoder: Decoder<B>,
-        cache: &CacheSpec,
+        (cache, adapters): (&CacheSpec, Option<&AdapterSpec>),
         spec: &StepSpec,
         inputs: StepInputs,
         masks: MaskThreads,
     ) -> Result<Self, DeviceError> {
         Ok(Self {
-            workspace: Workspace::new(&mut backend, decoder.config(), spec, None)?,
+            workspace: Workspace::new(&mut backend, decoder.config(), spec, adapters)?,
             cache: backend.allocate_cache(cache)?,
             inputs,
             batch: SamplingBatch::with_capacity(spec.logits_rows),

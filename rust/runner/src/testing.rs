@@ -122,6 +122,7 @@ pub fn logits(
         kv_cache: KvCacheSize::ALL,
         host_cache: HostCacheSize::Requested(CacheSize::Blocks(0)),
         has_prefix_cache: false,
+        adapters: None,
     };
     request.kv_cache = KvCacheSize::Requested(CacheSize::Bytes(request.least_kv_bytes(&backend, &model)));
     let plan = MemoryPlan::new(&backend, &model, &request, backend.available_memory())
@@ -130,7 +131,8 @@ pub fn logits(
     let mut progress = |_, _| ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, 1, &mut progress)?;
     let masks = mask_threads(1, 1)?;
-    Ok(Runner::new(backend, decoder, &plan.cache, &plan.step, inputs, masks)?.logits(tokens, chunk)?)
+    Ok(Runner::new(backend, decoder, (&plan.cache, None), &plan.step, inputs, masks)?
+        .logits(tokens, chunk)?)
 }
 
 /// The probabilities of the next token of a request with the output `generated` and these logits, 0 for masked and filtered

@@ -66,6 +66,14 @@ pub struct EngineConfig {
     pub preemption_mode: PreemptionMode,
     /// Request that `preemption_mode="interrupt"` ends, among those of the lowest priority.
     pub preemption_victim: PreemptionVictim,
+    /// Maximum number of adapters on the device, and so in a step; 0 disables adapters.
+    pub max_adapters: usize,
+    /// Maximum rank of an adapter's matrices.
+    pub max_adapter_rank: Option<usize>,
+    /// Memory for the adapters on the device in bytes.
+    pub adapter_cache_bytes: Option<u64>,
+    /// Maximum number of loaded adapters, of which `max_adapters` are on the device.
+    pub max_cpu_adapters: Option<usize>,
     /// Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
     pub tokenizer: Option<String>,
     /// Format of tool calls.
@@ -109,6 +117,10 @@ impl Default for EngineConfig {
             host_cache_blocks: None,
             preemption_mode: PreemptionMode::Recompute,
             preemption_victim: PreemptionVictim::Newest,
+            max_adapters: 0,
+            max_adapter_rank: None,
+            adapter_cache_bytes: None,
+            max_cpu_adapters: None,
             tokenizer: None,
             tool_parser: Auto(None),
             reasoning_parser: Auto(None),
@@ -264,6 +276,26 @@ impl EngineConfig {
                 let field = Field::new("preemption_victim");
                 self.preemption_victim = field.choice(value)?;
             }
+            ("max_adapters", None) => self.max_adapters = default().max_adapters,
+            ("max_adapters", Some(value)) => {
+                let field = Field::new("max_adapters");
+                self.max_adapters = field.integer(value, 0..=1024)? as usize;
+            }
+            ("max_adapter_rank", None) => self.max_adapter_rank = default().max_adapter_rank,
+            ("max_adapter_rank", Some(value)) => {
+                let field = Field::new("max_adapter_rank");
+                self.max_adapter_rank = Some(field.integer(value, 1..=1024)? as usize);
+            }
+            ("adapter_cache_bytes", None) => self.adapter_cache_bytes = default().adapter_cache_bytes,
+            ("adapter_cache_bytes", Some(value)) => {
+                let field = Field::new("adapter_cache_bytes");
+                self.adapter_cache_bytes = Some(field.integer(value, 1..=9223372036854775807)? as u64);
+            }
+            ("max_cpu_adapters", None) => self.max_cpu_adapters = default().max_cpu_adapters,
+            ("max_cpu_adapters", Some(value)) => {
+                let field = Field::new("max_cpu_adapters");
+                self.max_cpu_adapters = Some(field.integer(value, 1..=65536)? as usize);
+            }
             ("tokenizer", None) => self.tokenizer = default().tokenizer,
             ("tokenizer", Some(value)) => {
                 let field = Field::new("tokenizer");
@@ -321,6 +353,15 @@ impl EngineConfig {
         }
         if self.speculation.is_none() && self.num_speculative_tokens.is_some() {
             return Some(("num_speculative_tokens", "left out when speculation is not given: there are no draft tokens".to_owned()));
+        }
+        if self.max_adapters == 0 && self.max_adapter_rank.is_some() {
+            return Some(("max_adapter_rank", "left out when max_adapters is 0: there are no adapters".to_owned()));
+        }
+        if self.max_adapters == 0 && self.adapter_cache_bytes.is_some() {
+            return Some(("adapter_cache_bytes", "left out when max_adapters is 0: there are no adapters".to_owned()));
+        }
+        if self.max_adapters == 0 && self.max_cpu_adapters.is_some() {
+            return Some(("max_cpu_adapters", "left out when max_adapters is 0: there are no adapters".to_owned()));
         }
         None
     }

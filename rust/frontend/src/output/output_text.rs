@@ -26,6 +26,8 @@ pub struct OutputOptions {
     pub sequences: Vec<Vec<u32>>,
     /// The prompt's text, if the text begins with it.
     pub echo: Option<String>,
+    /// The name of the adapter, if any.
+    pub adapter: Option<String>,
     /// The formats to parse, if any.
     pub formats: Option<OutputFormats>,
 }

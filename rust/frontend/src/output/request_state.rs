@@ -44,6 +44,8 @@ pub struct RequestState {
     pub prompt: Arc<[u32]>,
     /// Whether logits, hidden states or embeddings were requested.
     pub has_tensors: bool,
+    /// The name of the adapter, if any.
+    adapter: Option<String>,
     started: Instant,
     state: Mutex<State>,
 }
@@ -75,6 +77,7 @@ impl RequestState {
         options: OutputOptions,
         port: &Port,
     ) -> Result<Self, Error> {
+        let adapter = options.adapter.clone();
         let texts = options.texts(num_choices)?;
         let consumers = engine.start_choices(Arc::clone(&request), num_choices as u32, port)?;
         let id = consumers[0].id().0;
@@ -101,6 +104,7 @@ impl RequestState {
             num_choices: num_choices as u64,
             prompt,
             has_tensors,
+            adapter,
             started: Instant::now(),
             state: Mutex::new(state),
         })
@@ -198,6 +202,7 @@ impl RequestState {
             prompt_token_ids: Arc::clone(&self.prompt),
             prompt_logprobs: first.prompt_logprobs(),
             prompt_top_logprobs: first.prompt_top_logprobs(),
+            adapter: self.adapter.clone(),
             usage: usage(choices),
             timings: Timings::new(&finishes),
             choices: choices.iter().enumerate().map(complete).collect::<Option<_>>()?,

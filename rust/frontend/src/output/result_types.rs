@@ -131,6 +131,8 @@ pub struct RequestOutput {
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
     /// The most likely tokens at each position of the prompt; `None` unless requested.
     pub prompt_top_logprobs: Option<Vec<Option<TopLogprobs>>>,
+    /// Name of the LoRA adapter that computed the output; `None` for the base model.
+    pub adapter: Option<String>,
     /// Token counts.
     pub usage: Usage,
     /// Durations.

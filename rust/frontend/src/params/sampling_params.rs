@@ -115,6 +115,8 @@ pub struct SamplingParams {
     pub use_prefix_cache: bool,
     /// Effect of output that is not read.
     pub unread: Unread,
+    /// Name of the LoRA adapter that computes the output; see `Engine.load_adapter`.
+    pub adapter: Option<String>,
 }
 
 impl Default for SamplingParams {
@@ -172,6 +174,7 @@ impl Default for SamplingParams {
             cache_salt: None,
             use_prefix_cache: true,
             unread: Unread::Pause,
+            adapter: None,
         }
     }
 }
@@ -437,6 +440,11 @@ impl SamplingParams {
                 let field = Field::new("unread");
                 self.unread = field.choice(value)?;
             }
+            ("adapter", None) => self.adapter = default().adapter,
+            ("adapter", Some(value)) => {
+                let field = Field::new("adapter");
+                self.adapter = Some(field.text_within(value, 256)?);
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -648,6 +656,7 @@ impl SamplingParams {
             "cache_salt" => self.cache_salt.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "use_prefix_cache" => format!("{:?}", self.use_prefix_cache),
             "unread" => format!("{:?}", self.unread),
+            "adapter" => self.adapter.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             _ => String::new(),
         }
     }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
-use penstock_engine::{Engine, Port, StartError};
+use penstock_engine::{AdapterId, Engine, Port, StartError};
 use penstock_guidance::GuidanceError;
 use penstock_text::{TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
@@ -15,6 +15,7 @@ use super::formats::ModelFormats;
 use super::grammar_spec::requested_grammar;
 use super::grammars::Grammars;
 use crate::Error;
+use crate::adapters::{AdapterNotFound, Adapters};
 use crate::field::{Field, Read};
 use crate::output::{OutputFormats, OutputOptions, RequestState};
 use crate::params::{ModelLimits, ResolvedParams, SamplingParams};
@@ -49,6 +50,7 @@ pub struct Frontend {
     pub formats: ModelFormats,
     pub grammars: Grammars,
     pub generation: GenerationConfig,
+    pub adapters: Adapters,
     pub hidden_size: usize,
     /// See [`ModelLimits::max_logprobs`].
     pub max_logprobs: u32,
@@ -103,13 +105,14 @@ impl Frontend {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<PreparedRequest, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
+        let adapter = self.adapter(params)?;
         let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
         };
         let output = self.output_options(&params, text, &prompt, mode);
-        let request = resolved.request(prompt.into());
+        let request = Request { adapter, ..resolved.request(prompt.into()) };
         let request = self.constrain(&params, output.formats, request, is_wanted)?;
         Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
@@ -123,17 +126,24 @@ impl Frontend {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<BeamSearch, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
+        let adapter = self.adapter(params)?;
         let (_text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
         let output = self.output_options(&params, None, &prompt, Mode::Completion);
-        let mut request = self.constrain(&step_params, None, step.request(Arc::clone(&prompt)), is_wanted)?;
+        let request = Request { adapter, ..step.request(Arc::clone(&prompt)) };
+        let mut request = self.constrain(&step_params, None, request, is_wanted)?;
         // Enough tokens that `num_beams` continuations remain when the others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
         request.outputs.logprobs = Some(num_likeliest.min(self.limits().vocabulary_size as u32));
         let step = BeamStep { params: step_params, request };
         BeamSearch::new(self.engine.clone(), params, resolved.request(prompt), step, output)
+    }
+
+    /// The adapter that the parameters name.
+    fn adapter(&self, params: &SamplingParams) -> Result<Option<AdapterId>, AdapterNotFound> {
+        params.adapter.as_ref().map(|name| Ok(self.adapters.get(name)?.id)).transpose()
     }
 
     /// The text of a prompt, if it is given as text, and its token ids.
@@ -184,6 +194,7 @@ impl Frontend {
             tokenizer: self.tokenizer.clone(),
             options,
             stops: params.stop.clone(),
+            adapter: params.adapter.clone(),
             sequences: params.stop_token_sequences.clone(),
         }
     }

@@ -146,6 +146,7 @@ impl BeamSearch {
             stops: Vec::new(),
             sequences: Vec::new(),
             echo: None,
+            adapter: None,
             formats: None,
         };
         RequestState::start(&self.engine, Arc::new(request), 1, output, port)
@@ -178,6 +179,7 @@ impl BeamSearch {
             prompt_token_ids: Arc::clone(&first.prompt_token_ids),
             prompt_logprobs: None,
             prompt_top_logprobs: None,
+            adapter: self.params.adapter.clone(),
             usage: Usage { completion_tokens, ..first.usage.clone() },
             timings: Timings { total: self.started.elapsed().as_secs_f64(), ..first.timings.clone() },
         }

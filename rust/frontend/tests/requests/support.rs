@@ -13,6 +13,7 @@ use penstock_engine::{
     StepOutput, StepPlan,
 };
 use penstock_frontend::Error;
+use penstock_frontend::adapters::Adapters;
 use penstock_frontend::output::{Milestone, RequestOutput, RequestState};
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
@@ -87,6 +88,7 @@ pub fn with_limits(
             [].iter(),
         ),
         grammars: Grammars::default(),
+        adapters: Adapters::default(),
         generation: GenerationConfig { eos_token_ids: vec![END], ..GenerationConfig::default() },
         hidden_size: 4,
         max_logprobs: 20,

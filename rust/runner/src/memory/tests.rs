@@ -46,6 +46,7 @@ pub(crate) fn request() -> MemoryRequest {
         kv_cache: KvCacheSize::DefaultFraction,
         host_cache: HostCacheSize::bytes(0),
         has_prefix_cache: false,
+        adapters: None,
     }
 }
 

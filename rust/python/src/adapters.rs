@@ -1,0 +1,135 @@
+//! Adapters: loading and removing them, and the class `Adapter`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use penstock_engine::{AdapterError, Engine};
+use penstock_frontend::adapters::{Adapter, AdapterLoadError};
+use penstock_frontend::prompt::Frontend;
+use penstock_runner::ProgressCallback;
+use penstock_runner::{AdapterLoader, LoadAdapterError, LoadedAdapter};
+
+use crate::detach::IsWanted;
+use crate::errors::{Error, Problem};
+
+/// The most characters of a name.
+const MAX_NAME: usize = 256;
+/// The files that an adapter consists of.
+const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+
+/// An adapter and its use at the moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterInfo {
+    pub name: String,
+    pub path: String,
+    pub base_model: Option<String>,
+    pub rank: usize,
+    pub num_modules: usize,
+    pub bytes: u64,
+    pub on_device: bool,
+    pub running: usize,
+    pub waiting: usize,
+}
+
+impl From<&Adapter> for AdapterInfo {
+    fn from(adapter: &Adapter) -> Self {
+        Self {
+            name: adapter.name.clone(),
+            path: adapter.path.display().to_string(),
+            base_model: adapter.base_model.clone(),
+            rank: adapter.rank,
+            num_modules: adapter.num_modules,
+            bytes: adapter.bytes,
+            on_device: adapter.usage.is_on_device(),
+            running: adapter.usage.num_running(),
+            waiting: adapter.usage.num_waiting(),
+        }
+    }
+}
+
+/// An adapter to be loaded.
+pub struct AdapterSource<'a> {
+    pub name: &'a str,
+    pub path: &'a Path,
+    /// Whether it may take the name of another adapter.
+    pub replace: bool,
+}
+
+impl AdapterSource<'_> {
+    /// Names occur in lists that are separated by commas, and in logs.
+    pub fn check(&self) -> Result<(), Error> {
+        let is_valid = (1..=MAX_NAME).contains(&self.name.chars().count())
+            && !self.name.chars().any(|character| character == ',' || character.is_control());
+        if is_valid {
+            return Ok(());
+        }
+        let limit = format!("1 to {MAX_NAME} characters without commas and control characters");
+        let message = format!("name={:?} is not allowed: it must be {limit}", self.name);
+        Err(Error::Config(Problem { message, field: "name".to_owned(), value: None, limit: Some(limit) }))
+    }
+
+    /// Loads the adapter. A name that stands for another adapter is a conflict, unless it may be replaced; the requests of
+    /// the other one end as usual.
+    pub fn load(
+        &self,
+        frontend: &Frontend,
+        loader: &AdapterLoader,
+        is_wanted: IsWanted<'_>,
+        progress: ProgressCallback<'_>,
+    ) -> Result<AdapterInfo, Error> {
+        let (engine, version) = (&frontend.engine, version(self.path));
+        let load = || self.read(engine, loader, &version, progress);
+        let is_same = |adapter: &Adapter| adapter.version == version;
+        match frontend.adapters.load(self.name, self.replace, is_same, is_wanted, load) {
+            Ok((adapter, former)) => {
+                if let Some(former) = former {
+                    engine.unload_adapter(former.id, None, None);
+                }
+                Ok((&*adapter).into())
+            }
+            Err(AdapterLoadError::Conflict(other)) => Err(Error::AdapterConflict(format!(
+                "adapter {:?} is loaded from {} with other contents; unload it, or load with replace=True",
+                self.name,
+                other.path.display()
+            ))),
+            Err(AdapterLoadError::Abandoned) => {
+                Err(Error::Defect("an abandoned load was awaited".to_owned()))
+            }
+            Err(AdapterLoadError::Failed(error)) => Err(self.error(error)),
+        }
+    }
+
+    fn read(
+        &self,
+        engine: &Engine,
+        loader: &AdapterLoader,
+        version: &str,
+        progress: ProgressCallback<'_>,
+    ) -> Result<Adapter, LoadAdapterError> {
+        let LoadedAdapter { id, usage, base_model, rank, num_modules, bytes } =
+            loader.load(engine, self.path, progress)?;
+        let (name, path, version) = (self.name.to_owned(), self.path.to_owned(), version.to_owned());
+        Ok(Adapter { name, path, version, id, usage, base_model, rank, num_modules, bytes })
+    }
+
+    fn error(&self, error: LoadAdapterError) -> Error {
+        let message = format!("adapter {:?} cannot be loaded: {error}", self.name);
+        match error {
+            LoadAdapterError::Engine(AdapterError::Stopped(cause)) => cause.into(),
+            LoadAdapterError::Engine(AdapterError::TooMany { .. }) => Error::AdapterLimit(message),
+            _ => Error::AdapterFiles(message),
+        }
+    }
+}
+
+/// Distinguishes contents of an adapter's directory: the identity, size and time of its files.
+fn version(path: &Path) -> String {
+    let of_file = |name: &str| match fs::metadata(path.join(name)) {
+        Ok(file) => {
+            format!("{}-{}-{}-{}.{};", file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec())
+        }
+        Err(_) => ";".to_owned(), // the load fails
+    };
+    FILES.map(of_file).concat()
+}

@@ -1,0 +1,106 @@
+//! Adapters: the memory that they may take, and loading one for an engine.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use penstock_checkpoint::{AdapterFiles, CheckpointError};
+use penstock_device::{AdapterSpec, Backend};
+use penstock_engine::{AdapterError, AdapterId, AdapterUse, Engine};
+use penstock_models::{
+    AdapterLimits, ModelConfig, ModelError, ProgressCallback, adapter_bytes, pack_adapter,
+};
+use penstock_types::{Dtype, PackedAdapter};
+
+use crate::EngineConfig;
+
+/// The rank for which there is room by default.
+const DEFAULT_RANK: usize = 16;
+
+/// The adapters on the device that a configuration asks for; `None` without adapters.
+pub(crate) fn adapter_spec<B: Backend>(config: &EngineConfig, model: &ModelConfig) -> Option<AdapterSpec> {
+    let (adapters, rank) = (config.max_adapters, config.max_adapter_rank());
+    // Published adapters are float32.
+    let bytes = |rank| adapter_bytes::<B>(model, rank, Dtype::F32);
+    let default = || bytes(rank).max(adapters as u64 * bytes(rank.min(DEFAULT_RANK)));
+    let bytes = B::adapter_bytes(config.adapter_cache_bytes.unwrap_or_else(default));
+    (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank })
+}
+
+/// The function that packs an adapter for a backend.
+type Pack =
+    fn(&AdapterFiles, &ModelConfig, AdapterLimits, ProgressCallback<'_>) -> Result<PackedAdapter, ModelError>;
+
+/// Loads adapters for an open model.
+#[derive(Clone)]
+pub struct AdapterLoader {
+    model: Arc<ModelConfig>,
+    limits: AdapterLimits,
+    pack: Pack,
+    /// See [`Backend::adapter_bytes`].
+    device_bytes: fn(u64) -> u64,
+}
+
+/// An adapter of an engine.
+pub struct LoadedAdapter {
+    /// The name of the adapter in requests to the engine.
+    pub id: AdapterId,
+    /// Its use by requests.
+    pub usage: Arc<AdapterUse>,
+    /// The model for which the adapter was trained, as its configuration names it.
+    pub base_model: Option<String>,
+    /// The highest rank of its updates.
+    pub rank: usize,
+    /// The number of linear layers that it updates.
+    pub num_modules: usize,
+    /// Bytes that it takes on the device.
+    pub bytes: u64,
+}
+
+/// An adapter cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadAdapterError {
+    /// The files cannot be read.
+    #[error(transparent)]
+    Files(#[from] CheckpointError),
+    /// The adapter does not fit the model, or its memory.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The engine refuses it.
+    #[error(transparent)]
+    Engine(#[from] AdapterError),
+}
+
+impl AdapterLoader {
+    pub(crate) fn new<B: Backend>(model: ModelConfig, spec: AdapterSpec) -> Self {
+        Self {
+            model: Arc::new(model),
+            limits: AdapterLimits { rank: spec.rank, bytes: spec.bytes },
+            pack: pack_adapter::<B>,
+            device_bytes: B::adapter_bytes,
+        }
+    }
+
+    /// Reads an adapter's directory and registers the adapter with the engine of the model. Slow, and needs no other
+    /// thread until the end.
+    pub fn load(
+        &self,
+        engine: &Engine,
+        path: &Path,
+        progress: ProgressCallback<'_>,
+    ) -> Result<LoadedAdapter, LoadAdapterError> {
+        let files = AdapterFiles::open(path)?;
+        let packed = (self.pack)(&files, &self.model, self.limits, progress)?;
+        let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
+        let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes.len() as u64));
+        let (id, usage) = engine.load_adapter(Arc::new(packed), bytes)?;
+        let base_model = files.base_model().map(str::to_owned);
+        Ok(LoadedAdapter { id, usage, base_model, rank, num_modules, bytes })
+    }
+}
+
+impl fmt::Debug for AdapterLoader {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("AdapterLoader").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+"""Random LoRA adapters in PEFT's layout, written with numpy, without torch, and merged checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from support.checkpoints import encode, make_weights, tensor_shapes, write_safetensors, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from support.checkpoints import Floats
+
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def write_adapter(
+    directory: Path,
+    model: dict[str, Any],
+    *,
+    rank: int = 8,
+    modules: Sequence[str] = MODULES,
+    seed: int = 0,
+    dtype: str = "float32",
+    **changes: Any,
+) -> Path:
+    """Write an adapter of `modules` for a model of this configuration; returns `directory`.
+
+    Its updates are about as large as the weights, so an output without it, or with a wrong scale, differs.
+    `changes` are entries of `adapter_config.json`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": values
+        for name, pair in make_updates(model, rank, modules, seed).items()
+        for part, values in zip("AB", pair, strict=True)
+    }
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "base",
+        "target_modules": list(modules),
+        "r": rank,
+        "lora_alpha": rank,
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config | changes))
+    encoded = {name: encode(values, dtype) for name, values in tensors.items()}
+    write_safetensors(directory / "adapter_model.safetensors", encoded, dtype)
+    return directory
+
+
+def make_updates(
+    model: dict[str, Any], rank: int, modules: Sequence[str], seed: int
+) -> dict[str, tuple[Floats, Floats]]:
+    """A and B of each module."""
+    generator = np.random.default_rng(seed)
+    updates = {}
+    for name, shape in tensor_shapes(model):
+        module = name.removesuffix(".weight")
+        if module == name or module.rpartition(".")[2] not in modules:
+            continue
+        rows, columns = shape
+        a = generator.standard_normal((rank, columns), dtype=np.float32) / np.float32(columns**0.5)
+        b = generator.standard_normal((rows, rank), dtype=np.float32) / np.float32(rank**0.5)
+        updates[module] = (a, b)
+    return updates
+
+
+def write_merged(
+    directory: Path,
+    model: dict[str, Any],
+    *,
+    rank: int = 8,
+    modules: Sequence[str] = MODULES,
+    seed: int = 0,
+    scale: float = 1.0,
+    model_seed: int = 0,
+) -> Path:
+    """Write the float32 checkpoint of `write_checkpoint` with an adapter merged into its weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    updates = make_updates(model, rank, modules, seed)
+    tensors = {}
+    for name, values in make_weights(model, model_seed):
+        a, b = updates.get(name.removesuffix(".weight"), (None, None))
+        delta = 0.0 if a is None or b is None else scale * (b.astype(np.float64) @ a.astype(np.float64))
+        tensors[name] = (values + delta).astype(np.float32)
+    (directory / "config.json").write_text(json.dumps(model))
+    write_safetensors(directory / "model.safetensors", tensors, "float32")
+    write_tokenizer(directory, model["vocab_size"])
+    return directory
