@@ -30,6 +30,7 @@ __all__ = [
     "given",
     "json_option",
     "key_options",
+    "lines_of",
     "sampling_options",
     "server_options",
     "settings_options",
@@ -272,3 +273,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def given(fields: type, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are fields of the class and were set."""
     return {name: options[name] for name in fields.__annotations__ if options.get(name) not in (None, ())}
+
+
+def lines_of(file: str | None) -> list[str]:
+    """The keys in a file: its lines that are not blank."""
+    if file is None:
+        return []
+    lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    keys = [line for line in lines if line]
+    if not keys:
+        raise click.UsageError(f"{file} has no key.")
+    return keys

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock._cli_options import Command, engine_options_with, given, server_options
+from penstock._cli_options import Command, engine_options_with, given, lines_of, server_options
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
 from penstock.server.tracing import endpoint_of_environment
@@ -118,10 +118,10 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         aliases = dict.fromkeys(others, first)
     if not paths or (model is None and names):
         raise click.UsageError("Missing argument 'MODEL'.")
-    keys = [*options.pop("api_keys"), *_lines(options["api_key_file"])]
+    keys = [*options.pop("api_keys"), *lines_of(options["api_key_file"])]
     if "PENSTOCK_API_KEY" in os.environ:
         keys.append(os.environ["PENSTOCK_API_KEY"])
-    admin_keys = [*options.pop("admin_api_keys"), *_lines(options["admin_api_key_file"])]
+    admin_keys = [*options.pop("admin_api_keys"), *lines_of(options["admin_api_key_file"])]
     chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
     chosen["otlp_traces_endpoint"] = options["otlp_traces_endpoint"] or endpoint_of_environment()
     settings = ServerSettings(
@@ -160,14 +160,3 @@ def _name_of(model: str) -> str:
     """The name of a model without another one: responses have it, so it has no folders of this machine."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
-
-
-def _lines(file: str | None) -> list[str]:
-    """The keys in a file: its lines that are not blank."""
-    if file is None:
-        return []
-    lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    keys = [line for line in lines if line]
-    if not keys:
-        raise click.UsageError(f"{file} has no key.")
-    return keys

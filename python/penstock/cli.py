@@ -32,6 +32,7 @@ from penstock._cli_options import (
     sampling_options,
 )
 from penstock._cli_remote import RemoteModel, check_source
+from penstock._cli_runtime import runtime
 from penstock._cli_serve import serve
 from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 
@@ -337,6 +338,7 @@ def _info(model: str, *, as_json: bool) -> None:
 
 
 main.add_command(serve)
+main.add_command(runtime)
 main.add_command(bench)
 
 

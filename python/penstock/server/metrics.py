@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 from prometheus_client import ProcessCollector
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 import penstock
+from penstock.server.families import Families
 from penstock.server.probes import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from prometheus_client.core import Metric
+
     from penstock.server.http import Exchange
-    from penstock.server.measures import Distribution
     from penstock.server.state import Model, State
 
 __all__ = ["metrics"]
@@ -66,44 +66,6 @@ def _text(collector: _Collector, *, is_openmetrics: bool) -> bytes:
     return openmetrics.generate_latest(collector, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call,no-any-return]
 
 
-class _Families:
-    """Metric families by name; those of several models have one sample or more for each."""
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Metric] = {}
-
-    def _family(self, kind: str, name: str, text: str | None) -> Metric:
-        family = self.by_name.get(name)
-        if family is None:
-            family = self.by_name[name] = Metric(name, text or name, kind)
-        return family
-
-    def gauge(self, name: str, text: str | None, labels: dict[str, str], value: float) -> None:
-        """Add a current value."""
-        self._family("gauge", name, text).add_sample(name, labels, value)
-
-    def counter(self, name: str, text: str | None, labels: dict[str, str], value: float) -> None:
-        """Add a total; its sample has the suffix `_total`."""
-        self._family("counter", name, text).add_sample(f"{name}_total", labels, value)
-
-    def histogram(
-        self,
-        name: str,
-        text: str | None,
-        labels: dict[str, str],
-        found: penstock.Histogram | Distribution,
-    ) -> None:
-        """Add a distribution."""
-        family = self._family("histogram", name, text)
-        count = 0
-        bounds = (*map(floatToGoString, found.buckets), "+Inf")
-        for bound, added in zip(bounds, found.counts, strict=True):
-            count += added
-            family.add_sample(f"{name}_bucket", {**labels, "le": bound}, count)
-        family.add_sample(f"{name}_count", labels, count)
-        family.add_sample(f"{name}_sum", labels, found.sum)
-
-
 class _Collector(Collector):
     """Reads all numbers of a server once; made on the event loop, used in a thread."""
 
@@ -115,7 +77,7 @@ class _Collector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metric families."""
-        families = _Families()
+        families = Families()
         for model in self._state.selected(None):
             labels = {"model_name": model.name, "engine": "0"}
             status = state_of(model, self._state)["status"]
@@ -138,7 +100,7 @@ class _Collector(Collector):
         yield from families.by_name.values()
         yield from _process.collect()
 
-    def _add_http(self, families: _Families) -> None:
+    def _add_http(self, families: Families) -> None:
         http = self._state.http
         text = "Bytes of the bodies of unfinished HTTP requests."
         families.gauge("http_body_bytes", text, {}, self._state.num_body_bytes)
@@ -154,7 +116,7 @@ class _Collector(Collector):
             families.histogram("http_request_duration_seconds", text, labels, duration)
 
 
-def _add_own(families: _Families, labels: dict[str, str], stats: penstock.Stats) -> None:
+def _add_own(families: Families, labels: dict[str, str], stats: penstock.Stats) -> None:
     """All fields of `penstock.Stats`, under their names."""
     for field, value in stats.to_dict().items():
         name, text = f"penstock:{field}", getattr(penstock.Stats, field).__doc__
@@ -168,7 +130,7 @@ def _add_own(families: _Families, labels: dict[str, str], stats: penstock.Stats)
 
 
 def _add_vllm(
-    families: _Families, labels: dict[str, str], stats: penstock.Stats, model: Model, *, is_asleep: bool
+    families: Families, labels: dict[str, str], stats: penstock.Stats, model: Model, *, is_asleep: bool
 ) -> None:
     """The metrics of vLLM of which the engine has the value."""
     gauges: list[tuple[str, float]] = [
@@ -240,7 +202,7 @@ def _cache_config(stats: penstock.Stats, model: Model) -> dict[str, str]:
     }
 
 
-def _add_legacy(families: _Families, labels: dict[str, str], stats: penstock.Stats) -> None:
+def _add_legacy(families: Families, labels: dict[str, str], stats: penstock.Stats) -> None:
     """Names that vLLM had before and that some tools read."""
     gauges = {
         "gpu_cache_usage_perc": stats.blocks_used / max(stats.blocks_total, 1),

@@ -1,0 +1,81 @@
+"""`penstock runtime`: the AIBrix AI Engine Runtime."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from penstock._cli_options import Command, lines_of, settings_options
+from penstock.runtime.settings import RuntimeSettings, settings_of_environment
+
+__all__ = ["aibrix_runtime", "runtime"]
+
+_File = click.Path(exists=True, dir_okay=False)
+_Port = click.IntRange(0, 65535)
+
+_HELP = """Run the AIBrix AI Engine Runtime beside an engine.
+
+The engine is Penstock, vLLM, SGLang, TensorRT-LLM or any other server. Options override the environment
+variables of AIBrix's runtime. PENSTOCK_RUNTIME_TOKEN is a token, PENSTOCK_ENGINE_KEY the engine's key.
+"""
+
+_runtime_options = settings_options(
+    RuntimeSettings, {"Runtime": [field.name for field in fields(RuntimeSettings)]}
+)
+
+
+def _command(name: str, host: str) -> click.Command:
+    """The command with the address at which it listens by default."""
+
+    @click.command(name, cls=Command, help=_HELP)
+    @click.option("--host", default=host, show_default=True, help="Address to listen on.")
+    @click.option("--port", default=8080, show_default=True, type=_Port, help="Port to listen on.")
+    @click.option("--token-file", type=_File, help="File of tokens, one per line.")
+    @click.option("--engine-key-file", type=_File, help="File of the engine's key.")
+    @click.option(
+        "--log-level",
+        default="info",
+        show_default=True,
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="Least level of log records.",
+    )
+    @click.option(
+        "--log-format",
+        default="text",
+        show_default=True,
+        type=click.Choice(["text", "json"]),
+        help="Form of log records.",
+    )
+    @_runtime_options
+    def command(host: str, port: int, **options: Any) -> None:
+        _run(host, port, options)
+
+    return command
+
+
+def _run(host: str, port: int, options: dict[str, Any]) -> None:
+    tokens = [*options["tokens"], *lines_of(options["token_file"])]
+    if "PENSTOCK_RUNTIME_TOKEN" in os.environ:
+        tokens.append(os.environ["PENSTOCK_RUNTIME_TOKEN"])
+    keys = [options["engine_key"], *lines_of(options["engine_key_file"]), os.environ.get("PENSTOCK_ENGINE_KEY")]
+    options = {**options, "tokens": tuple(tokens), "engine_key": next(filter(None, keys), None)}
+    chosen = {field.name: options[field.name] for field in fields(RuntimeSettings)}
+    given = {name: value for name, value in chosen.items() if value not in (None, ())}
+    settings = RuntimeSettings(**{**settings_of_environment(), **given})
+    try:
+        from penstock.runtime.serve import serve
+        from penstock.server.listener import Address
+        from penstock.server.logs import configure_logging
+    except ModuleNotFoundError as error:
+        message = f"the runtime needs {error.name}: pip install 'penstock[runtime]'"
+        raise click.ClickException(message) from error
+    configure_logging(options["log_level"], options["log_format"], has_access=True)
+    serve(settings, Address(host, port))
+
+
+runtime = _command("runtime", "127.0.0.1")
+#: AIBrix's name of the command, with its default address.
+aibrix_runtime = _command("aibrix_runtime", "0.0.0.0")  # noqa: S104 - reading is open, changes are not

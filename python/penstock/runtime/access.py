@@ -1,0 +1,95 @@
+"""Access to the routes: tokens, and clients of the same machine.
+
+Everything that changes something needs a token, or comes from the same machine if there are no tokens. The
+engine's key goes to the engine only, and only for such clients.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from penstock.runtime.errors import ApiError
+from penstock.server.errors import ApiError as HostError
+from penstock.server.hosts import Hosts
+from penstock.server.keys import Keys, digest_of
+from penstock.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from penstock.runtime.settings import RuntimeSettings
+
+__all__ = ["Access", "Level"]
+
+#: Requests to a route: all; those with a token if there are tokens; those that change adapters and models;
+#: those that start processes.
+Level: TypeAlias = Literal["open", "read", "change", "engines"]
+
+#: A proxy on this machine has clients of others.
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class Access:
+    """Decides which requests are allowed, and with which key the engine is asked for them."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._tokens = Keys(settings.tokens)
+        self._hosts = Hosts(ServerSettings())
+        self._is_open = settings.open_changes
+        key = settings.engine_key
+        #: The header for requests of the runtime itself.
+        self.engine_authorization = None if key is None else f"Bearer {key}"
+
+    def check(self, request: Request, level: Level) -> None:
+        """Raise unless the request is allowed."""
+        if level == "open" or self._has_token(request):
+            return
+        if self._tokens:
+            raise ApiError(401, "AuthenticationError", "a valid token is required")
+        if level == "read" or (level == "change" and self._is_open):
+            return
+        self._check_is_local(request)
+
+    def authorization(self, request: Request, level: Level) -> str | None:
+        """The header with which the engine is asked for a request that is allowed.
+
+        It is the client's, unless it is a token of the runtime and the engine has another key.
+        """
+        given = request.headers.get("authorization")
+        is_trusted = bool(self._tokens) or level != "read"
+        if self.engine_authorization is None or not is_trusted:
+            return given
+        if given is None or digest_of(_bearer(given)) in self._tokens:
+            return self.engine_authorization
+        return given
+
+    def _has_token(self, request: Request) -> bool:
+        given = [_bearer(request.headers.get("authorization", ""))]
+        given.append(request.headers.get("x-api-key", "").strip().encode())
+        return any([digest_of(token) in self._tokens for token in given])  # noqa: C419 - all are compared
+
+    def _check_is_local(self, request: Request) -> None:
+        """A web page in a browser of this machine is no local client, either: its host or origin shows it."""
+        message = "a client of another machine needs a token, and the runtime has none"
+        is_forwarded = any(name in request.headers for name in _FORWARDED)
+        if is_forwarded or request.client is None or not _is_loopback(request.client.host):
+            raise ApiError(403, "PermissionError", message)
+        try:
+            self._hosts.check(request.headers)
+        except HostError as error:
+            raise ApiError(403, "PermissionError", str(error)) from error
+
+
+def _bearer(header: str) -> bytes:
+    scheme, _, token = header.partition(" ")
+    return token.strip().encode() if scheme.lower() == "bearer" else b""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,158 @@
+"""Adapters of the engine: `/v1/lora_adapter/load` and `/v1/lora_adapter/unload`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+
+from penstock.runtime.artifacts import download_error, options_for, request_options, secrets_of, within
+from penstock.runtime.downloader import DownloadError, resolve, run
+from penstock.runtime.errors import ApiError, not_allowed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from penstock.runtime.bodies import DelegatedLoad
+    from penstock.runtime.engine import EngineClient, Reply
+    from penstock.runtime.settings import RuntimeSettings
+
+__all__ = ["Adapters"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_NAME_LIMIT = "1 to 100 letters, digits, - and _"
+#: Of adapters with a folder.
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is a letter or digit"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
+
+
+class Adapters:
+    """Loads and unloads adapters, one operation per adapter at a time."""
+
+    def __init__(
+        self, settings: RuntimeSettings, engine: EngineClient, slots: anyio.CapacityLimiter
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        #: Of downloads.
+        self._slots = slots
+        self._folder = Path(settings.adapter_dir).resolve()
+        self._locks: dict[str, anyio.Lock] = {}
+        #: Operations that hold a lock or wait for it.
+        self._users: Counter[str] = Counter()
+
+    async def load(self, name: str, path: str, authorization: str | None) -> None:
+        """Load an adapter that the engine finds: by hub id, or a path in one of the allowed folders.
+
+        The adapter of a URL is downloaded first.
+        """
+        if not _NAME.fullmatch(name):
+            raise not_allowed("ValidationError", "lora_name", name, _NAME_LIMIT)
+        if not path.strip():
+            raise not_allowed("ValidationError", "lora_path", path, "a hub id, a path or a URL")
+        async with self._alone(name):
+            if "://" in path:
+                path = str(await self._fetched(name, path, {}))
+            elif not _HUB_ID.fullmatch(path):
+                found = within(path, self._settings.roots)
+                if found is None:
+                    limit = "a hub id, or a path in the folder of adapters or another allowed one"
+                    raise not_allowed("ValidationError", "lora_path", path, limit)
+                path = str(found)
+            await self._engine.load_adapter(name, path, authorization)
+
+    async def load_artifact(self, body: DelegatedLoad, authorization: str | None) -> tuple[Path, str]:
+        """Download an adapter and load it; returns its folder and the text of the engine."""
+        name, url = body.lora_name, body.artifact_url
+        _check_folder_name(name)
+        config = body.additional_config or {}
+        if key := config.get("api-key"):
+            authorization = f"Bearer {key}"
+        credentials = body.credentials
+        if credentials is None:
+            secret = body.credentials_secret
+            credentials = await anyio.to_thread.run_sync(secrets_of, self._settings, secret)
+        async with self._alone(name):
+            extra = request_options(url, credentials, config)
+            path = await self._fetched(name, url, extra, body.local_dir)
+            return path, await self._engine.load_adapter(name, str(path), authorization)
+
+    async def unload(
+        self, name: str, number: int | None, authorization: str | None, *, deletes: bool
+    ) -> Reply:
+        """Unload an adapter, and delete its folder if the runtime downloaded it."""
+        _check_folder_name(name)
+        async with self._alone(name):
+            reply = await self._engine.unload_adapter(name, number, authorization)
+            if deletes:
+                await anyio.to_thread.run_sync(_delete, self._folder / name)
+        return reply
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Wait for the other operations of this adapter."""
+        lock = self._locks.setdefault(name, anyio.Lock())
+        self._users[name] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[name] -= 1
+            if not self._users[name]:
+                del self._users[name], self._locks[name]
+
+    async def _fetched(
+        self, name: str, url: str, extra: Mapping[str, object], local_dir: str | None = None
+    ) -> Path:
+        """The folder of an adapter, which is downloaded unless it is there.
+
+        That of another URL is another one, so the files of two versions are never mixed.
+        """
+        if urlsplit(url).scheme not in _SCHEMES:
+            limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
+            raise not_allowed("ValidationError", "artifact_url", url, limit)
+        folder = self._folder
+        if local_dir is not None:
+            found = within(local_dir, self._settings.roots)
+            if found is None:
+                limit = "in the folder of adapters or another allowed one"
+                raise not_allowed("ValidationError", "local_dir", local_dir, limit)
+            folder = found
+        path = folder / name / sha256(url.encode()).hexdigest()[:12]
+        if within(path, [folder]) is None:  # a link leads out of it
+            raise not_allowed("ValidationError", "lora_name", name, "a folder in that of adapters")
+        try:
+            options = options_for(url, extra, self._settings)
+            resolve(url, options)
+            with anyio.fail_after(self._settings.download_timeout):
+                async with self._slots:
+                    return await run(url, path, options)
+        except TimeoutError:
+            message = f"the download took longer than {self._settings.download_timeout:g} seconds"
+            raise ApiError(408, "TimeoutError", message) from None
+        except DownloadError as error:
+            await anyio.to_thread.run_sync(_delete, path.parent)
+            raise download_error(error) from error
+
+
+def _check_folder_name(name: str) -> None:
+    if not _FOLDER_NAME.fullmatch(name):
+        raise not_allowed("ValidationError", "lora_name", name, _FOLDER_LIMIT)
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder, or a link in its place."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,131 @@
+"""Sources of downloads that requests name: the hosts, folders and credentials that they may have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from penstock.runtime.downloader import (
+    AccessDeniedError,
+    DownloadError,
+    InsufficientSpaceError,
+    InvalidArgumentError,
+    ModelNotFoundError,
+    Options,
+    TooLargeError,
+    UnsafeNameError,
+)
+from penstock.runtime.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.runtime.settings import RuntimeSettings
+
+__all__ = ["download_error", "options_for", "request_options", "secrets_of", "within"]
+
+#: Hosts of the hubs, and of the stores to which they redirect.
+_HOSTS = (
+    *("huggingface.co", "*.huggingface.co", "*.hf.co"),
+    *("*.amazonaws.com", "*.amazonaws.com.cn", "*.volces.com", "*.ivolces.com"),
+)
+#: Names of credentials in requests and secrets, and the options of the downloader.
+_CREDENTIALS = {
+    "TOS_ACCESS_KEY": "ak",
+    "TOS_ENDPOINT": "endpoint",
+    "TOS_REGION": "region",
+    "TOS_SECRET_KEY": "sk",
+    "TOS_SESSION_KEY": "session_token",
+    "aws_access_key_id": "ak",
+    "aws_endpoint_url": "endpoint",
+    "aws_region": "region",
+    "aws_secret_access_key": "sk",
+    "aws_session_token": "session_token",
+    "huggingface_token": "hf_token",
+}
+#: Fields of `additional_config` that are options of the downloader.
+_CONFIG = frozenset({"endpoint", "region", "hf_endpoint", "hf_revision"})
+_SECRET_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_MAX_SECRETS = 64
+_MAX_SECRET = 64 << 10
+_ERRORS: tuple[tuple[type[DownloadError], int, str], ...] = (
+    (InvalidArgumentError, 422, "InvalidArgumentError"),
+    (ModelNotFoundError, 404, "ModelNotFoundError"),
+    (AccessDeniedError, 403, "AccessDeniedError"),
+    (UnsafeNameError, 422, "UnsafeNameError"),
+    (TooLargeError, 422, "TooLargeError"),
+    (InsufficientSpaceError, 507, "InsufficientSpaceError"),
+)
+
+
+def download_error(error: DownloadError) -> ApiError:
+    """The response for an error of the downloader."""
+    param = error.field if isinstance(error, InvalidArgumentError) else None
+    for kind, status, name in _ERRORS:
+        if isinstance(error, kind):
+            return ApiError(status, name, str(error), param=param)
+    return ApiError(502, type(error).__name__, str(error))
+
+
+def within(path: str | Path, roots: Iterable[Path]) -> Path | None:
+    """The path without links and dots, if it is one of these folders or below."""
+    try:
+        found = Path(path).resolve()
+    except (OSError, ValueError):  # too long, a loop of links, a NUL
+        return None
+    return found if any(found.is_relative_to(root) for root in roots) else None
+
+
+def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -> Options:
+    """The options of a download that a request asks for, with the limits of the operator."""
+    own = Options.load(uri)  # those of the environment
+    options = Options.load(uri, extra)
+    hosts = own.allowed_hosts
+    if hosts is None:
+        names = [urlsplit(url).hostname for url in (own.endpoint, own.hf_endpoint) if url]
+        found = [pattern for name in names if name for pattern in (name, f"*.{name}")]
+        hosts = (*_HOSTS, *found)
+    hosts = (*hosts, *settings.artifact_hosts)
+    roots = own.allowed_roots if own.allowed_roots is not None else tuple(map(str, settings.roots))
+    return msgspec.structs.replace(
+        options, allowed_hosts=None if "*" in hosts else hosts, allowed_roots=roots
+    )
+
+
+def request_options(
+    uri: str, credentials: Mapping[str, str], config: Mapping[str, str]
+) -> dict[str, Any]:
+    """The options in the credentials and the configuration of a request for an adapter."""
+    if urlsplit(uri).scheme in ("http", "https"):
+        return {"headers": dict(credentials)} if credentials else {}
+    found: dict[str, Any] = {name: value for name, value in config.items() if name in _CONFIG}
+    for name, value in credentials.items():
+        if name in _CREDENTIALS:
+            found[_CREDENTIALS[name]] = value
+    return found
+
+
+def secrets_of(settings: RuntimeSettings, name: str | None) -> dict[str, str]:
+    """The files of a mounted secret, by name. Without a name, those of the folder itself if it exists."""
+    folder = Path(settings.secret_dir)
+    if name is not None:
+        if not _SECRET_NAME.fullmatch(name) or ".." in name:
+            raise ApiError(400, "ValidationError", "credentials_secret is no name", param="credentials_secret")
+        folder /= name
+        if not folder.is_dir():
+            message = f"credentials_secret={name!r} is not mounted"
+            raise ApiError(400, "ValidationError", message, param="credentials_secret")
+    if not folder.is_dir():
+        return {}
+    found: dict[str, str] = {}
+    for file in sorted(folder.iterdir()):
+        # Kubernetes keeps the versions of a secret in `..data`.
+        if file.name.startswith("..") or not file.is_file() or len(found) >= _MAX_SECRETS:
+            continue
+        if file.stat().st_size <= _MAX_SECRET:
+            found[file.name] = file.read_text(encoding="utf-8", errors="replace").strip()
+    return found

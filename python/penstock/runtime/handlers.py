@@ -1,0 +1,149 @@
+"""The routes about health, models, adapters and downloads."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from penstock.runtime.bodies import (
+    DelegatedLoad,
+    DelegatedUnload,
+    DirectLoad,
+    DirectUnload,
+    Download,
+    ListModels,
+    converted,
+    decoded,
+)
+from penstock.runtime.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from penstock.runtime.state import State
+
+__all__ = [
+    "BODY_READ",
+    "download_model",
+    "has_body",
+    "healthz",
+    "list_models",
+    "load_adapter",
+    "models",
+    "read_body",
+    "ready",
+    "unload_adapter",
+]
+
+logger = logging.getLogger("penstock.runtime")
+
+_NOT_FOUND = 404
+#: The item of the scope that says whether the body was read.
+BODY_READ = "penstock.body_read"
+
+
+async def healthz(_state: State, _request: Request) -> Response:
+    """Whether the runtime answers."""
+    return JSONResponse({"status": "ok"})
+
+
+async def ready(state: State, _request: Request) -> Response:
+    """Whether the runtime knows its engine and, as a setting, whether this one answers."""
+    settings = state.settings
+    if not (settings.engine and settings.engine_endpoint):
+        return JSONResponse({"status": "not ready"}, 503)
+    if settings.ready_checks_engine and not await state.is_engine_up():
+        return JSONResponse({"status": "not ready", "reason": "the engine does not answer"}, 503)
+    return JSONResponse({"status": "ready"})
+
+
+async def models(state: State, request: Request) -> Response:
+    """The engine's list of models."""
+    try:
+        body = await state.engine.models(state.access.authorization(request, "read"))
+    except ApiError:
+        if not state.settings.strict_compat:
+            raise
+        raise ApiError(500, "ServerError", "Unexpected error listing models") from None
+    return Response(body, media_type="application/json")
+
+
+async def read_body(state: State, request: Request) -> dict[str, Any]:
+    """The JSON object of a body, without the fields that are null."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Browsers send other types to other origins without asking them first.
+        raise ApiError(415, "UnsupportedMediaTypeError", "the content type must be application/json")
+    limit = state.settings.max_body_bytes
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > limit:
+            raise ApiError(413, "BodyTooLargeError", f"the body is too large: the limit is {limit} bytes")
+    request.scope[BODY_READ] = True
+    return decoded(bytes(parts))
+
+
+def has_body(request: Request) -> bool:
+    """Whether the request has a body."""
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+async def load_adapter(state: State, request: Request) -> Response:
+    """Load an adapter that the engine finds, or download it before."""
+    fields = await read_body(state, request)
+    authorization = state.access.authorization(request, "change")
+    if "artifact_url" not in fields:
+        direct = converted(fields, DirectLoad)
+        await state.adapters.load(direct.lora_name, direct.lora_path, authorization)
+        name, path = direct.lora_name, direct.lora_path
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' loaded successfully from '{path}'.")
+    body = converted(fields, DelegatedLoad)
+    try:
+        folder, text = await state.adapters.load_artifact(body, authorization)
+    except ApiError as error:
+        error.fields["error"] = str(error)
+        if not state.settings.strict_compat:
+            raise
+        raise ApiError(500, "ServerError", str(error), fields=error.fields, is_flat=False) from None
+    message = f"Successfully loaded adapter {body.lora_name}"
+    answer = {"local_path": str(folder), "engine_response": {"message": text}}
+    return JSONResponse({"status": "success", "message": message, **answer})
+
+
+async def unload_adapter(state: State, request: Request) -> Response:
+    """Unload an adapter. One that the engine does not have is no error in the short form of the body."""
+    fields = await read_body(state, request)
+    authorization = state.access.authorization(request, "change")
+    if "lora_int_id" in fields:
+        direct = converted(fields, DirectUnload)
+        name = direct.lora_name
+        reply = await state.adapters.unload(name, direct.lora_int_id, authorization, deletes=False)
+        if reply.status == _NOT_FOUND:
+            message = f"the engine has no adapter {name!r}: {reply.text()}"
+            raise ApiError(404, "NotFoundError", message, param="lora_name")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' unloaded successfully.")
+    body = converted(fields, DelegatedUnload)
+    deletes = body.cleanup_local
+    reply = await state.adapters.unload(body.lora_name, None, authorization, deletes=deletes)
+    answer = {"status": "success", "message": f"Successfully unloaded adapter {body.lora_name}"}
+    if state.settings.strict_compat:
+        return JSONResponse(answer)
+    return JSONResponse({**answer, "was_loaded": reply.status != _NOT_FOUND})
+
+
+async def download_model(state: State, request: Request) -> Response:
+    """Start a download, or report one."""
+    body = converted(await read_body(state, request), Download)
+    return JSONResponse(await state.downloads.start(body))
+
+
+async def list_models(state: State, request: Request) -> Response:
+    """The models in a folder, which a parameter of the query or a body names."""
+    if has_body(request):
+        folder = converted(await read_body(state, request), ListModels).local_dir
+    else:
+        folder = request.query_params.get("local_dir")
+    return JSONResponse({"object": "list", "data": await state.downloads.list(folder)})

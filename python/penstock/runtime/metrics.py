@@ -1,0 +1,144 @@
+"""`/metrics`: the engine's metrics, under their names and the common ones, and the runtime's own.
+
+The engine is scraped for each response, so the numbers are never old. A thread parses and formats them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+from prometheus_client.core import Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+import penstock
+from penstock.runtime.errors import ApiError
+from penstock.runtime.rules import rules_of
+from penstock.server.families import Families
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from starlette.requests import Request
+
+    from penstock.runtime.state import State
+
+__all__ = ["metrics", "with_common_names"]
+
+_OK = 200
+#: Counters with this name in the text, of which the parser adds `_total` to the names of the samples.
+_COUNTER = re.compile(r"^# TYPE (\S+) counter\s*$", re.MULTILINE)
+
+
+async def metrics(state: State, _request: Request) -> Response:
+    """The metrics of the engine and of the runtime."""
+    text = await _scrape(state)
+    families = _own(state, is_up=text is not None)
+    body = await anyio.to_thread.run_sync(_body, state, text or "", families, limiter=state.metrics_threads)
+    return Response(body, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+async def _scrape(state: State) -> str | None:
+    """The engine's text, or nothing if it has none within the time and the size."""
+    settings = state.settings
+    try:
+        reply = await state.engine.request(
+            "GET",
+            settings.scrape_path,
+            authorization=state.access.engine_authorization,
+            timeout=settings.scrape_timeout,
+            limit=settings.max_metrics_bytes,
+        )
+    except ApiError as error:
+        state.measures.scrape_errors[error.kind] += 1
+        return None
+    if reply.status != _OK:
+        state.measures.scrape_errors["status"] += 1
+        return None
+    return reply.body.decode(errors="replace")
+
+
+def _own(state: State, *, is_up: bool) -> Families:
+    families = Families()
+    settings = state.settings
+    labels = {
+        "version": penstock.__version__,
+        "engine": settings.engine,
+        "engine_version": settings.engine_version,
+    }
+    families.gauge("aibrix:info_info", "Versions of the runtime and of the engine.", labels, 1)
+    text = "Whether the engine returned its metrics to this scrape."
+    families.gauge("aibrix:engine_up", text, {}, float(is_up))
+    state.measures.write(families)
+    return families
+
+
+def _body(state: State, text: str, own: Families) -> bytes:
+    """The text of a scrape; that of the engine is left out if it cannot be parsed."""
+    if state.settings.raw_metrics:
+        lines = text if not text or text.endswith("\n") else text + "\n"
+        return lines.encode() + generate_latest(_Listed(own.by_name.values()))
+    found: Mapping[str, Metric] = {}
+    try:
+        found = _parsed(text)
+    except Exception:  # noqa: BLE001 - the parser has several errors for an invalid text
+        state.measures.scrape_errors["invalid"] += 1
+    if state.settings.rename_metrics:
+        found = with_common_names(found, rules_of(state.engine.kind))
+    return generate_latest(_Listed({**found, **own.by_name}.values()))
+
+
+def _parsed(text: str) -> dict[str, Metric]:
+    """The families of a text by name, each sample once."""
+    found: dict[str, Metric] = {}
+    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
+    plain = {name for name in _COUNTER.findall(text) if not name.endswith("_total")}
+    for family in text_string_to_metric_families(text):
+        name, kind = family.name, family.type
+        is_plain = kind == "counter" and name in plain
+        kind = "unknown" if is_plain else kind  # otherwise the name would end with _total
+        metric = found.get(name)
+        if metric is None:
+            metric = found[name] = Metric(name, family.documentation, kind)
+        elif metric.type != kind:
+            continue
+        for sample in family.samples:
+            plain_name = sample.name.removesuffix("_total") if is_plain else sample.name
+            key = (plain_name, tuple(sorted(sample.labels.items())))
+            if key not in seen:
+                seen.add(key)
+                metric.samples.append(sample._replace(name=plain_name))
+    return found
+
+
+def with_common_names(
+    found: Mapping[str, Metric], rules: Mapping[str, Sequence[str]]
+) -> dict[str, Metric]:
+    """The families, and copies of those that have a common name."""
+    families = dict(found)
+    for target, sources in rules.items():
+        for source in sources:
+            # A counter without a type has the name of its samples.
+            metric = found.get(source) or found.get(f"{source}_total")
+            if metric is not None:
+                name = target + metric.name.removeprefix(source)
+                copy = families[name] = Metric(name, metric.documentation, metric.type)
+                copy.samples = [
+                    sample._replace(name=target + sample.name.removeprefix(source))
+                    for sample in metric.samples
+                ]
+                break
+    return families
+
+
+class _Listed(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families

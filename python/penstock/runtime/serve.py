@@ -1,0 +1,45 @@
+"""`serve`: the runtime with uvicorn, for `penstock runtime`."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from penstock.runtime.application import app
+from penstock.server.connection import limited_protocol
+from penstock.server.listener import Address, listening
+from penstock.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from penstock.runtime.settings import RuntimeSettings
+
+__all__ = ["serve"]
+
+logger = logging.getLogger("penstock.runtime")
+
+#: Seconds for unfinished requests after SIGTERM.
+_DRAIN_TIMEOUT = 10
+_MAX_CONNECTIONS = 256
+
+
+def serve(settings: RuntimeSettings, address: Address) -> None:
+    """Serve until a signal."""
+    limits = ServerSettings(max_connections=_MAX_CONNECTIONS)
+    config = uvicorn.Config(
+        app(settings),
+        http=limited_protocol(limits),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # clients of this machine are trusted
+        timeout_graceful_shutdown=_DRAIN_TIMEOUT,
+        h11_max_incomplete_event_size=2 * limits.max_header_bytes,
+    )
+    with listening(address) as listener:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        uvicorn.Server(config).run([listener])

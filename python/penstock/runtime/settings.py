@@ -1,0 +1,155 @@
+"""`RuntimeSettings`: the options of the runtime, and the environment variables of AIBrix's."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RuntimeSettings", "settings_of_environment"]
+
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_TEMPORARY = Path(tempfile.gettempdir()) / "aibrix"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSettings:
+    """Options of the runtime. Times are in seconds, sizes in bytes.
+
+    The string of each field is its help text on the command line. Raises `ConfigError` for an invalid value.
+    """
+
+    engine: Annotated[
+        str,
+        "Kind of the engine: penstock, vllm, sglang, trtllm, or any other name for an engine without adapters "
+        "and renamed metrics. Environment: INFERENCE_ENGINE.",
+    ] = "vllm"
+    engine_version: Annotated[str, "Version of the engine. Environment: INFERENCE_ENGINE_VERSION."] = "0.6.1"
+    engine_endpoint: Annotated[str, "URL of the engine. Environment: INFERENCE_ENGINE_ENDPOINT."] = (
+        "http://localhost:8000"
+    )
+    engine_timeout: Annotated[float, "Time for a request to the engine."] = 30.0
+    scrape_path: Annotated[str, "Path of the engine's metrics. Environment: METRIC_SCRAPE_PATH."] = "/metrics"
+    scrape_timeout: Annotated[float, "Time for a scrape of the engine's metrics."] = 1.0
+    max_metrics_bytes: Annotated[int, "Maximum size of the engine's metrics."] = 4 << 20
+    rename_metrics: Annotated[
+        bool,
+        "Add the engine's metrics under aibrix: names. Default: on. Environment: "
+        "METRICS_ENABLE_TRANSFORMATION.",
+    ] = True
+    raw_metrics: Annotated[
+        bool, "Return the engine's metrics as they are. Environment: METRICS_RAW_PASSTHROUGH_MODE."
+    ] = False
+    tokens: Annotated[
+        tuple[str, ...],
+        "Token that requests need, except /healthz, /ready and /metrics; repeat the option for several. "
+        "Without one, only clients of this machine can change anything.",
+    ] = field(default=(), repr=False)
+    engine_key: Annotated[
+        str | None,
+        "Key of the engine, sent for clients that may change something and have no other key.",
+    ] = field(default=None, repr=False)
+    open_changes: Annotated[
+        bool,
+        "Without tokens, let clients of other machines load and unload adapters and download models.",
+    ] = False
+    model_dir: Annotated[
+        str, "Folder of downloaded models. Environment: DOWNLOADER_LOCAL_DIR."
+    ] = str(_TEMPORARY / "models")
+    adapter_dir: Annotated[str, "Folder of downloaded adapters, which the engine must see as well."] = str(
+        _TEMPORARY / "adapters"
+    )
+    allowed_roots: Annotated[
+        tuple[str, ...],
+        "Folder beside those of models and adapters that requests may name; repeat the option for several.",
+    ] = ()
+    artifact_hosts: Annotated[
+        tuple[str, ...],
+        "Host from which requests may download by http or https, or that they may name as an endpoint; * for "
+        "all; repeat the option for several.",
+    ] = ()
+    secret_dir: Annotated[str, "Folder of credentials, with one file per key, or folders of these."] = (
+        "/var/run/secrets/aibrix"
+    )
+    max_downloads: Annotated[int, "Maximum number of downloads at the same time."] = 4
+    download_timeout: Annotated[float, "Time for the download of an adapter."] = 1800.0
+    ready_checks_engine: Annotated[bool, "/ready has status 503 while the engine is down."] = False
+    strict_compat: Annotated[
+        bool, "Errors and answers exactly as AIBrix's runtime has them, where this runtime differs."
+    ] = False
+    max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 64 << 10
+    enable_fastapi_docs: Annotated[bool, "Describe the routes at /openapi.json and /docs."] = False
+    engine_command: Annotated[
+        str | None,
+        "Command of the engines that /v1/runtime/models/activate starts, such as 'vllm serve'. Default: this "
+        "installation's `penstock serve`.",
+    ] = None
+    engine_flags: Annotated[
+        tuple[str, ...],
+        "Further flag that requests may give to such an engine; repeat the option for several.",
+    ] = ()
+    max_engines: Annotated[int, "Maximum number of such engines; 0 closes /v1/runtime."] = 8
+    registry_path: Annotated[
+        str, "File of the running engines. Environment: AIBRIX_ENGINE_REGISTRY_PATH."
+    ] = "var/run/aibrix/engines.json"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "allowed_roots", "artifact_hosts", "engine_flags"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+                raise _error(name, None if name == "tokens" else values, "a tuple of texts")
+        for name in ("engine_timeout", "scrape_timeout", "download_timeout"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise _error(name, value, "a finite number above 0")
+        for name in ("max_metrics_bytes", "max_body_bytes", "max_downloads"):
+            value = getattr(self, name)
+            if value < 1:
+                raise _error(name, value, "at least 1")
+        if self.max_engines < 0:
+            raise _error("max_engines", self.max_engines, "at least 0")
+        url = urlsplit(self.engine_endpoint)
+        if self.engine_endpoint and (url.scheme not in ("http", "https") or not url.hostname):
+            raise _error("engine_endpoint", self.engine_endpoint, "a URL with http or https")
+        if self.strict_compat and self.ready_checks_engine:
+            raise _error("ready_checks_engine", True, "off with strict_compat")
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders that requests may name."""
+        return tuple(Path(root).resolve() for root in (self.model_dir, self.adapter_dir, *self.allowed_roots))
+
+
+def _error(name: str, value: object, limit: str) -> penstock.ConfigError:
+    shown = name if value is None else f"{name}={value!r}"
+    return penstock.ConfigError(f"{shown} is not allowed: it must be {limit}", name, value, limit)
+
+
+def settings_of_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The fields that AIBrix's environment variables set."""
+    texts = {
+        "INFERENCE_ENGINE": "engine",
+        "INFERENCE_ENGINE_VERSION": "engine_version",
+        "INFERENCE_ENGINE_ENDPOINT": "engine_endpoint",
+        "METRIC_SCRAPE_PATH": "scrape_path",
+        "DOWNLOADER_LOCAL_DIR": "model_dir",
+        "AIBRIX_ENGINE_REGISTRY_PATH": "registry_path",
+    }
+    flags = {
+        "METRICS_ENABLE_TRANSFORMATION": "rename_metrics",
+        "METRICS_RAW_PASSTHROUGH_MODE": "raw_metrics",
+    }
+    found: dict[str, Any] = {name: environment[key] for key, name in texts.items() if key in environment}
+    for key, name in flags.items():
+        if key in environment:
+            found[name] = environment[key].upper() in _TRUE
+    return found

@@ -1,0 +1,80 @@
+"""The state of the runtime: everything that the routes share."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from penstock.runtime.access import Access
+from penstock.runtime.adapters import Adapters
+from penstock.runtime.downloads import Downloads
+from penstock.runtime.engine import EngineClient
+from penstock.runtime.errors import ApiError
+from penstock.runtime.measures import Measures
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from penstock.runtime.settings import RuntimeSettings
+
+__all__ = ["State"]
+
+#: Requests that change something at the same time, those that wait for each other included.
+_MAX_CHANGES = 64
+
+
+class State:
+    """The engine's client, adapters, downloads and numbers of a runtime."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self.settings = settings
+        self.access = Access(settings)
+        self.engine = EngineClient(settings)
+        self.measures = Measures()
+        #: The thread that parses and formats metrics, which needs the interpreter.
+        self.metrics_threads = anyio.CapacityLimiter(1)
+        self.downloads = Downloads(settings)
+        self.adapters = Adapters(settings, self.engine, self.downloads.slots)
+
+        self._num_changes = 0
+
+    @contextmanager
+    def change(self) -> Iterator[None]:
+        """Count a request that changes something; raises if there are too many."""
+        if self._num_changes >= _MAX_CHANGES:
+            message = f"too many requests at the same time: the limit is {_MAX_CHANGES}"
+            raise ApiError(503, "OverloadedError", message)
+        self._num_changes += 1
+        try:
+            yield
+        finally:
+            self._num_changes -= 1
+
+    @asynccontextmanager
+    async def lifespan(self, _application: Any) -> AsyncIterator[None]:
+        """Run downloads in the background until the application ends; the rest of them resumes later."""
+        try:
+            async with anyio.create_task_group() as group:
+                self.downloads.group = group
+                yield
+                self.downloads.group = None
+                group.cancel_scope.cancel()
+        finally:
+            await self.engine.close()
+
+    async def is_engine_up(self) -> bool:
+        """Whether the engine answers to a request for its metrics, whatever it answers."""
+        settings = self.settings
+        try:
+            await self.engine.request(
+                "GET",
+                settings.scrape_path,
+                authorization=self.access.engine_authorization,
+                timeout=settings.scrape_timeout,
+                limit=settings.max_metrics_bytes,
+            )
+        except ApiError:
+            return False
+        return True
