@@ -60,7 +60,11 @@ def _run(host: str, port: int, options: dict[str, Any]) -> None:
     tokens = [*options["tokens"], *lines_of(options["token_file"])]
     if "PENSTOCK_RUNTIME_TOKEN" in os.environ:
         tokens.append(os.environ["PENSTOCK_RUNTIME_TOKEN"])
-    keys = [options["engine_key"], *lines_of(options["engine_key_file"]), os.environ.get("PENSTOCK_ENGINE_KEY")]
+    keys = [
+        options["engine_key"],
+        *lines_of(options["engine_key_file"]),
+        os.environ.get("PENSTOCK_ENGINE_KEY"),
+    ]
     options = {**options, "tokens": tuple(tokens), "engine_key": next(filter(None, keys), None)}
     chosen = {field.name: options[field.name] for field in fields(RuntimeSettings)}
     given = {name: value for name, value in chosen.items() if value not in (None, ())}

@@ -39,9 +39,7 @@ _SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
 class Adapters:
     """Loads and unloads adapters, one operation per adapter at a time."""
 
-    def __init__(
-        self, settings: RuntimeSettings, engine: EngineClient, slots: anyio.CapacityLimiter
-    ) -> None:
+    def __init__(self, settings: RuntimeSettings, engine: EngineClient, slots: anyio.CapacityLimiter) -> None:
         self._settings = settings
         self._engine = engine
         #: Of downloads.
@@ -97,6 +95,10 @@ class Adapters:
             if deletes:
                 await anyio.to_thread.run_sync(_delete, self._folder / name)
         return reply
+
+    def num_waiting(self, name: str) -> int:
+        """Operations of an adapter that run or wait."""
+        return self._users[name]
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:

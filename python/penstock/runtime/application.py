@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from penstock.runtime.access import Level
 from penstock.runtime.errors import ApiError, api_error
 from penstock.runtime.handlers import (
     BODY_READ,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.types import Receive, Scope, Send
+
+    from penstock.runtime.access import Level
 
 __all__ = ["Application", "app"]
 

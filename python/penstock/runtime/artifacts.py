@@ -96,9 +96,7 @@ def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -
     )
 
 
-def request_options(
-    uri: str, credentials: Mapping[str, str], config: Mapping[str, str]
-) -> dict[str, Any]:
+def request_options(uri: str, credentials: Mapping[str, str], config: Mapping[str, str]) -> dict[str, Any]:
     """The options in the credentials and the configuration of a request for an adapter."""
     if urlsplit(uri).scheme in ("http", "https"):
         return {"headers": dict(credentials)} if credentials else {}
@@ -114,7 +112,9 @@ def secrets_of(settings: RuntimeSettings, name: str | None) -> dict[str, str]:
     folder = Path(settings.secret_dir)
     if name is not None:
         if not _SECRET_NAME.fullmatch(name) or ".." in name:
-            raise ApiError(400, "ValidationError", "credentials_secret is no name", param="credentials_secret")
+            raise ApiError(
+                400, "ValidationError", "credentials_secret is no name", param="credentials_secret"
+            )
         folder /= name
         if not folder.is_dir():
             message = f"credentials_secret={name!r} is not mounted"

@@ -27,7 +27,7 @@ _UNKNOWN = re.compile("unknown field `([^`]*)`")
 _PLACE = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A body; `null` equals an omitted field."""
 
 

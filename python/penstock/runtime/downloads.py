@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,6 +24,8 @@ from penstock.runtime.downloader import (
 from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anyio.abc import TaskGroup
 
     from penstock.runtime.bodies import Download

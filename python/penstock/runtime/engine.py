@@ -81,7 +81,7 @@ class EngineClient:
         """Ask the engine once. Raises `ApiError` if there is no response within the time and the size."""
         total = self._settings.engine_timeout if timeout is None else timeout
         try:
-            async with anyio.fail_after(total):
+            with anyio.fail_after(total):
                 return await self._answer(method, path, authorization, json, limit)
         except TimeoutError as error:
             message = f"the engine did not answer within {total:g} seconds"
@@ -92,7 +92,9 @@ class EngineClient:
             message = f"the request to the engine failed: {type(error).__name__}"
             raise ApiError(500, "RequestError", message) from error
 
-    async def _answer(self, method: str, path: str, authorization: str | None, json: Any, limit: int) -> Reply:
+    async def _answer(
+        self, method: str, path: str, authorization: str | None, json: Any, limit: int
+    ) -> Reply:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT)
@@ -157,7 +159,11 @@ class EngineClient:
             message = f"adapters of the engine {self.kind!r} are not supported"
             raise ApiError(501, "NotImplementedError", message)
         found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.version)
-        if self.kind == "vllm" and found and tuple(int(part or 0) for part in found.groups()) < _FIRST_VERSION:
+        if (
+            self.kind == "vllm"
+            and found
+            and tuple(int(part or 0) for part in found.groups()) < _FIRST_VERSION
+        ):
             message = f"vLLM {self.version} has no adapters at run time: 0.6.1 or newer is required"
             raise ApiError(501, "NotImplementedError", message)
         return routes

@@ -115,9 +115,7 @@ def _parsed(text: str) -> dict[str, Metric]:
     return found
 
 
-def with_common_names(
-    found: Mapping[str, Metric], rules: Mapping[str, Sequence[str]]
-) -> dict[str, Metric]:
+def with_common_names(found: Mapping[str, Metric], rules: Mapping[str, Sequence[str]]) -> dict[str, Metric]:
     """The families, and copies of those that have a common name."""
     families = dict(found)
     for target, sources in rules.items():

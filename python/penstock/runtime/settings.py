@@ -30,7 +30,7 @@ class RuntimeSettings:
 
     engine: Annotated[
         str,
-        "Kind of the engine: penstock, vllm, sglang, trtllm, or any other name for an engine without adapters "
+        "Kind of the engine: penstock, vllm, sglang, trtllm, or another name for an engine without adapters "
         "and renamed metrics. Environment: INFERENCE_ENGINE.",
     ] = "vllm"
     engine_version: Annotated[str, "Version of the engine. Environment: INFERENCE_ENGINE_VERSION."] = "0.6.1"
@@ -62,9 +62,9 @@ class RuntimeSettings:
         bool,
         "Without tokens, let clients of other machines load and unload adapters and download models.",
     ] = False
-    model_dir: Annotated[
-        str, "Folder of downloaded models. Environment: DOWNLOADER_LOCAL_DIR."
-    ] = str(_TEMPORARY / "models")
+    model_dir: Annotated[str, "Folder of downloaded models. Environment: DOWNLOADER_LOCAL_DIR."] = str(
+        _TEMPORARY / "models"
+    )
     adapter_dir: Annotated[str, "Folder of downloaded adapters, which the engine must see as well."] = str(
         _TEMPORARY / "adapters"
     )
@@ -78,7 +78,7 @@ class RuntimeSettings:
         "all; repeat the option for several.",
     ] = ()
     secret_dir: Annotated[str, "Folder of credentials, with one file per key, or folders of these."] = (
-        "/var/run/secrets/aibrix"
+        "/var/run/secrets/aibrix"  # noqa: S105 - a folder
     )
     max_downloads: Annotated[int, "Maximum number of downloads at the same time."] = 4
     download_timeout: Annotated[float, "Time for the download of an adapter."] = 1800.0
@@ -121,7 +121,7 @@ class RuntimeSettings:
         if self.engine_endpoint and (url.scheme not in ("http", "https") or not url.hostname):
             raise _error("engine_endpoint", self.engine_endpoint, "a URL with http or https")
         if self.strict_compat and self.ready_checks_engine:
-            raise _error("ready_checks_engine", True, "off with strict_compat")
+            raise _error("ready_checks_engine", "on", "off with strict_compat")
 
     @property
     def roots(self) -> tuple[Path, ...]:
