@@ -10,7 +10,6 @@ so the memory of a download and its libraries is not that of the caller. An inte
 
 from __future__ import annotations
 
-from penstock.runtime.downloader.child import run
 from penstock.runtime.downloader.errors import (
     AccessDeniedError,
     DownloadCancelledError,
@@ -24,6 +23,7 @@ from penstock.runtime.downloader.errors import (
     UnsafeNameError,
 )
 from penstock.runtime.downloader.options import Options, default_local_dir
+from penstock.runtime.downloader.process import run
 from penstock.runtime.downloader.progress import Progress
 from penstock.runtime.downloader.sources import Source, resolve
 from penstock.runtime.downloader.target import ModelState, model_directory, model_state

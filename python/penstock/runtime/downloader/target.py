@@ -1,23 +1,250 @@
-"""The directory of a model on disk."""
+"""The directory of a model on disk.
+
+The files are published by renames, so a file of the model is complete or absent. `.cache/penstock` has the
+rest:
+
+- `lock`, locked by the process that downloads,
+- `manifest.jsonl`: a line about the model, then a line for each complete file. The first line of a complete
+  model says so; the file is replaced at the beginning and the end of a download, and extended meanwhile,
+- `*.part`, files that are incomplete, and `*.state`, how far each of their parts is (see `parts.py`).
+
+All paths below the directory are opened segment by segment without following links.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from penstock.runtime.downloader.errors import InvalidArgumentError, UnsafeNameError
+from penstock.runtime.downloader.names import is_safe, is_state
+from penstock.runtime.downloader.parts import hash_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
-__all__ = ["ModelState", "model_directory", "model_state"]
+    from penstock.runtime.downloader.checksums import Hasher
+    from penstock.runtime.downloader.sources import RemoteFile
+
+__all__ = ["ModelState", "Target", "model_directory", "model_state"]
 
 #: `partial` is a download that was interrupted, or a model of which files are missing.
 ModelState = Literal["absent", "downloading", "partial", "complete", "unknown"]
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_STATE = ".cache/penstock"
+_LOCK, _MANIFEST = "lock", "manifest.jsonl"
+_LOCK_POLL, _LOCK_LOG = 0.1, 10.0
+
 
 def model_directory(local_dir: Path, model_name: str) -> Path:
     """`local_dir/model_name`. Raises `InvalidArgumentError` if that is not below `local_dir`."""
-    raise NotImplementedError
+    if not is_safe(model_name) or is_state(model_name):
+        message = f"model_name={model_name!r:.200}: expected a relative path without special segments"
+        raise InvalidArgumentError(message, "model_name")
+    return Path(local_dir) / model_name
 
 
 def model_state(directory: Path) -> tuple[ModelState, str | None]:
     """The state of a model's directory, and the kind of its source; None for other directories."""
-    raise NotImplementedError
+    if not directory.is_dir():
+        return "absent", None
+    try:
+        lock = os.open(directory / _STATE / _LOCK, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return "unknown", None
+    try:
+        header: dict[str, Any] = {}
+        files: dict[str, dict[str, Any]] = {}
+        with suppress(OSError), (directory / _STATE / _MANIFEST).open("rb") as manifest:
+            header, files = _read_manifest(manifest)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return "downloading", header.get("source")
+    finally:
+        os.close(lock)
+
+    def is_present(name: str, facts: dict[str, Any]) -> bool:
+        with suppress(OSError):
+            return bool((directory / name).stat().st_size == facts["size"])
+        return False
+
+    is_complete = header.get("complete") is True and all(map(is_present, files, files.values()))
+    return ("complete" if is_complete else "partial"), header.get("source")
+
+
+class Target:
+    """The directory of a model, open for a download. Names are those of remote files, which are checked."""
+
+    def __init__(self, directory: Path, source: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self._source = source
+        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self.state, _ = self._open_parent(f"{_STATE}/{_LOCK}", create=True)
+        self._manifest = -1
+        self._files: dict[str, dict[str, Any]] = {}
+
+    def close(self) -> None:
+        """Close the directory."""
+        for descriptor in (self._root, self.state, self._manifest):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    @contextmanager
+    def locked(self, wait: Callable[[float], None], log: Callable[[str], None]) -> Iterator[None]:
+        """The exclusive right to download to this directory, among all threads and processes."""
+        lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=self.state)
+        try:
+            next_log = time.monotonic()
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= next_log:
+                        log(f"{self.directory}: waiting for another download to this directory")
+                        next_log = time.monotonic() + _LOCK_LOG
+                    wait(_LOCK_POLL)
+            yield
+        finally:
+            os.close(lock)
+
+    # ---- the manifest
+
+    def begin(self) -> None:
+        """Read the manifest; from now on the model is incomplete."""
+        with suppress(OSError):
+            descriptor = os.open(_MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.state)
+            with os.fdopen(descriptor, "rb") as file:
+                _, self._files = _read_manifest(file)
+        self._write_manifest(is_complete=False)
+        self._manifest = os.open(_MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self.state)
+
+    def record(self, file: RemoteFile, size: int) -> None:
+        """Add a file that is complete."""
+        self._files[file.name] = {"size": size, "version": file.version}
+        os.write(self._manifest, _line({"file": file.name, **self._files[file.name]}))
+
+    def finish(self, names: set[str]) -> None:
+        """The model is complete with these files; the rest of the state is removed."""
+        self._files = {name: facts for name, facts in self._files.items() if name in names}
+        self._write_manifest(is_complete=True)
+        with os.scandir(self.state) as entries:
+            for entry in entries:
+                if entry.name not in (_LOCK, _MANIFEST):
+                    os.unlink(entry.name, dir_fd=self.state)
+
+    def _write_manifest(self, *, is_complete: bool) -> None:
+        lines = [_line({"format": 1, "source": self._source, "complete": is_complete})]
+        lines += [_line({"file": name, **facts}) for name, facts in self._files.items()]
+        new = f"{_MANIFEST}.new"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(new, flags, 0o644, dir_fd=self.state), "wb") as file:
+            file.writelines(lines)
+        os.rename(new, _MANIFEST, src_dir_fd=self.state, dst_dir_fd=self.state)
+
+    # ---- files
+
+    def size_of(self, name: str) -> int | None:
+        """The size of a file; None if there is none. Raises `UnsafeNameError` for a directory or a link."""
+        try:
+            folder, last = self._open_parent(name, create=False)
+        except FileNotFoundError:
+            return None
+        try:
+            descriptor = os.open(last, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        finally:
+            os.close(folder)
+        facts = os.fstat(descriptor)
+        os.close(descriptor)
+        if stat.S_ISDIR(facts.st_mode):
+            raise UnsafeNameError(f"{name!a}: there is a directory with this name")
+        return facts.st_size if stat.S_ISREG(facts.st_mode) else -1
+
+    def is_current(self, file: RemoteFile) -> bool:
+        """Whether this version of the file is here, from an earlier download."""
+        known = self._files.get(file.name)
+        if known is None or not file.version or known != {"size": file.size, "version": file.version}:
+            return False
+        return self.size_of(file.name) == file.size
+
+    def may_be_current(self, file: RemoteFile) -> bool:
+        """Whether there is a file of this size that no download recorded."""
+        return file.name not in self._files and file.size is not None and self.size_of(file.name) == file.size
+
+    def hash_file(self, name: str, hasher: Hasher) -> None:
+        """Add the content of a file to a digest."""
+        folder, last = self._open_parent(name, create=False)
+        try:
+            descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+        try:
+            hash_file(hasher, descriptor, 0, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
+
+    def publish(self, part: str, name: str) -> None:
+        """Give a file in the folder of the state its name, in place of an older one."""
+        folder, last = self._open_parent(name, create=True)
+        try:
+            os.rename(part, last, src_dir_fd=self.state, dst_dir_fd=folder)
+        except (IsADirectoryError, NotADirectoryError):
+            raise UnsafeNameError(f"{name!a}: there is a directory with this name") from None
+        finally:
+            os.close(folder)
+
+    def free_bytes(self) -> int:
+        """The free space of the file system."""
+        return shutil.disk_usage(self._root).free
+
+    def _open_parent(self, name: str, *, create: bool) -> tuple[int, str]:
+        """The descriptor of a file's directory, and the last segment of its name."""
+        *folders, last = name.split("/")
+        descriptor = os.dup(self._root)
+        for folder in folders:
+            parent = descriptor
+            try:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=parent)
+                descriptor = os.open(folder, _FOLDER, dir_fd=parent)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                raise UnsafeNameError(f"{name!a}: {folder!a} is a link or a file") from None
+            finally:
+                os.close(parent)
+        return descriptor, last
+
+
+def _line(facts: dict[str, Any]) -> bytes:
+    return json.dumps(facts).encode() + b"\n"
+
+
+def _read_manifest(lines: IO[bytes]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The first line, and the size and version of each file. A line that is not whole is left out."""
+    header: dict[str, Any] = {}
+    files: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            facts = json.loads(line)
+            if "file" in facts:
+                files[facts["file"]] = {"size": facts["size"], "version": facts["version"]}
+            else:
+                header = facts
+        except (ValueError, KeyError, TypeError):
+            continue
+    return header, files

@@ -1,0 +1,155 @@
+"""`penstock download`, which is also `aibrix_download` and `python -m aibrix.downloader`.
+
+The path of the model alone goes to standard output; progress, log records and errors go to standard error.
+Exit status: 0 on success, 1 on an error, 2 on invalid usage, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.runtime.downloader.progress import Progress
+
+__all__ = ["download", "download_model"]
+
+INTERRUPTED = 130
+
+
+class _InvalidUsage(click.ClickException):
+    exit_code = 2
+
+
+def download_model(
+    model_uri: str,
+    local_path: str | Path | None = None,
+    model_name: str | None = None,
+    download_extra_config: Mapping[str, Any] | None = None,
+    enable_progress_bar: bool = False,  # noqa: FBT001, FBT002 - AIBrix's signature
+) -> Path:
+    """Download a model to `local_path/model_name`; returns that path. Raises a `DownloadError`."""
+    from penstock.runtime.downloader import Options, default_local_dir, model_directory, resolve
+    from penstock.runtime.downloader import download as download_source
+
+    source = resolve(model_uri, Options.load(model_uri, download_extra_config))
+    directory = model_directory(Path(local_path or default_local_dir()), model_name or source.model_name)
+    cancelled = threading.Event()
+    try:
+        with _progress_bar(enabled=enable_progress_bar) as show:
+            return download_source(source, directory, cancelled=cancelled, progress=show)
+    finally:
+        cancelled.set()
+
+
+@contextmanager
+def _progress_bar(*, enabled: bool) -> Iterator[Callable[[Progress], None] | None]:
+    if not enabled:
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(unit="B", unit_scale=True, unit_divisor=1024) as bar:
+
+        def show(progress: Progress) -> None:
+            bar.total = progress.total_bytes or None
+            bar.set_description(
+                f"{progress.phase} {progress.done_files}/{progress.total_files}", refresh=False
+            )
+            bar.update(progress.done_bytes - bar.n)
+
+        yield show
+
+
+def _json_object(_context: click.Context, _option: click.Parameter, text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):  # the text can have credentials
+        raise click.BadParameter("a JSON object is expected")
+    return found
+
+
+@click.command("download")
+@click.option(
+    "--model-uri",
+    default="deepseek-ai/deepseek-coder-6.7b-instruct",
+    show_default=True,
+    help="org/name of the hub, huggingface://, s3://, tos://, http(s)://, file:// or a path.",
+)
+@click.option(
+    "--local-dir",
+    type=click.Path(file_okay=False),
+    help="Directory of models. Default: DOWNLOADER_LOCAL_DIR.",
+)
+@click.option("--model-name", help="Directory of the model in it. Default: the last part of the URI.")
+@click.option("--enable-progress-bar", is_flag=True, help="Show the progress.")
+@click.option(
+    "--allow-pattern", "allow_patterns", multiple=True, help="Download only matching files; repeatable."
+)
+@click.option(
+    "--ignore-pattern", "ignore_patterns", multiple=True, help="Leave matching files out; repeatable."
+)
+@click.option(
+    "--download-extra-config",
+    callback=_json_object,
+    metavar="JSON",
+    help='Options that override environment variables, such as {"num_threads": 16}.',
+)
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Least level of log records.",
+)
+def download(
+    model_uri: str,
+    local_dir: str | None,
+    model_name: str | None,
+    allow_patterns: Sequence[str],
+    ignore_patterns: Sequence[str],
+    **options: Any,
+) -> None:
+    """Download a model, and print its path.
+
+    An interrupted download resumes. Environment variables set the options: DOWNLOADER_NUM_THREADS,
+    DOWNLOADER_ALLOW_FILE_SUFFIX, HF_TOKEN, AWS_ACCESS_KEY_ID and others; docs/downloader.md lists them.
+    """
+    try:
+        import urllib3  # noqa: F401 - is the extra installed?
+
+        from penstock.runtime.downloader import DownloadError, InvalidArgumentError
+    except ModuleNotFoundError as error:
+        message = f"downloads need {error.name}: pip install 'penstock[runtime]'"
+        raise click.ClickException(message) from error
+    # Only Penstock's records: those of libraries can have signed URLs.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("penstock.runtime")
+    logger.handlers[:] = [handler]
+    logger.setLevel(options["log_level"].upper())
+    patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+    extra = {name: value for name, value in patterns.items() if value} | options["download_extra_config"]
+    try:
+        path = download_model(model_uri, local_dir, model_name, extra, options["enable_progress_bar"])
+    except InvalidArgumentError as error:
+        raise _InvalidUsage(str(error)) from error
+    except DownloadError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        sys.exit(INTERRUPTED)
+    click.echo(path)

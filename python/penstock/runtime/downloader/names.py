@@ -1,0 +1,86 @@
+"""Names of remote files: safe below a directory, distinct on every file system, and selected by patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+import unicodedata
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from penstock.runtime.downloader.errors import UnsafeNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.runtime.downloader.options import Options
+
+__all__ = ["check_distinct", "is_safe", "is_state", "selected"]
+
+_MAX_NAME, _MAX_SEGMENT = 1024, 255
+#: Weights in formats that repositories have beside safetensors.
+_OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".ot", ".pt", ".pth")
+
+
+def is_safe(name: str) -> bool:
+    """Whether this is a relative path of ordinary segments, also after decodings that other programs do."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:  # lone surrogates
+        return False
+    spellings = {name, unquote(name), unicodedata.normalize("NFKC", name)}
+    return size <= _MAX_NAME and all(map(_is_plain, spellings))
+
+
+def _is_plain(name: str) -> bool:
+    segments = name.split("/")
+    has_drive = name[1:2] == ":"
+    return (
+        not any(unicodedata.category(character) == "Cc" for character in name)
+        and "\\" not in name
+        and not has_drive
+        and all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_SEGMENT for part in segments)
+        and all(part == part.strip(" ") and not part.endswith(".") for part in segments)
+    )
+
+
+def is_state(name: str) -> bool:
+    """Whether the file is in `.cache`, which is for the state of downloads; copies of models can have one."""
+    return name.partition("/")[0].casefold() == ".cache"
+
+
+def check_distinct(names: Iterable[str]) -> None:
+    """Raise `UnsafeNameError` if two files are one on some file system, or one is the other's directory."""
+    files: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    for name in names:
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        if folded in files:
+            raise UnsafeNameError(f"{name!a} and {files[folded]!a} differ only in case or in Unicode form")
+        files[folded] = name
+        while folded := folded.rpartition("/")[0]:
+            folders[folded] = name
+    for folded in files.keys() & folders.keys():
+        raise UnsafeNameError(f"{files[folded]!a} is a file and the directory of {folders[folded]!a}")
+
+
+def selected(names: list[str], options: Options) -> list[str]:
+    """The files that the options select.
+
+    Without a list of suffixes or patterns, other weights in a directory with safetensors are left out.
+    """
+
+    def is_selected(name: str) -> bool:
+        patterns = options.allow_patterns
+        return (
+            (not options.allow_file_suffix or name.endswith(options.allow_file_suffix))
+            and (not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in options.ignore_patterns)
+        )
+
+    found = [name for name in names if is_selected(name)]
+    if options.allow_file_suffix or options.allow_patterns or not options.prefer_safetensors:
+        return found
+    folders = {name.rpartition("/")[0] for name in found if name.endswith(".safetensors")}
+    return [
+        name for name in found if not (name.endswith(_OTHER_WEIGHTS) and name.rpartition("/")[0] in folders)
+    ]
