@@ -16,7 +16,7 @@ Phase = Literal["listing", "waiting", "downloading", "done"]
 class Progress:
     """A snapshot of a download."""
 
-    phase: Phase
+    phase: Phase = "listing"
     #: Of all files of the model that are selected; 0 until they are listed.
     total_files: int = 0
     total_bytes: int = 0

@@ -62,7 +62,7 @@ def download(
     session = Session(Pacer(clock), stopped, options.num_threads, options.allowed_hosts)
     workers = Workers(session, cancelled)
     try:
-        show(Progress(phase="listing"))
+        show(Progress())
         files = workers.call(lambda: _listed(source.files(session), options))
         show(Progress(phase="waiting"))
         target = Target(directory, source.kind)
