@@ -14,6 +14,11 @@ import pytest
 import penstock
 
 PUBLIC = {
+    "Adapter",
+    "AdapterConflictError",
+    "AdapterLimitError",
+    "AdapterLoadError",
+    "AdapterNotFoundError",
     "Batch",
     "BatchChunk",
     "BatchItem",

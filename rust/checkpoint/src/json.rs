@@ -26,7 +26,9 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, Checkpoin
         return Err(CheckpointError::not_a_model(path, "is not a regular file"));
     }
     let mut bytes = Vec::new();
-    File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    // The reader reports it if there is no memory.
+    let _ = bytes.try_reserve_exact(metadata.len().min(limit) as usize);
+    File::open(path).map_err(io)?.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > limit {
         return Err(CheckpointError::malformed(
             path,

@@ -40,14 +40,14 @@ fn query(config: &str) -> Scratch {
 }
 
 fn error(scratch: &Scratch) -> String {
-    AdapterFiles::open(scratch.path()).err().expect("an error").to_string()
+    AdapterFiles::open(scratch.path(), u64::MAX).err().expect("an error").to_string()
 }
 
 #[test]
 fn modules_have_their_matrices_and_scales() {
     let scratch =
         query(r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 5, "target_modules": ["q_proj", "absent"]}"#);
-    let adapter = AdapterFiles::open(scratch.path()).unwrap();
+    let adapter = AdapterFiles::open(scratch.path(), u64::MAX).unwrap();
     let modules: Vec<_> = adapter.modules().collect();
     assert_eq!(modules.len(), 1);
     let module = &modules[0];
@@ -67,11 +67,13 @@ fn scales_are_those_of_peft() {
         (r#""r": 2, "alpha_pattern": {"layers.0.self_attn.q_proj": 6, "q_proj": 4}"#, 3.0),
         (r#""r": 2, "alpha_pattern": {"q_proj": 4, "layers.0.self_attn.q_proj": 6}"#, 2.0),
         (r#""r": 2, "alpha_pattern": {"proj": 6}"#, 4.0),
+        (r#""r": 2, "alpha_pattern": {"q.proj": 6}"#, 3.0),
+        (r#""r": 2, "alpha_pattern": {"model.model.layers.0.self_attn.q_proj": 6}"#, 4.0),
         (r#""r": 2, "alpha_pattern": {"[qk]_proj": 6}"#, 3.0),
         (r#""r": 2, "alpha_pattern": {".*q_proj": 6}, "lora_alpha": 7"#, 3.0),
     ] {
         let scratch = query(&format!("{{{fields}}}"));
-        let adapter = AdapterFiles::open(scratch.path()).unwrap();
+        let adapter = AdapterFiles::open(scratch.path(), u64::MAX).unwrap();
         assert_eq!(adapter.modules().map(|module| module.scale).collect::<Vec<_>>(), [scale], "{fields}");
     }
 }
@@ -95,6 +97,7 @@ fn settings_that_are_not_plain_lora_are_refused_by_name() {
         ("use_qalora", "true"),
         ("some_future_field", "true"),
         ("rank_pattern.(?=q)", r#"{"(?=q)": 2}"#),
+        ("rank_pattern.(?:a|bc){9000}", r#"{"(?:a|bc){9000}": 2}"#),
     ] {
         let name = field.split('.').next().unwrap();
         let message = error(&query(&format!(r#"{{"r": 2, "{name}": {value}}}"#)));
@@ -107,7 +110,7 @@ fn fields_without_meaning_here_are_accepted() {
     let config = r#"{"r": 2, "peft_type": "LORA", "bias": "none", "lora_dropout": 0.1, "megatron_core": "megatron.core",
         "qalora_group_size": 16, "loftq_config": {}, "revision": null, "use_dora": false, "some_future_field": null,
         "modules_to_save": [], "init_lora_weights": true, "base_model_name_or_path": "x", "inference_mode": true}"#;
-    AdapterFiles::open(query(config).path()).unwrap();
+    AdapterFiles::open(query(config).path(), u64::MAX).unwrap();
 }
 
 #[test]
@@ -167,5 +170,5 @@ fn missing_and_pickled_files_are_errors_with_a_reason() {
     assert!(error(&scratch).contains("in several files"));
     let scratch = query(r#"{"r": 2}"#);
     scratch.write("adapter_model.bin", "pickle");
-    AdapterFiles::open(scratch.path()).unwrap();
+    AdapterFiles::open(scratch.path(), u64::MAX).unwrap();
 }

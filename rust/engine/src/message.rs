@@ -49,7 +49,7 @@ pub struct NewAdapter {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
     /// As many adapters as may be are registered.
-    #[error("{limit} adapters are registered, which is the limit; unload one")]
+    #[error("{limit} adapters are loaded, which is the limit (max_cpu_adapters); unload one first")]
     TooMany {
         /// The most that may be registered.
         limit: usize,

@@ -122,8 +122,9 @@ fn position(config: &ModelConfig, targets: &[Target], name: &str) -> Result<(usi
     let Some(index) = targets.iter().position(|target| target.name == module) else {
         return refused(format!("is not a module of the model that can be adapted; these are {}", names()));
     };
-    match layer.parse() {
-        Ok(layer) if layer < config.num_layers() => Ok((layer, index)),
+    // "00" and "+0" are not names of a layer.
+    match layer.parse::<usize>() {
+        Ok(number) if number < config.num_layers() && number.to_string() == layer => Ok((number, index)),
         _ => refused(format!("is not in the model, which has {} layers", config.num_layers())),
     }
 }

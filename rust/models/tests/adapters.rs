@@ -183,7 +183,7 @@ impl Model {
     }
 
     fn load(&mut self, number: u32, files: &Scratch) {
-        let files = AdapterFiles::open(files.path()).unwrap();
+        let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
         let adapter = packed(&files, self.decoder.config(), 16).unwrap();
         let adapters = self.workspace.adapters.as_mut().unwrap();
         self.backend.load_adapter(adapters, number, &adapter).unwrap();
@@ -284,7 +284,7 @@ fn adapters_that_do_not_fit_the_model_are_refused() {
         let config = config(json!({"r": a[0]}));
         let files = Scratch::new(("adapter_config.json", config), ("adapter_model.safetensors", &tensors));
         let model = Model::new(&base(), &plain(), 1);
-        let files = AdapterFiles::open(files.path()).unwrap();
+        let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
         packed(&files, model.decoder.config(), 8).map(|_| ())
     };
     let q = "model.layers.0.self_attn.q_proj";
@@ -292,6 +292,8 @@ fn adapters_that_do_not_fit_the_model_are_refused() {
     let message = |result: Result<(), ModelError>| result.unwrap_err().to_string();
     for (module, part) in [
         ("model.layers.2.self_attn.q_proj", "is not in the model, which has 2 layers"),
+        ("model.layers.00.self_attn.q_proj", "is not in the model, which has 2 layers"),
+        ("model.layers.+0.self_attn.q_proj", "is not in the model, which has 2 layers"),
         ("model.layers.0.self_attn.q_norm", "these are self_attn.q_proj, self_attn.k_proj"),
         ("lm_head", "lm_head of the adapter is not supported"),
         ("layers.0.self_attn.q_proj", "is not supported"),
@@ -312,7 +314,7 @@ fn adapters_that_do_not_fit_the_model_are_refused() {
 fn bytes_of_an_adapter_are_those_of_its_modules() {
     let (files, _) = adapter(1, |_, _| 8);
     let model = Model::new(&base(), &plain(), 1);
-    let files = AdapterFiles::open(files.path()).unwrap();
+    let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
     let adapter = packed(&files, model.decoder.config(), 8).unwrap();
     let bytes = <Cpu as Backend>::adapter_bytes(adapter.bytes.len() as u64);
     assert_eq!(bytes, adapter_bytes::<Cpu>(model.decoder.config(), 8, Dtype::F32));

@@ -114,7 +114,11 @@ impl AdapterSource<'_> {
     }
 
     fn error(&self, error: LoadAdapterError) -> Error {
-        let message = format!("adapter {:?} cannot be loaded: {error}", self.name);
+        let files = match error {
+            LoadAdapterError::Model(_) => format!("{}: ", self.path.display()),
+            LoadAdapterError::Files(_) | LoadAdapterError::Engine(_) => String::new(),
+        };
+        let message = format!("adapter {:?} cannot be loaded: {files}{error}", self.name);
         match error {
             LoadAdapterError::Engine(AdapterError::Stopped(cause)) => cause.into(),
             LoadAdapterError::Engine(AdapterError::TooMany { .. }) => Error::AdapterLimit(message),

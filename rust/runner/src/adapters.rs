@@ -27,6 +27,9 @@ pub(crate) fn adapter_spec<B: Backend>(config: &EngineConfig, model: &ModelConfi
     (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank })
 }
 
+/// Bytes of a weight file beside the weights.
+const MAX_HEADER: u64 = 16 << 20;
+
 /// The function that packs an adapter for a backend.
 type Pack =
     fn(&AdapterFiles, &ModelConfig, AdapterLimits, ProgressCallback<'_>) -> Result<PackedAdapter, ModelError>;
@@ -89,7 +92,7 @@ impl AdapterLoader {
         path: &Path,
         progress: ProgressCallback<'_>,
     ) -> Result<LoadedAdapter, LoadAdapterError> {
-        let files = AdapterFiles::open(path)?;
+        let files = AdapterFiles::open(path, self.limits.bytes.saturating_add(MAX_HEADER))?;
         let packed = (self.pack)(&files, &self.model, self.limits, progress)?;
         let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
         let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes.len() as u64));

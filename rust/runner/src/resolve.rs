@@ -230,6 +230,7 @@ mod tests {
         let mut changed = config.clone();
         match field {
             "max_model_len" => changed.max_model_len = value.parse().ok(),
+            "adapter_cache_bytes" => changed.adapter_cache_bytes = value.parse().ok(),
             "dtype" => changed.dtype = Dtype::from_name(value),
             "memory_ratio" => changed.memory_ratio = value.parse().ok(),
             other => panic!("{other} is not suggested"),
@@ -263,6 +264,7 @@ mod tests {
             sizes(None, Some(1 << 40), None),
             sizes(Some(150_000), Some(80_000), Some(0.5)),
             EngineConfig { kv_cache_blocks: Some(40), ..config.clone() },
+            EngineConfig { max_adapters: 2, kv_cache_bytes: Some(100_000), ..config.clone() },
             EngineConfig { kv_cache_ratio: Some(0.3), host_cache_blocks: Some(9), ..config.clone() },
         ] {
             for available in (100_000..1_500_000).step_by(1_117) {
@@ -280,7 +282,10 @@ mod tests {
                 }
             }
         }
-        assert_eq!(suggested.into_iter().collect::<Vec<_>>(), ["dtype", "max_model_len", "memory_ratio"]);
+        assert_eq!(
+            suggested.into_iter().collect::<Vec<_>>(),
+            ["adapter_cache_bytes", "dtype", "max_model_len", "memory_ratio"]
+        );
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Suggestions for requests that do not fit the memory. Each is tried before it is made.
 //!
-//! There are three kinds, for the three causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if the
-//! weights are too large, `memory_ratio` if the device has more memory than the engine may take (also with the default
-//! fraction). The other settings need no suggestion: the error states the bytes that remain for `kv_cache_bytes` and
+//! There are four kinds, for the four causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if the
+//! weights are too large, `adapter_cache_bytes` if the adapters are, `memory_ratio` if the device has more memory than
+//! the engine may take (also with the default fraction). The other settings need no suggestion: the error states the bytes that remain for `kv_cache_bytes` and
 //! `host_cache_bytes`, and the size of the workspace, which `max_num_seqs` and `max_num_batched_tokens` determine.
 
 use std::sync::Arc;
 
-use penstock_device::Backend;
-use penstock_models::ModelConfig;
+use penstock_device::{AdapterSpec, Backend};
+use penstock_models::{ModelConfig, adapter_bytes};
 use penstock_types::Dtype;
 
 use crate::budget::{MemoryBudget, share};
@@ -33,6 +33,16 @@ pub(crate) fn suggestions<B: Backend>(
         };
         if request.weights.are_fixed() { None } else { Dtype::ALL.iter().find(fits) }
     };
+    // Room for adapters of rank 1 is of little use.
+    let adapter_cache_bytes = || {
+        let adapters = request.adapters?;
+        let least = adapter_bytes::<B>(model, 1, Dtype::F32);
+        let fits = |bytes| {
+            let adapters = Some(AdapterSpec { bytes, ..adapters });
+            fits(MemoryRequest { adapters, ..request.clone() }, budget.limit)
+        };
+        largest_fitting(least, adapters.bytes, fits)
+    };
     // The least ratio that fits, in hundredths. With a ratio the KV cache takes all remaining memory.
     let memory_ratio = || {
         let kv_cache = match request.kv_cache {
@@ -49,6 +59,7 @@ pub(crate) fn suggestions<B: Backend>(
     let suggestions = [
         max_model_len().map(|len| format!("max_model_len={len}")),
         dtype().map(|dtype| format!("dtype={}", dtype.name())),
+        adapter_cache_bytes().map(|bytes| format!("adapter_cache_bytes={bytes}")),
         memory_ratio().map(|ratio| format!("memory_ratio={ratio:.2}")),
     ];
     suggestions.into_iter().flatten().collect()

@@ -67,6 +67,29 @@ fn host_tier_is_measured_and_disabled_if_it_is_not_faster() {
 }
 
 #[test]
+fn adapters_have_room_for_rank_16_or_one_of_the_highest_rank() {
+    let model = TinyModel::write();
+    let adapters = |max_adapters, max_adapter_rank, adapter_cache_bytes| {
+        let config = EngineConfig { max_adapters, max_adapter_rank, adapter_cache_bytes, ..config() };
+        let (engine, info) = model.launch(&config).unwrap();
+        assert_eq!(engine.limits().max_adapters, max_adapters);
+        (engine.limits().adapter_bytes, info.memory.adapters)
+    };
+    assert_eq!(adapters(0, None, None), (0, 0));
+    // A rank's rows of A and columns of B, in float32.
+    let rank = 4 * LAYERS as u64 * (2 * (64 + 64) + 2 * (32 + 64) + 3 * (64 + 96));
+    let (one, memory) = adapters(1, Some(16), None);
+    assert!((16 * rank..16 * rank + 4096).contains(&one), "{one}, {rank}");
+    assert!(memory > one, "with a buffer");
+    assert_eq!(adapters(3, Some(16), None).0, 3 * one);
+    assert_eq!(adapters(3, Some(8), None).0, 3 * adapters(1, Some(8), None).0);
+    let highest = adapters(1, Some(64), None).0;
+    assert_eq!(adapters(3, Some(64), None).0, highest.max(3 * one));
+    assert_eq!(adapters(8, Some(64), None).0, 8 * one);
+    assert_eq!(adapters(3, Some(64), Some(5000)).0, 8192, "in pages");
+}
+
+#[test]
 fn weight_bytes_are_exact() {
     let model = TinyModel::write();
     let padded = |values: usize| (4 * values).next_multiple_of(4096) as u64;

@@ -7,7 +7,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use regex_automata::meta::Regex;
+use regex_automata::meta::{BuildError, Regex};
+use regex_automata::util::syntax;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
@@ -17,8 +18,8 @@ use crate::json::{self, CONFIG_LIMIT, JsonObject};
 const FILE: &str = "adapter_config.json";
 const MAX_RANK: u64 = 1 << 16;
 const MAX_PATTERNS: usize = 4096;
-/// The most bytes of a compiled pattern.
-const PATTERN_LIMIT: usize = 1 << 20;
+/// The most bytes of all compiled expressions of a field. The time of a match is proportional to it.
+const EXPRESSIONS_LIMIT: usize = 1 << 18;
 /// PEFT's default of `r` and `lora_alpha`.
 const DEFAULT: u32 = 8;
 
@@ -64,8 +65,50 @@ pub(super) struct AdapterConfig {
     rank: usize,
     alpha: f64,
     is_rank_stabilised: bool,
-    ranks: Vec<(Regex, usize)>,
-    alphas: Vec<(Regex, f64)>,
+    ranks: Vec<(Key, usize)>,
+    alphas: Vec<(Key, f64)>,
+}
+
+/// The modules for which an entry of a pattern is.
+enum Key {
+    /// Those with this name, or with a name that ends with a dot and this; a dot in it is any character.
+    Name(String),
+    /// Those with a name that matches.
+    Expression(Regex),
+}
+
+impl Key {
+    /// Most keys are names, so that they are not compiled.
+    fn new(key: String, limit: usize) -> Result<Self, Box<BuildError>> {
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.".contains(&byte);
+        if !key.is_empty() && key.bytes().all(is_name) {
+            return Ok(Self::Name(key));
+        }
+        // Names of modules are ASCII.
+        let syntax = syntax::Config::new().unicode(false).utf8(false);
+        let config = Regex::config().nfa_size_limit(Some(limit)).onepass(false).hybrid(false);
+        let builder =
+            Regex::builder().configure(config).syntax(syntax).build(&format!(r"^(?:.*\.)?(?:{key})$"));
+        Ok(Self::Expression(builder.map_err(Box::new)?))
+    }
+
+    fn memory_usage(&self) -> usize {
+        match self {
+            Self::Name(_) => 0,
+            Self::Expression(expression) => expression.memory_usage(),
+        }
+    }
+
+    fn matches(&self, module: &str) -> bool {
+        let name = match self {
+            Self::Name(name) => name.as_bytes(),
+            Self::Expression(expression) => return expression.is_match(module),
+        };
+        let Some(start) = module.len().checked_sub(name.len()) else { return false };
+        let (before, rest) = module.as_bytes().split_at(start);
+        let is_equal = |(key, byte): (&u8, &u8)| key == byte || *key == b'.';
+        before.last().is_none_or(|byte| *byte == b'.') && name.iter().zip(rest).all(is_equal)
+    }
 }
 
 impl AdapterConfig {
@@ -106,8 +149,8 @@ impl AdapterConfig {
     }
 }
 
-fn first_match<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
-    patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
+fn first_match<T: Copy>(patterns: &[(Key, T)], module: &str) -> Option<T> {
+    patterns.iter().find(|(key, _)| key.matches(module)).map(|(_, value)| *value)
 }
 
 /// Refuses the fields that alter the base model or are not LoRA, and unknown fields that are set.
@@ -184,18 +227,19 @@ impl Reader {
         field: &str,
         Pattern(entries): Pattern,
         read: impl Fn(&str, &Value) -> Result<T, CheckpointError>,
-    ) -> Result<Vec<(Regex, T)>, CheckpointError> {
+    ) -> Result<Vec<(Key, T)>, CheckpointError> {
+        let mut left = EXPRESSIONS_LIMIT;
         let compiled = entries.into_iter().map(|(key, value)| {
             let name = format!("{field}.{}", shown(&key));
-            let config = Regex::config().nfa_size_limit(Some(PATTERN_LIMIT)).onepass(false).hybrid(false);
-            let pattern = Regex::builder().configure(config).build(&format!(r"^(?:.*\.)?(?:{key})$"));
-            match pattern {
-                Ok(pattern) => Ok((pattern, read(&name, &value)?)),
-                Err(error) => {
-                    let supported = "regular expressions without look-around and references";
-                    Err(CheckpointError::unsupported(self.path(), name, shown(&error.to_string()), supported))
-                }
-            }
+            let refused = |found: &str| {
+                let supported = format!(
+                    "regular expressions without look-around and references, of at most {EXPRESSIONS_LIMIT} bytes together"
+                );
+                CheckpointError::unsupported(self.path(), name.clone(), shown(found), supported)
+            };
+            let key = Key::new(key, left).map_err(|error| refused(&error.to_string()))?;
+            left = left.checked_sub(key.memory_usage()).ok_or_else(|| refused("too many expressions"))?;
+            Ok((key, read(&name, &value)?))
         });
         compiled.collect()
     }

@@ -13,6 +13,7 @@ use config::AdapterConfig;
 use names::{Part, parse};
 
 use crate::error::{CheckpointError, shown};
+use crate::json;
 use crate::mapped::MappedFile;
 use crate::safetensors;
 use crate::tensor::{Tensor, TensorEntry};
@@ -22,11 +23,11 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 const SHARD_INDEXES: [&str; 2] = ["model.safetensors.index.json", "adapter_model.safetensors.index.json"];
 const PICKLED: &str = "adapter_model.bin";
 
-/// An adapter. The weights are memory-mapped.
+/// An adapter. Its files are read whole, so that another process cannot change them afterwards.
 pub struct AdapterFiles {
     path: PathBuf,
     base_model: Option<String>,
-    files: Vec<MappedFile>,
+    file: MappedFile,
     modules: BTreeMap<String, Module>,
 }
 
@@ -56,10 +57,11 @@ impl AdapterModule<'_> {
 }
 
 impl AdapterFiles {
-    /// Opens a directory. Checks the configuration and the shapes of A and B against each other, but reads no weights.
-    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+    /// Reads a directory with at most this many bytes of weights, and checks the configuration and the shapes of A and B
+    /// against each other.
+    pub fn open(path: &Path, max_bytes: u64) -> Result<Self, CheckpointError> {
         let config = AdapterConfig::read(path)?;
-        let file = MappedFile::open(&weights_path(path)?)?;
+        let file = read_weights(path, max_bytes)?;
         let mut pairs: BTreeMap<String, [Option<(String, TensorEntry)>; 2]> = BTreeMap::new();
         for (name, entry) in safetensors::tensors(&file, 0)? {
             let malformed = |problem: &str| {
@@ -85,7 +87,7 @@ impl AdapterFiles {
         });
         let modules = modules.collect::<Result<_, CheckpointError>>()?;
         let base_model = config.base_model;
-        Ok(Self { path: path.to_owned(), base_model, files: vec![file], modules })
+        Ok(Self { path: path.to_owned(), base_model, file, modules })
     }
 
     /// The directory.
@@ -110,7 +112,7 @@ impl AdapterFiles {
 
     fn tensor<'a>(&'a self, (name, entry): &'a (String, TensorEntry)) -> Tensor<'a> {
         // `Module::new` has checked the type.
-        Tensor::new(name, entry, &self.files).expect("a tensor of floats; this is a bug")
+        Tensor::new(name, entry, std::slice::from_ref(&self.file)).expect("a tensor of floats; this is a bug")
     }
 }
 
@@ -154,11 +156,11 @@ impl Module {
     }
 }
 
-/// The file with the weights of a directory.
-fn weights_path(path: &Path) -> Result<PathBuf, CheckpointError> {
+/// The weights of a directory.
+fn read_weights(path: &Path, max_bytes: u64) -> Result<MappedFile, CheckpointError> {
     let weights = path.join(WEIGHTS);
-    if weights.exists() {
-        return Ok(weights);
+    if let Some(bytes) = json::read(&weights, max_bytes)? {
+        return Ok(MappedFile::in_memory(&weights, bytes.into()));
     }
     let reason = if SHARD_INDEXES.iter().any(|name| path.join(name).exists()) {
         format!(

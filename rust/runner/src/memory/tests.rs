@@ -97,11 +97,14 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
             }))
             .expect("a valid configuration");
             for kv_dtype in KvDtype::ALL.iter().copied().map(Some) {
-                let small = MemoryRequest { kv_dtype, max_model_len: 1 + below(64) as usize, ..request() };
+                let spec = AdapterSpec { adapters: 3, bytes: 4096 * below(9), rank: 1 + below(9) as usize };
+                let adapters = [None, Some(spec)][below(2) as usize];
+                let max_model_len = 1 + below(64) as usize;
+                let small = MemoryRequest { kv_dtype, max_model_len, adapters, ..request() };
                 let block = cpu.block_bytes(&small.empty_cache(&model));
                 let step = small.step(&model);
                 let taken = weight_bytes(&cpu, &model, &small.weights).total()
-                    + Workspace::bytes(&cpu, &model, &step, None)
+                    + Workspace::bytes(&cpu, &model, &step, adapters.as_ref())
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {
                     let rest = below(16 * block);
