@@ -141,7 +141,7 @@ def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
     `owner/name@revision`.
     """
     path = Path(os.path.expanduser(model))  # noqa: PTH111 - never raises
-    if model and path.exists():
+    if model and os.path.exists(path):  # noqa: PTH110 - never raises
         return str(path)
     hub_id = _HUB_ID.fullmatch(model)
     if hub_id is None or path.suffix in (".gguf", ".tar"):

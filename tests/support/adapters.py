@@ -7,15 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from support.checkpoints import encode, make_weights, tensor_shapes, write_safetensors, write_tokenizer
+from support.checkpoints import (
+    encode,
+    make_weights,
+    tensor_shapes,
+    write_safetensors,
+    write_tokenizer,
+    write_typed_safetensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from support.checkpoints import Floats
 
+    Typed = tuple[str, NDArray[Any]]
+
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+#: The prefix that PEFT gives to the names of modules.
+PREFIX = "base_model.model."
 
 
 def write_adapter(
@@ -33,25 +48,40 @@ def write_adapter(
     Its updates are about as large as the weights, so an output without it, or with a wrong scale, differs.
     `changes` are entries of `adapter_config.json`.
     """
+    config = {"target_modules": list(modules), "r": rank, "lora_alpha": rank}
+    tensors = make_tensors(model, rank=rank, modules=modules, seed=seed, dtype=dtype)
+    return write_adapter_files(directory, config | changes, tensors)
+
+
+def write_adapter_files(directory: Path, config: dict[str, Any], tensors: dict[str, Typed]) -> Path:
+    """Write a configuration with the fields of `config`, and any tensors; returns `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        f"base_model.model.{name}.lora_{part}.weight": values
-        for name, pair in make_updates(model, rank, modules, seed).items()
-        for part, values in zip("AB", pair, strict=True)
-    }
-    config = {
+    common = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": "base",
-        "target_modules": list(modules),
-        "r": rank,
-        "lora_alpha": rank,
         "bias": "none",
     }
-    (directory / "adapter_config.json").write_text(json.dumps(config | changes))
-    encoded = {name: encode(values, dtype) for name, values in tensors.items()}
-    write_safetensors(directory / "adapter_model.safetensors", encoded, dtype)
+    (directory / "adapter_config.json").write_text(json.dumps(common | config))
+    write_typed_safetensors(directory / "adapter_model.safetensors", tensors)
     return directory
+
+
+def make_tensors(
+    model: dict[str, Any],
+    *,
+    rank: int = 8,
+    modules: Sequence[str] = MODULES,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> dict[str, Typed]:
+    """The tensors of an adapter, each with its dtype as safetensors files name it."""
+    name_of_type = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
+    return {
+        f"{PREFIX}{name}.lora_{part}.weight": (name_of_type, encode(values, dtype))
+        for name, pair in make_updates(model, rank, modules, seed).items()
+        for part, values in zip("AB", pair, strict=True)
+    }
 
 
 def make_updates(

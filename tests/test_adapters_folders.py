@@ -1,0 +1,278 @@
+"""Folders of adapters that are damaged, hostile or of another format are refused with the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock
+from api_support import make_engine
+from support.adapters import PREFIX, write_adapter
+from support.checkpoints import make_config, write_checkpoint
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CONFIG = make_config("llama")
+PROMPT = random_prompt(20)
+PARAMS = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=True)
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+A, B = (f"{PREFIX}model.layers.1.mlp.up_proj.lora_{part}.weight" for part in "AB")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
+    model = write_checkpoint(tmp_path_factory.mktemp("base"), CONFIG)
+    with make_engine(model, max_adapters=2) as engine:
+        yield engine
+
+
+def run(engine: penstock.Engine, adapter: str | None = None) -> Any:
+    result = engine.blocking.generate(PROMPT, PARAMS, adapter=adapter)
+    return result.token_ids, result.logprobs
+
+
+@pytest.fixture(scope="module")
+def base(engine: penstock.Engine) -> Any:
+    """The output without an adapter."""
+    return run(engine)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A valid adapter."""
+    return write_adapter(tmp_path / "adapter", CONFIG)
+
+
+def refusal(engine: penstock.Engine, folder: Path, base: Any) -> str:
+    """The message of the error of a load; the engine computes as before."""
+    with pytest.raises(penstock.AdapterLoadError) as caught:
+        engine.blocking.load_adapter("damaged", folder)
+    assert engine.adapters == {}
+    assert run(engine) == base
+    message = str(caught.value)
+    assert len(message) < 1000
+    assert message.isprintable()
+    return message
+
+
+def header_of(tensors: dict[str, Any]) -> bytes:
+    return with_length(json.dumps(tensors).encode())
+
+
+def with_length(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def entry(start: int, end: int, *shape: int, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+DUPLICATE = json.dumps(entry(0, 4096, 8, 128))
+#: Whole files, and words of the error.
+FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "header length: needs 8 bytes; the file has 0"),
+    "seven bytes": (b"\0" * 7, "header length: needs 8 bytes; the file has 7"),
+    "header beyond the file": ((1000).to_bytes(8, "little") + b"{}", "1000 bytes; the file has 2"),
+    "header of 2**63 bytes": ((1 << 63).to_bytes(8, "little") + b"{}", "the limit is 100000000"),
+    "header of no JSON": (with_length(b"\x80\x02]q"), "header"),
+    "header that is a list": (with_length(b"[]"), "header"),
+    "deep header": (with_length(b'{"a":' + b"[" * 200_000), "header"),
+    "no tensors": (header_of({}), "tensors: there are none"),
+    "metadata alone": (header_of({"__metadata__": {"format": "pt"}}), "tensors: there are none"),
+    "tensor twice": (
+        with_length(f'{{"{A}": {DUPLICATE}, "{A}": {DUPLICATE}}}'.encode()) + bytes(4096),
+        A,
+    ),
+    "overlapping tensors": (
+        header_of({A: entry(0, 4096, 8, 128), B: entry(2048, 8192, 192, 8)}) + bytes(8192),
+        f"tensor {B}: starts at byte 2048 of the data; the previous tensors end at 4096",
+    ),
+    "gap between tensors": (
+        header_of({A: entry(0, 4096, 8, 128), B: entry(4100, 10244, 192, 8)}) + bytes(10244),
+        f"tensor {B}: starts at byte 4100",
+    ),
+    "truncated data": (
+        header_of({A: entry(0, 4096, 8, 128), B: entry(4096, 10240, 192, 8)}) + bytes(9000),
+        f"tensor {B}: data_offsets 4096..10240; the data has 9000 bytes",
+    ),
+    "bytes after the data": (
+        header_of({A: entry(0, 4096, 8, 128), B: entry(4096, 10240, 192, 8)}) + bytes(10241),
+        "data: 10241 bytes; the tensors cover 10240",
+    ),
+    "range beyond the file": (header_of({A: entry(0, 1 << 62, 8, 128)}), f"tensor {A}: data_offsets"),
+    "reversed range": (header_of({A: entry(4096, 0, 8, 128)}) + bytes(4096), "data_offsets 4096..0"),
+    "shape of 2**126 elements": (
+        header_of({A: entry(0, 8, 1 << 63, 1 << 63)}) + bytes(8),
+        f"tensor {A}: shape",
+    ),
+    "shape with another size": (
+        header_of({A: entry(0, 4096, 8, 127)}) + bytes(4096),
+        "shape [8, 127] of F32 needs 4064 bytes; data_offsets specify 4096",
+    ),
+    "unknown dtype": (header_of({A: entry(0, 4096, 8, 128, dtype="F7")}) + bytes(4096), "unknown dtype F7"),
+    "negative offset": (header_of({A: entry(-4096, 0, 8, 128)}), "header"),
+    "name of a megabyte": (header_of({"a" * (1 << 20): entry(0, 4, 1)}) + bytes(4), "is neither lora_A"),
+    "name with control characters": (header_of({"\x1b[31m\n": entry(0, 4, 1)}) + bytes(4), "is neither"),
+    "pickle": (b"\x80\x02}q\x00." + bytes(100), "header length"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_damaged_file_is_refused(case: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+    contents, words = FILES[case]
+    (folder / WEIGHTS).write_bytes(contents)
+    message = refusal(engine, folder, base)
+    assert words in message
+    assert str(folder / WEIGHTS) in message
+
+
+class Bomb:
+    """Leaves a file behind if it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def bomb(tmp_path: Path) -> Iterator[bytes]:
+    """A pickle; it is not executed in the test."""
+    mark = tmp_path / "executed"
+    content = pickle.dumps(Bomb(mark))
+    yield content
+    assert not mark.exists()
+    pickle.loads(content)  # noqa: S301 - the bomb works
+    assert mark.exists()
+
+
+def test_pickled_weights_alone_are_refused(
+    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
+) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "adapter_model.bin").write_bytes(bomb)
+    message = refusal(engine, folder, base)
+    assert f"{folder}: contains no {WEIGHTS}, only adapter_model.bin: pickled weights can" in message
+
+
+def test_pickled_weights_beside_safetensors_are_ignored(
+    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
+) -> None:
+    (folder / "adapter_model.bin").write_bytes(bomb)
+    engine.blocking.load_adapter("adapter", folder)
+    assert run(engine, "adapter") != base
+    engine.blocking.unload_adapter("adapter")
+
+
+def test_pickle_with_the_name_of_safetensors_is_refused(
+    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
+) -> None:
+    (folder / WEIGHTS).write_bytes(bomb)
+    assert f"{folder / WEIGHTS}: header length" in refusal(engine, folder, base)
+
+
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "adapter_model.safetensors.index.json"])
+def test_sharded_adapter_is_refused(index: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "adapter_model-00001-of-00002.safetensors")
+    (folder / index).write_text("{}")
+    assert "adapters in several files are not supported" in refusal(engine, folder, base)
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def replaced(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def replace(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return replace
+
+
+def linked(target: str) -> Callable[[Path], object]:
+    return lambda path: path.symlink_to(target)
+
+
+def looped(path: Path) -> None:
+    path.symlink_to(path)
+
+
+#: Changes of a valid folder, and words of the error.
+FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "adapter"),
+    "empty folder": (lambda folder: (without(WEIGHTS)(folder), without(SETTINGS)(folder)), SETTINGS),
+    "no weights": (without(WEIGHTS), f"contains no {WEIGHTS}"),
+    "no configuration": (without(SETTINGS), f"contains no {SETTINGS}"),
+    "weights that are a folder": (replaced(WEIGHTS, os.mkdir), WEIGHTS),
+    "configuration that is a folder": (replaced(SETTINGS, os.mkdir), SETTINGS),
+    "weights in a loop of links": (replaced(WEIGHTS, looped), WEIGHTS),
+    "configuration in a loop of links": (replaced(SETTINGS, looped), SETTINGS),
+    "link of the weights without a target": (replaced(WEIGHTS, linked("absent")), WEIGHTS),
+    "weights that are a named pipe": (replaced(WEIGHTS, os.mkfifo), WEIGHTS),
+    "configuration that is a named pipe": (replaced(SETTINGS, os.mkfifo), SETTINGS),
+    "weights that are a device": (replaced(WEIGHTS, linked("/dev/zero")), WEIGHTS),
+    "configuration that is a device": (
+        replaced(SETTINGS, lambda path: path.symlink_to("/dev/zero")),
+        SETTINGS,
+    ),
+    "configuration without an end": (
+        replaced(SETTINGS, lambda path: path.symlink_to("/proc/self/mem")),
+        SETTINGS,
+    ),
+    "sparse weights of a terabyte": (lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), WEIGHTS),
+    "sparse configuration of a terabyte": (lambda folder: os.truncate(folder / SETTINGS, 1 << 40), SETTINGS),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("case", FOLDERS)
+def test_folder_is_refused(case: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+    change, words = FOLDERS[case]
+    change(folder)
+    message = refusal(engine, folder, base)
+    assert words in message
+    assert str(folder) in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.parametrize("name", [WEIGHTS, SETTINGS])
+def test_unreadable_file_is_refused(name: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+    (folder / name).chmod(0)
+    assert "ermission denied" in refusal(engine, folder, base)
+
+
+def test_file_in_place_of_a_folder_is_refused(engine: penstock.Engine, base: Any, folder: Path) -> None:
+    assert WEIGHTS in refusal(engine, folder / WEIGHTS, base)
+
+
+def test_loop_of_links_is_refused(engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
+    looped(tmp_path / "loop")
+    assert str(tmp_path / "loop") in refusal(engine, tmp_path / "loop", base)
+
+
+@pytest.mark.parametrize("path", ["", "\0", "a\0b", "x" * 5000, "../" * 2000, "a/b/c", "-", "https://host/a"])
+def test_path_that_is_no_folder_is_an_error(path: str, engine: penstock.Engine, base: Any) -> None:
+    with pytest.raises(penstock.AdapterLoadError):
+        engine.blocking.load_adapter("damaged", path)
+    assert engine.adapters == {}
+    assert run(engine) == base
+
+
+def test_file_that_shrinks_later_does_not_matter(engine: penstock.Engine, folder: Path) -> None:
+    """The weights are copied while the adapter is loaded."""
+    engine.blocking.load_adapter("adapter", folder)
+    expected = run(engine, "adapter")
+    os.truncate(folder / WEIGHTS, 0)
+    shutil.rmtree(folder)
+    assert run(engine, "adapter") == expected
+    engine.blocking.unload_adapter("adapter")
