@@ -13,6 +13,8 @@ from penstock.server.listener import Address, listening
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from penstock.runtime.settings import RuntimeSettings
 
 __all__ = ["serve"]
@@ -22,6 +24,15 @@ logger = logging.getLogger("penstock.runtime")
 #: Seconds for unfinished requests after SIGTERM.
 _DRAIN_TIMEOUT = 10
 _MAX_CONNECTIONS = 256
+
+
+class _Server(uvicorn.Server):
+    """A server that exits with status 0 after a signal; the base class raises the signal again."""
+
+    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
+        """Stop listening and finish the requests; exit at once after the second signal."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def serve(settings: RuntimeSettings, address: Address) -> None:
@@ -42,4 +53,4 @@ def serve(settings: RuntimeSettings, address: Address) -> None:
     with listening(address) as listener:
         host = f"[{address.host}]" if ":" in address.host else address.host
         logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
-        uvicorn.Server(config).run([listener])
+        _Server(config).run([listener])
