@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/guide.md", "docs/dashinfer.md", "docs/lmdeploy.md", "docs/server.md")
+PAGES = (
+    "README.md",
+    "docs/guide.md",
+    "docs/dashinfer.md",
+    "docs/lmdeploy.md",
+    "docs/server.md",
+    "docs/aibrix.md",
+)
 OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
 SNIPPET = re.compile(
     r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL

@@ -1,0 +1,54 @@
+"""The distribution `penstock-aibrix`: the commands of AIBrix's runtime."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+from support.aliases import ALIASES, assert_is_installed
+from support.serving import Served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPTS = tomllib.loads((ALIASES / "aibrix" / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def started(script: str, *arguments: object) -> subprocess.Popen[bytes]:
+    """The process of a command."""
+    module, _, name = SCRIPTS[script].partition(":")
+    code = f"from {module} import {name}; {name}()"
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *map(str, arguments)], stderr=subprocess.PIPE
+    )
+
+
+def test_package_is_installed_from_its_sources(tmp_path: Path) -> None:
+    assert_is_installed("aibrix", tmp_path)
+
+
+def test_aibrix_runtime_takes_its_documented_options() -> None:
+    arguments = ("--port", 0, "--host", "127.0.0.1", "--enable-fastapi-docs")
+    with started("aibrix_runtime", *arguments) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(rb"listening on http://127.0.0.1:(\d+)", line)
+            assert found, line
+            server = Served(None, int(found[1]))
+            assert server.ask("/healthz")[:2] == (200, {"status": "ok"})
+        finally:
+            process.terminate()
+        process.stderr.read()
+    assert process.returncode == 0
+
+
+def test_aibrix_runtime_listens_on_all_addresses_by_default() -> None:
+    with started("aibrix_runtime", "--port", 0) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.kill()
+    assert b"listening on http://0.0.0.0:" in line
