@@ -155,7 +155,8 @@ impl EngineCore {
 
     fn load_adapter(&mut self, adapter: NewAdapter) {
         let NewAdapter { id, weights, bytes, usage, answer } = adapter;
-        let (limit, all) = (self.limits.max_registered_adapters, self.limits.adapter_bytes);
+        let Limits { max_adapters, max_registered_adapters, adapter_bytes: all, .. } = self.limits;
+        let limit = if max_adapters > 0 { max_registered_adapters } else { 0 };
         let refused = if self.is_stopped {
             Some(AdapterError::Stopped(self.gate.cause()))
         } else if self.scheduler.num_adapters() >= limit {

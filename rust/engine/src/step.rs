@@ -132,7 +132,7 @@ pub struct StepPlan {
 pub struct StepOutput {
     /// [`StepPlan::step`] of its plan. Set by the engine.
     pub step: u64,
-    /// Whether the copies of the plan were made. May be true though the step has failed.
+    /// Whether the adapter changes and the copies of the plan were made. May be true though the step has failed.
     pub copies_done: bool,
     /// One entry per row of the plan, in row order.
     pub rows: Vec<RowOutput>,

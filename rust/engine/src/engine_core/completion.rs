@@ -19,8 +19,11 @@ impl EngineCore {
         let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
         match result.and_then(check) {
             Ok(()) => self.deliver(&plan, &mut output, &owners, now),
-            Err(StepError::Failed(text)) => self.fail(&plan, output.copies_done, &owners, &text, now),
-            Err(StepError::DeviceLost(text)) => {
+            // Without its changes the adapters on the device are unknown, and no row may run with another one's.
+            Err(StepError::Failed(text)) if output.copies_done || plan.adapter_changes.is_empty() => {
+                self.fail(&plan, output.copies_done, &owners, &text, now);
+            }
+            Err(StepError::Failed(text) | StepError::DeviceLost(text)) => {
                 log::error!("the device was lost: {text}");
                 self.stop(StopCause::DeviceLost(text.into()), now);
             }

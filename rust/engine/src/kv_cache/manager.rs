@@ -289,6 +289,11 @@ impl KvCacheManager {
         self.next_step += 1;
     }
 
+    /// [`StepPlan::step`] of the next plan.
+    pub fn next_step(&self) -> u64 {
+        self.next_step
+    }
+
     /// The state of the KV cache's blocks.
     pub fn pool(&self) -> &BlockPool {
         &self.pool

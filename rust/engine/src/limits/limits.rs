@@ -72,8 +72,9 @@ impl Limits {
         if let Some((field, value)) = sizes.into_iter().find(|(_, value)| *value == 0) {
             return Err(FieldError::new(field, value, "at least 1"));
         }
-        // Positions, slots, blocks and offsets into a plan are 32 bits wide.
-        let mut indexed = sizes.into_iter().chain([("host_blocks", self.host_blocks)]);
+        // Positions, slots, blocks, numbers of adapters and offsets into a plan are 32 bits wide.
+        let may_be_zero = [("host_blocks", self.host_blocks), ("max_adapters", self.max_adapters)];
+        let mut indexed = sizes.into_iter().chain(may_be_zero);
         if let Some((field, value)) = indexed.find(|(_, value)| *value > i32::MAX as usize) {
             return Err(FieldError::new(field, value, format!("at most {}", i32::MAX)));
         }
@@ -201,6 +202,7 @@ mod tests {
         );
         assert!(Limits { num_blocks: 1 << 40, ..limits() }.validate().is_err());
         assert!(Limits { host_blocks: 1 << 40, ..limits() }.validate().is_err());
+        assert!(Limits { max_adapters: 1 << 40, ..limits() }.validate().is_err());
         let error = Limits { num_speculative_tokens: 33, ..limits() }.validate().unwrap_err();
         assert_eq!(error.to_string(), "num_speculative_tokens=33 is not allowed: it must be at most 32");
     }

@@ -3,37 +3,42 @@
 //! An adapter is pinned while a sequence with it has a slot. It stays on the device afterwards until its room is
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
 //! the rows of the plan: so a row always finds its adapter, and never another one in its place.
+//!
+//! For [`OVERTAKING_STEPS`] the first waiting sequence is overtaken if its adapter has no room: each adapter collects
+//! sequences. After that, the least recently used of the pinned adapters take no more sequences, as many of them as leave
+//! too little room. So the adapter has room when the sequences that these adapters have then have ended.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use penstock_types::PackedAdapter;
 
 use crate::limits::Limits;
 use crate::request::{AdapterId, AdapterUse};
+use crate::sequence::SchedulingKey;
 use crate::step::AdapterChange;
 
-/// The most waiting sequences, for each slot, that overtake one without room for its adapter.
-const OVERTAKES: usize = 4;
+/// The number of steps for which every adapter that has room takes more sequences although one waits without room. Not
+/// 0, so that adapters take turns with many sequences each; not more than a part of an output, so that turns are short.
+const OVERTAKING_STEPS: u64 = 64;
 
 /// All adapters.
 ///
-/// Invariants: the numbers of the loaded adapters and the free ones are all numbers, each once; `num_pinned` and
-/// `pinned_bytes` are those of the entries with running sequences, all of which are loaded.
+/// Invariants: an entry has the number at which it is in `loaded`; `bytes`, `num_pinned` and `pinned_bytes` are those
+/// of the loaded entries and of the entries with running sequences, all of which are loaded.
 pub(super) struct Adapters {
-    max_loaded: usize,
     max_bytes: u64,
     entries: BTreeMap<AdapterId, Entry>,
-    free_numbers: Vec<u32>,
+    /// By number.
+    loaded: Vec<Option<AdapterId>>,
     /// Bytes on the device.
     bytes: u64,
     num_pinned: usize,
     pinned_bytes: u64,
     num_uses: u64,
-    /// Since the last plan.
+    /// Since the last plan. At most two for each number: an adapter that is unloaded before a plan was never loaded.
     changes: Vec<AdapterChange>,
-    num_overtakes: usize,
-    max_overtakes: usize,
 }
 
 struct Entry {
@@ -42,10 +47,11 @@ struct Entry {
     bytes: u64,
     /// Its number on the device.
     number: Option<u32>,
-    /// Sequences that wait or run.
-    num_sequences: usize,
+    /// The sequences that wait or run.
+    sequences: BTreeSet<SchedulingKey>,
     /// Sequences that have a slot.
     num_running: usize,
+    /// The value of `num_uses` when a sequence with it last got a slot, or the last one left its slot.
     last_use: u64,
     /// For other threads.
     usage: Arc<AdapterUse>,
@@ -56,25 +62,31 @@ struct Entry {
 impl Entry {
     /// Reports the numbers to other threads. Called after each change.
     fn publish(&self) {
-        let num_waiting = self.num_sequences - self.num_running;
+        let num_waiting = self.sequences.len() - self.num_running;
         self.usage.set(self.num_running, num_waiting, self.number.is_some());
     }
+}
+
+/// The adapters with which sequences may overtake.
+#[derive(Clone, Copy)]
+pub(super) enum Overtaking {
+    /// Those that have room.
+    WithRoom,
+    /// Those that are pinned and were used since.
+    PinnedSince(u64),
 }
 
 impl Adapters {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
-            max_loaded: limits.max_adapters,
             max_bytes: limits.adapter_bytes,
             entries: BTreeMap::new(),
-            free_numbers: (0..limits.max_adapters as u32).rev().collect(),
+            loaded: vec![None; limits.max_adapters],
             bytes: 0,
             num_pinned: 0,
             pinned_bytes: 0,
             num_uses: 0,
             changes: Vec::new(),
-            num_overtakes: 0,
-            max_overtakes: OVERTAKES * limits.max_num_seqs,
         }
     }
 
@@ -86,12 +98,12 @@ impl Adapters {
         bytes: u64,
         usage: Arc<AdapterUse>,
     ) {
-        assert!(self.max_loaded > 0 && bytes <= self.max_bytes, "{id} never fits; this is a bug");
+        assert!(!self.loaded.is_empty() && bytes <= self.max_bytes, "{id} never fits; this is a bug");
         let entry = Entry {
             weights,
             bytes,
             number: None,
-            num_sequences: 0,
+            sequences: BTreeSet::new(),
             num_running: 0,
             last_use: 0,
             usage,
@@ -125,22 +137,27 @@ impl Adapters {
     }
 
     /// A sequence was added.
-    pub(super) fn add_sequence(&mut self, id: AdapterId) {
+    pub(super) fn add_sequence(&mut self, id: AdapterId, key: SchedulingKey) {
         let entry = self.entry(id);
-        entry.num_sequences += 1;
+        entry.sequences.insert(key);
         entry.publish();
     }
 
     /// A sequence without a slot has ended.
-    pub(super) fn remove_sequence(&mut self, id: AdapterId) {
+    pub(super) fn remove_sequence(&mut self, id: AdapterId, key: SchedulingKey) {
         let entry = self.entry(id);
-        entry.num_sequences -= 1;
+        entry.sequences.remove(&key);
         entry.publish();
         self.remove_if_unused(id);
     }
 
+    /// The last sequence with an adapter in scheduling order: a follower comes after its leader.
+    pub(super) fn last_sequence(&self, id: AdapterId) -> Option<SchedulingKey> {
+        self.entries.get(&id)?.sequences.last().copied()
+    }
+
     fn remove_if_unused(&mut self, id: AdapterId) {
-        if self.entries[&id].closing.is_some() && self.entries[&id].num_sequences == 0 {
+        if self.entries[&id].closing.is_some() && self.entries[&id].sequences.is_empty() {
             self.unload(id);
             self.entries.remove(&id);
         }
@@ -149,27 +166,52 @@ impl Adapters {
     /// Whether a sequence with this adapter may get a slot: its adapter is loaded, or is once unused ones make room.
     pub(super) fn has_room(&self, id: AdapterId) -> bool {
         let entry = &self.entries[&id];
-        let fits = || self.num_pinned < self.max_loaded && self.pinned_bytes + entry.bytes <= self.max_bytes;
-        entry.number.is_some() || fits()
+        entry.number.is_some() || self.fit(self.num_pinned + 1, self.pinned_bytes + entry.bytes)
     }
 
-    /// The same if only these adapters were pinned, each given once.
-    pub(super) fn would_have_room(&self, id: AdapterId, pinned: impl Iterator<Item = AdapterId>) -> bool {
-        let (mut count, mut bytes) = (0, self.entries[&id].bytes);
-        for other in pinned.filter(|other| *other != id) {
-            count += 1;
-            bytes += self.entries[&other].bytes;
+    fn fit(&self, count: usize, bytes: u64) -> bool {
+        count <= self.loaded.len() && bytes <= self.max_bytes
+    }
+
+    /// The same if only these adapters were pinned.
+    pub(super) fn has_room_beside(&self, id: AdapterId, pinned: &BTreeSet<AdapterId>) -> bool {
+        let others = pinned.iter().filter(|other| **other != id);
+        let bytes = others.clone().map(|other| self.entries[other].bytes).sum::<u64>();
+        self.fit(others.count() + 1, bytes + self.entries[&id].bytes)
+    }
+
+    /// The adapters with which sequences may overtake one that has waited for room for `blocked` for `num_steps`.
+    pub(super) fn overtaking(&self, blocked: AdapterId, num_steps: u64) -> Overtaking {
+        if num_steps < OVERTAKING_STEPS {
+            return Overtaking::WithRoom;
         }
-        count < self.max_loaded && bytes <= self.max_bytes
+        let pinned = self.loaded.iter().flatten().map(|id| &self.entries[id]);
+        let mut pinned: Vec<_> = pinned.filter(|entry| entry.num_running > 0).collect();
+        pinned.sort_unstable_by_key(|entry| Reverse(entry.last_use));
+        let mut bytes = self.entries[&blocked].bytes;
+        let stays = |(rank, entry): &(usize, &&Entry)| {
+            bytes += entry.bytes;
+            self.fit(rank + 2, bytes)
+        };
+        // The adapters that stay are used again and the others are not, so their order does not change.
+        let oldest = pinned.iter().enumerate().take_while(stays).last();
+        Overtaking::PinnedSince(oldest.map_or(u64::MAX, |(_, entry)| entry.last_use))
+    }
+
+    /// Whether a sequence with this adapter may overtake.
+    pub(super) fn may_overtake(&self, id: AdapterId, overtaking: Overtaking) -> bool {
+        let entry = &self.entries[&id];
+        match overtaking {
+            Overtaking::WithRoom => self.has_room(id),
+            Overtaking::PinnedSince(last_use) => entry.num_running > 0 && entry.last_use >= last_use,
+        }
     }
 
     /// A sequence gets a slot; there is room for its adapter.
     pub(super) fn pin(&mut self, id: AdapterId) {
         self.load(id);
-        self.num_uses += 1;
-        let now = self.num_uses;
+        self.use_now(id);
         let entry = self.entry(id);
-        entry.last_use = now;
         entry.num_running += 1;
         entry.publish();
         if entry.num_running == 1 {
@@ -188,7 +230,13 @@ impl Adapters {
             let bytes = entry.bytes;
             self.num_pinned -= 1;
             self.pinned_bytes -= bytes;
+            self.use_now(id);
         }
+    }
+
+    fn use_now(&mut self, id: AdapterId) {
+        self.num_uses += 1;
+        self.entry(id).last_use = self.num_uses;
     }
 
     /// The number of an adapter that is pinned.
@@ -199,13 +247,15 @@ impl Adapters {
     fn load(&mut self, id: AdapterId) {
         let Entry { weights, bytes, number: None, .. } = &self.entries[&id] else { return };
         let (weights, bytes) = (Arc::clone(weights), *bytes);
-        while self.free_numbers.is_empty() || self.bytes + bytes > self.max_bytes {
-            let unused =
-                self.entries.iter().filter(|(_, entry)| entry.number.is_some() && entry.num_running == 0);
-            let oldest = unused.min_by_key(|(_, entry)| entry.last_use).map(|(id, _)| *id);
-            self.unload(oldest.expect("there is room for the adapter; this is a bug"));
-        }
-        let number = self.free_numbers.pop().expect("there is a number; this is a bug");
+        let index = loop {
+            let free = self.loaded.iter().position(Option::is_none);
+            match free.filter(|_| self.bytes + bytes <= self.max_bytes) {
+                Some(index) => break index,
+                None => self.unload(self.least_recently_used()),
+            }
+        };
+        let number = index as u32;
+        self.loaded[index] = Some(id);
         let entry = self.entry(id);
         entry.number = Some(number);
         entry.publish();
@@ -213,14 +263,27 @@ impl Adapters {
         self.changes.push(AdapterChange::Load { number, weights });
     }
 
+    /// The loaded adapter that is replaced next; it is not pinned.
+    fn least_recently_used(&self) -> AdapterId {
+        let loaded = self.loaded.iter().flatten().map(|id| (*id, &self.entries[id]));
+        let unused = loaded.filter(|(_, entry)| entry.num_running == 0);
+        unused
+            .min_by_key(|(_, entry)| entry.last_use)
+            .expect("there is room for the adapter; this is a bug")
+            .0
+    }
+
     fn unload(&mut self, id: AdapterId) {
         let entry = self.entry(id);
         let bytes = entry.bytes;
-        if let Some(number) = entry.number.take() {
-            entry.publish();
-            self.bytes -= bytes;
-            self.free_numbers.push(number);
-            self.changes.push(AdapterChange::Unload { number });
+        let Some(number) = entry.number.take() else { return };
+        entry.publish();
+        self.bytes -= bytes;
+        self.loaded[number as usize] = None;
+        let is_load = |change: &AdapterChange| matches!(change, AdapterChange::Load { number: other, .. } if *other == number);
+        match self.changes.iter().position(is_load) {
+            Some(load) => drop(self.changes.remove(load)),
+            None => self.changes.push(AdapterChange::Unload { number }),
         }
     }
 
@@ -233,47 +296,39 @@ impl Adapters {
         changes.append(&mut self.changes);
     }
 
-    /// Whether another sequence may overtake one without room for its adapter.
-    pub(super) fn may_overtake(&self) -> bool {
-        self.num_overtakes < self.max_overtakes
-    }
-
-    /// A sequence was admitted, before another one or as the first.
-    pub(super) fn note_admission(&mut self, has_overtaken: bool) {
-        self.num_overtakes = if has_overtaken { self.num_overtakes + 1 } else { 0 };
-    }
-
-    /// Panics unless the invariants hold for these sequences: their adapters, and whether they have a slot.
-    pub(super) fn check_integrity(&self, sequences: impl Iterator<Item = (AdapterId, bool)>) {
-        let mut found: BTreeMap<AdapterId, (usize, usize)> = BTreeMap::new();
-        for (id, is_running) in sequences {
-            let counts = found.entry(id).or_default();
-            *counts = (counts.0 + 1, counts.1 + usize::from(is_running));
+    /// Panics unless the invariants hold for these sequences: their adapters, their keys, and whether they have a slot.
+    pub(super) fn check_integrity(&self, sequences: impl Iterator<Item = (AdapterId, SchedulingKey, bool)>) {
+        let mut found: BTreeMap<AdapterId, (BTreeSet<SchedulingKey>, usize)> = BTreeMap::new();
+        for (id, key, is_running) in sequences {
+            let (keys, num_running) = found.entry(id).or_default();
+            keys.insert(key);
+            *num_running += usize::from(is_running);
         }
-        let mut numbers = self.free_numbers.clone();
-        let (mut bytes, mut num_pinned, mut pinned_bytes) = (0, 0, 0);
+        let (mut num_loaded, mut bytes, mut num_pinned, mut pinned_bytes) = (0, 0, 0, 0);
         for (id, entry) in &self.entries {
-            let counts = (entry.num_sequences, entry.num_running);
-            assert_eq!(counts, found.remove(id).unwrap_or_default(), "{id} is miscounted; this is a bug");
+            let (keys, num_running) = found.remove(id).unwrap_or_default();
             assert!(
-                entry.num_sequences > 0 || entry.closing.is_none(),
-                "{id} was not removed; this is a bug"
+                entry.sequences == keys && entry.num_running == num_running,
+                "{id} is miscounted; this is a bug"
             );
+            let is_used = entry.closing.is_none() || !keys.is_empty();
+            assert!(is_used, "{id} was not removed; this is a bug");
             if let Some(number) = entry.number {
-                numbers.push(number);
+                assert_eq!(self.loaded[number as usize], Some(*id), "numbers of adapters; this is a bug");
+                num_loaded += 1;
                 bytes += entry.bytes;
             }
-            if entry.num_running > 0 {
+            if num_running > 0 {
                 assert!(entry.number.is_some(), "{id} is not loaded; this is a bug");
                 num_pinned += 1;
                 pinned_bytes += entry.bytes;
             }
         }
         assert!(found.is_empty(), "sequences without their adapters; this is a bug: {found:?}");
-        numbers.sort_unstable();
-        assert!(numbers.into_iter().eq(0..self.max_loaded as u32), "numbers of adapters; this is a bug");
+        assert_eq!(self.loaded.iter().flatten().count(), num_loaded, "numbers of adapters; this is a bug");
         let counts = (self.bytes, self.num_pinned, self.pinned_bytes);
         assert_eq!(counts, (bytes, num_pinned, pinned_bytes), "adapters are miscounted; this is a bug");
         assert!(bytes <= self.max_bytes, "too many adapters are loaded; this is a bug");
+        assert!(self.changes.len() <= 2 * self.loaded.len(), "changes pile up; this is a bug");
     }
 }

@@ -9,12 +9,13 @@
 //! for them. So a plan with other work loads a bounded number of blocks: a long prefix is staged in the KV cache plan
 //! by plan, and its sequence is admitted with the last part. Only swapped blocks are loaded at once.
 //!
-//! The adapter of an admitted sequence is loaded by the next plan. If all adapters that are loaded are in use, so that
-//! the next sequence's finds no room, others overtake it, a bounded number of times: no adapter keeps another one out.
+//! The adapter of an admitted sequence is loaded by the next plan. If the adapters in use leave no room for that of the
+//! next sequence, others overtake it, but no adapter keeps another one out: see `adapters`.
 //!
 //! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any
-//! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they wait like every preempted sequence. A
-//! sequence whose consumer has not read since it was preempted is paused instead of admitted.
+//! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they
+//! wait like every preempted sequence. A sequence whose consumer has not read since it was preempted is paused instead
+//! of admitted.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -23,7 +24,7 @@ use super::scheduler::Scheduler;
 use super::slots::Running;
 use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
 use crate::request::CachedTokens;
-use crate::sequence::{SchedulingKey, Sequence};
+use crate::sequence::SchedulingKey;
 
 /// Whether a running sequence yields to a waiting one.
 fn yields_to(running: &Running, key: SchedulingKey) -> bool {
@@ -54,6 +55,7 @@ impl Scheduler {
             } else if self.preempt_for_adapter(first, now) {
                 continue;
             } else {
+                self.queue.get_mut(first).blocked_since.get_or_insert(self.kv.next_step());
                 let Some(key) = self.next_admissible() else { break };
                 key
             };
@@ -62,10 +64,7 @@ impl Scheduler {
                 continue;
             }
             match self.try_admit(key, limit, now) {
-                Admission::Admitted => {
-                    self.adapters.note_admission(key != first);
-                    limit = LoadLimit::PerPlan;
-                }
+                Admission::Admitted => limit = LoadLimit::PerPlan,
                 Admission::NoRoom if self.preempt_for(key, now) => {}
                 Admission::NoRoom => break,
                 Admission::Staging => {
@@ -85,9 +84,12 @@ impl Scheduler {
         if self.has_room_for_adapter(first) {
             return Some(first);
         }
-        let has_room =
-            |sequence: &Sequence| sequence.request.adapter.is_none_or(|id| self.adapters.has_room(id));
-        self.adapters.may_overtake().then(|| self.queue.next_where(has_room)).flatten()
+        let blocked = self.queue.get(first);
+        let now = self.kv.next_step();
+        let num_steps = now - blocked.blocked_since.unwrap_or(now);
+        let overtaking = self.adapters.overtaking(blocked.request.adapter?, num_steps);
+        let may_overtake = |id| self.adapters.may_overtake(id, overtaking);
+        self.queue.next_where(|sequence| sequence.request.adapter.is_none_or(may_overtake))
     }
 
     fn has_room_for_adapter(&self, key: SchedulingKey) -> bool {
@@ -95,15 +97,18 @@ impl Scheduler {
     }
 
     /// Preempts one of the running sequences that yield to a waiting one, if its adapter has room without all of them.
+    /// Spares those that share their adapter with a sequence that does not yield.
     fn preempt_for_adapter(&mut self, key: SchedulingKey, now: Instant) -> bool {
         let Some(adapter) = self.queue.get(key).request.adapter else { return false };
-        let other = |running: &Running| running.sequence.request.adapter.filter(|id| *id != adapter);
-        let stay = self.slots.iter().filter(|running| !yields_to(running, key)).filter_map(other);
-        if !self.adapters.would_have_room(adapter, BTreeSet::from_iter(stay).into_iter()) {
+        let staying = self.slots.iter().filter(|running| !yields_to(running, key));
+        let staying = BTreeSet::from_iter(staying.filter_map(|running| running.sequence.request.adapter));
+        if !self.adapters.has_room_beside(adapter, &staying) {
             return false;
         }
-        let yielding =
-            self.slots.ranked().filter(|(_, running)| yields_to(running, key) && other(running).is_some());
+        let takes_room = |running: &Running| {
+            running.sequence.request.adapter.is_some_and(|id| id != adapter && !staying.contains(&id))
+        };
+        let yielding = self.slots.ranked().filter(|(_, running)| takes_room(running));
         let Some((victim, _)) = yielding.max_by_key(|(_, running)| yield_order(running)) else {
             return false;
         };

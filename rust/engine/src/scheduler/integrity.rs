@@ -20,7 +20,8 @@ impl Scheduler {
         self.kv.check_integrity(tables, swapped);
         let running = self.slots.iter().map(|running| (&running.sequence, true));
         let all = running.chain(self.queue.iter().map(|sequence| (sequence, false)));
-        let adapters = all.filter_map(|(sequence, has_slot)| Some((sequence.request.adapter?, has_slot)));
+        let adapters =
+            all.filter_map(|(sequence, has_slot)| Some((sequence.request.adapter?, sequence.key, has_slot)));
         self.adapters.check_integrity(adapters);
         self.check_admission();
     }

@@ -188,11 +188,6 @@ impl WaitingQueue {
         }
     }
 
-    /// The sequences that wait for their leaders.
-    pub(super) fn followers(&self) -> impl Iterator<Item = &Sequence> {
-        self.followers.values()
-    }
-
     /// The preempted sequences.
     pub(super) fn preempted_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
         self.preempted.values_mut().chain(self.paused.values_mut())

@@ -280,13 +280,13 @@ impl Scheduler {
 
     fn add_to_adapter(&mut self, sequence: &Sequence) {
         if let Some(adapter) = sequence.request.adapter {
-            self.adapters.add_sequence(adapter);
+            self.adapters.add_sequence(adapter, sequence.key);
         }
     }
 
     fn remove_from_adapter(&mut self, sequence: &Sequence) {
         if let Some(adapter) = sequence.request.adapter {
-            self.adapters.remove_sequence(adapter);
+            self.adapters.remove_sequence(adapter, sequence.key);
         }
     }
 
@@ -385,13 +385,9 @@ impl Scheduler {
         self.adapters.close(id, done);
     }
 
-    /// Takes any sequence with this adapter out, as long as there are some.
+    /// Takes the last sequence with this adapter out, as long as there are some.
     pub(crate) fn pop_with_adapter(&mut self, id: AdapterId, now: Instant) -> Option<Sequence> {
-        let running = self.slots.iter().map(|running| &running.sequence);
-        // Followers first: they need no new leader when they end.
-        let waiting = self.queue.followers().chain(self.queue.iter());
-        let all = waiting.chain(running);
-        let key = all.into_iter().find(|sequence| sequence.request.adapter == Some(id))?.key;
+        let key = self.adapters.last_sequence(id)?;
         self.remove(key, now)
     }
 

@@ -37,6 +37,8 @@ pub struct Sequence {
     pub(super) paused_since: Option<Instant>,
     /// Set while it waits for another choice of its request to compute the prompt.
     pub(crate) is_follower: bool,
+    /// The step before which it was first found to be the next without room for its adapter.
+    pub(crate) blocked_since: Option<u64>,
     /// Its key in the prefix cache.
     chain: Chain,
     /// Its blocks in the host tier while it is preempted.
@@ -104,6 +106,7 @@ impl Sequence {
             max_kv_tokens,
             paused_since: None,
             is_follower: false,
+            blocked_since: None,
             chain,
             swapped: None,
             num_staged: 0,

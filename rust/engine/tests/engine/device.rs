@@ -12,7 +12,7 @@ use penstock_engine::{
     AdapterChange, AdapterId, DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone,
     StepError, StepOutput, StepPlan,
 };
-use penstock_types::BlockCopy;
+use penstock_types::{BlockCopy, PackedAdapter};
 
 use crate::oracle;
 use crate::random::mix;
@@ -37,6 +37,10 @@ pub struct Device {
     adapters: Vec<Option<AdapterId>>,
     /// Adapters loaded.
     pub num_loads: u64,
+    /// The adapter changes of all plans: numbers, and the adapters that are loaded or `None`.
+    pub changes: Vec<(u32, Option<AdapterId>)>,
+    /// A plan that changes adapters has failed.
+    has_unknown_adapters: bool,
     steps: VecDeque<(Box<StepPlan>, Box<StepOutput>)>,
     last_step: u64,
     num_garbage: u64,
@@ -58,6 +62,8 @@ impl Device {
             slots: vec![None; limits.max_num_seqs],
             adapters: vec![None; limits.max_adapters],
             num_loads: 0,
+            changes: vec![],
+            has_unknown_adapters: false,
             limits: limits.clone(),
             steps: VecDeque::new(),
             last_step: 0,
@@ -91,6 +97,10 @@ impl Device {
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
         assert!(plan.rows.is_sorted_by_key(|row| row.adapter), "the rows of an adapter are apart");
         self.check_races(&plan);
+        self.changes.extend(plan.adapter_changes.iter().map(|change| match change {
+            AdapterChange::Load { number, weights } => (*number, Some(id_of(weights))),
+            AdapterChange::Unload { number } => (*number, None),
+        }));
         self.steps.push_back((plan, output));
     }
 
@@ -115,8 +125,16 @@ impl Device {
         }
     }
 
+    /// Whether the oldest plan changes adapters.
+    pub fn changes_adapters(&self) -> bool {
+        self.steps.front().is_some_and(|(plan, _)| !plan.adapter_changes.is_empty())
+    }
+
     /// Runs the oldest plan.
     pub fn complete(&mut self) -> StepDone {
+        if self.has_unknown_adapters {
+            return self.fail("an adapter is not loaded");
+        }
         let (plan, mut output) = self.steps.pop_front().unwrap();
         self.change_adapters(&plan);
         self.assign_slots(&plan);
@@ -128,9 +146,10 @@ impl Device {
         StepDone { plan, output, result: Ok(()) }
     }
 
-    /// Fails the oldest plan, copies and all.
+    /// Fails the oldest plan, copies and all. If it changes adapters, every later plan fails too.
     pub fn fail(&mut self, text: &str) -> StepDone {
         let (plan, output) = self.steps.pop_front().unwrap();
+        self.has_unknown_adapters |= !plan.adapter_changes.is_empty();
         for copy in &plan.copies {
             match *copy {
                 BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.garbage(),
@@ -144,6 +163,7 @@ impl Device {
     /// Fails the oldest plan after its copies are made.
     pub fn fail_after_copies(&mut self, text: &str) -> StepDone {
         let (plan, mut output) = self.steps.pop_front().unwrap();
+        self.change_adapters(&plan);
         self.make_copies(&plan);
         output.copies_done = true;
         self.corrupt_rows(&plan);
@@ -159,8 +179,7 @@ impl Device {
         for change in &plan.adapter_changes {
             match change {
                 AdapterChange::Load { number, weights } => {
-                    let id = AdapterId(u64::from_le_bytes(weights.bytes.as_slice().try_into().unwrap()));
-                    let former = self.adapters[*number as usize].replace(id);
+                    let former = self.adapters[*number as usize].replace(id_of(weights));
                     assert_eq!(former, None, "the number of an adapter is in use");
                     self.num_loads += 1;
                 }
@@ -198,7 +217,6 @@ impl Device {
     }
 
     fn corrupt_rows(&mut self, plan: &StepPlan) {
-        self.change_adapters(plan);
         self.assign_slots(plan);
         for row in &plan.rows {
             if let (Some(Slot { generated, .. }), Some(_)) = (&mut self.slots[row.slot as usize], row.sample)
@@ -337,6 +355,10 @@ impl Device {
     fn read(&mut self, num_positions: usize, table: &[usize]) -> Vec<u64> {
         (0..num_positions).map(|position| *self.cell(position, table)).collect()
     }
+}
+
+fn id_of(weights: &PackedAdapter) -> AdapterId {
+    AdapterId(u64::from_le_bytes(weights.bytes.as_slice().try_into().unwrap()))
 }
 
 fn table(row: &ScheduledRow, plan: &StepPlan) -> Vec<usize> {

@@ -4,19 +4,20 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use penstock_engine::testing::BlockHasher;
 use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
-use penstock_engine::testing::{Message, Outbox, SchedulingKey, Start};
+use penstock_engine::testing::{Message, NewAdapter, Outbox, SchedulingKey, Start};
 use penstock_engine::{
-    CachedTokens, Event, Finish, FinishReason, Limits, Port, PreemptionMode, PreemptionVictim, Request,
-    RequestId, Stats, StepDone, Token,
+    AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port,
+    PreemptionMode, PreemptionVictim, Request, RequestId, Stats, StepDone, Token,
 };
 
 use crate::device::Device;
-use crate::oracle::{VOCABULARY, expected_output};
+use crate::oracle::{self, VOCABULARY, expected_output};
 
 pub struct Harness {
     pub limits: Limits,
@@ -140,6 +141,22 @@ impl Harness {
         (Start { id, request, outboxes }, clients)
     }
 
+    /// Registers an adapter that takes `bytes` on the device.
+    pub fn load_adapter(&mut self, id: u64, bytes: u64) -> Result<Arc<AdapterUse>, AdapterError> {
+        let (answer, answered) = bounded(1);
+        let (weights, usage) = (oracle::weights(id), Arc::default());
+        let (id, shared) = (AdapterId(id), Arc::clone(&usage));
+        self.handle(Message::LoadAdapter(NewAdapter { id, weights, bytes, usage: shared, answer }));
+        answered.try_recv().expect("it is answered at once").map(|()| usage)
+    }
+
+    /// Removes an adapter. Returns the end of the removal.
+    pub fn unload_adapter(&mut self, id: u64, reason: Option<&str>) -> Removal {
+        let (done, removal) = bounded(0);
+        self.handle(Message::UnloadAdapter(AdapterId(id), reason.map(str::to_owned), Box::new(done)));
+        Removal(removal)
+    }
+
     pub fn handle(&mut self, message: Message) {
         self.core.handle(message, self.now);
         self.core.check_integrity();
@@ -205,6 +222,16 @@ impl Harness {
     /// Steps until nothing can be computed.
     pub fn run(&mut self) {
         while self.step() {}
+    }
+}
+
+/// The removal of an adapter.
+pub struct Removal(Receiver<()>);
+
+impl Removal {
+    /// Whether the last request with the adapter has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.try_recv() == Err(TryRecvError::Disconnected)
     }
 }
 

@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used)]
 
+mod adapters;
 mod choices;
 mod device;
 mod drafts;

@@ -7,15 +7,13 @@ mod inputs;
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, TryRecvError, bounded};
-
-use penstock_engine::testing::{Message, NewAdapter};
+use penstock_engine::testing::Message;
 use penstock_engine::{
     AdapterError, AdapterId, CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token,
 };
 
 use self::inputs::{random_hasher, random_limits};
-use crate::harness::{Client, Harness};
+use crate::harness::{Client, Harness, Removal};
 use crate::oracle;
 use crate::random::Random;
 
@@ -81,7 +79,7 @@ struct World {
     /// Adapters that requests may have; the last one may be unknown.
     adapters: Vec<AdapterId>,
     /// The ends of removals that have begun.
-    removals: Vec<(AdapterId, Receiver<()>)>,
+    removals: Vec<(AdapterId, Removal)>,
     num_adapters: u64,
     /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
@@ -127,6 +125,7 @@ struct Seen {
     failed_copies: u64,
     failed_after_copies: u64,
     loaded_again: u64,
+    lost_adapters: u64,
     unknown_adapter: u64,
     unloaded: u64,
     removed_late: u64,
@@ -183,14 +182,10 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
         assert!(met > NUM_SCHEDULES / 80, "adapters hardly ever mattered: {seen:?}");
     }
+    assert!(seen.lost_adapters > 0, "no step failed that changes adapters: {seen:?}");
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
-}
-
-/// Whether the last request with an adapter that is removed has ended.
-fn is_removed(removed: &Receiver<()>) -> bool {
-    matches!(removed.try_recv(), Err(TryRecvError::Disconnected))
 }
 
 /// Prints the seed of a schedule that fails.
@@ -306,6 +301,12 @@ impl World {
         if self.random.chance(3) {
             self.num_failed_steps += 1;
             if self.random.chance(50) {
+                if self.harness.device.changes_adapters() {
+                    self.harness.fail(LOSS);
+                    self.stopped.get_or_insert_with(lost);
+                    self.seen.lost_adapters += 1;
+                    return assert!(self.harness.core.is_stopped());
+                }
                 let has_copies = self.harness.fail(FAILURE) > 0;
                 self.has_restarted |= has_copies;
                 self.seen.failed_copies += u64::from(has_copies);
@@ -352,19 +353,10 @@ impl World {
         if self.adapters.is_empty() || self.random.chance(60) {
             for _ in 0..self.random.between(1, 3) {
                 self.num_adapters += 1;
-                let (id, bytes) = (AdapterId(self.num_adapters), self.random.between(1, 6) as u64);
-                let (answer, answered) = bounded(1);
-                let weights = oracle::weights(id.0);
-                self.harness.handle(Message::LoadAdapter(NewAdapter {
-                    id,
-                    weights,
-                    bytes,
-                    usage: Arc::default(),
-                    answer,
-                }));
-                let limits = &self.harness.limits;
-                match answered.recv().unwrap() {
-                    Ok(()) => self.adapters.push(id),
+                let (id, bytes) = (self.num_adapters, self.random.between(1, 6) as u64);
+                let limits = self.harness.limits.clone();
+                match self.harness.load_adapter(id, bytes) {
+                    Ok(_) => self.adapters.push(AdapterId(id)),
                     Err(AdapterError::TooLarge { .. }) => assert!(bytes > limits.adapter_bytes),
                     Err(AdapterError::TooMany { limit }) => assert_eq!(limit, 6),
                     Err(AdapterError::Stopped(_)) => assert!(self.stopped.is_some()),
@@ -373,13 +365,11 @@ impl World {
             return;
         }
         let id = self.adapters[self.random.below(self.adapters.len())];
-        let (done, removed) = bounded(0);
-        let reason = self.random.chance(40).then(|| UNLOADED.to_owned());
-        let is_forced = reason.is_some();
-        self.harness.handle(Message::UnloadAdapter(id, reason, Box::new(done)));
-        assert!(!is_forced || is_removed(&removed), "an adapter without requests is left");
-        self.seen.removed_late += u64::from(!is_removed(&removed));
-        self.removals.push((id, removed));
+        let reason = self.random.chance(40).then_some(UNLOADED);
+        let removal = self.harness.unload_adapter(id.0, reason);
+        assert!(reason.is_none() || removal.is_done(), "an adapter without requests is left");
+        self.seen.removed_late += u64::from(!removal.is_done());
+        self.removals.push((id, removal));
         // Some requests still name it.
         if self.random.chance(50) {
             self.adapters.retain(|other| *other != id);
@@ -427,7 +417,7 @@ impl World {
         let stats = self.harness.stats();
         assert_eq!((stats.running, stats.waiting, stats.paused), (0, 0, 0));
         assert_eq!((stats.blocks_used, stats.blocks_reserved), (0, 0));
-        assert!(self.removals.iter().all(|(_, removed)| is_removed(removed)), "an adapter is left");
+        assert!(self.removals.iter().all(|(_, removal)| removal.is_done()), "an adapter is left");
     }
 
     /// In a bounded number of steps: in each, the first in scheduling order computes at least one token.

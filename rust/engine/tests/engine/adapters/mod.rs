@@ -1,0 +1,373 @@
+//! Adapters: the one that is replaced, those that are pinned, refusals, failed steps, and prefixes.
+
+mod removal;
+mod turns;
+
+use std::sync::Arc;
+
+use crossbeam_channel::bounded;
+use penstock_engine::testing::{Message, NewAdapter};
+use penstock_engine::{AdapterError, AdapterId, Event, FinishReason, Limits, Rejection, Request, StopCause};
+use penstock_types::PackedAdapter;
+
+use crate::harness::{Client, Harness, cached, caching, check_ended, check_output, found, limits, read};
+use crate::oracle::{self, request};
+
+/// A harness with `num_adapters` registered adapters, from number 1 on, of which `max_adapters` may be loaded.
+fn harness(num_adapters: u64, max_adapters: usize) -> Harness {
+    harness_with(num_adapters, Limits { max_adapters, ..limits() })
+}
+
+fn harness_with(num_adapters: u64, limits: Limits) -> Harness {
+    let mut harness = Harness::new(Limits { adapter_bytes: 10, max_registered_adapters: 1_000, ..limits });
+    for id in 1..=num_adapters {
+        harness.load_adapter(id, 1).unwrap();
+    }
+    harness
+}
+
+fn with_adapter(id: u64, request: Request) -> Request {
+    Request { adapter: Some(AdapterId(id)), ..request }
+}
+
+/// Runs a request to its end.
+fn run_one(harness: &mut Harness, id: u64) {
+    let mut client = harness.start(with_adapter(id, request(4, 3, id)));
+    harness.run();
+    check_output(&mut client, &harness.limits);
+}
+
+/// The adapter changes of the plans since the last call.
+fn changes(harness: &mut Harness) -> Vec<(u32, Option<u64>)> {
+    let changes = std::mem::take(&mut harness.device.changes);
+    changes.into_iter().map(|(number, id)| (number, id.map(|id| id.0))).collect()
+}
+
+/// Steps until the request has a token. Returns the number of steps.
+fn run_until_token(harness: &mut Harness, client: &mut Client) -> usize {
+    let mut num_steps = 0;
+    while read(client).0.is_empty() {
+        assert!(harness.step(), "it waits for ever");
+        num_steps += 1;
+    }
+    num_steps
+}
+
+#[test]
+fn the_least_recently_used_adapter_is_replaced() {
+    let mut harness = harness(3, 2);
+    for id in [1, 2, 1] {
+        run_one(&mut harness, id);
+    }
+    assert_eq!(changes(&mut harness), [(0, Some(1)), (1, Some(2))]);
+    run_one(&mut harness, 3);
+    assert_eq!(changes(&mut harness), [(1, None), (1, Some(3))], "in this order");
+    run_one(&mut harness, 1);
+    assert_eq!(changes(&mut harness), []);
+    run_one(&mut harness, 2);
+    assert_eq!(changes(&mut harness), [(1, None), (1, Some(2))]);
+}
+
+#[test]
+fn an_adapter_is_used_until_its_last_request_ends() {
+    let mut harness = harness(3, 2);
+    let mut long = harness.start(with_adapter(1, request(4, 20, 0)));
+    let mut short = harness.start(with_adapter(2, request(4, 2, 1)));
+    harness.run();
+    [&mut long, &mut short].into_iter().for_each(|client| check_output(client, &harness.limits));
+    run_one(&mut harness, 3);
+    assert_eq!(changes(&mut harness)[2..], [(1, None), (1, Some(3))], "the second one was used before");
+}
+
+#[test]
+fn a_pinned_adapter_is_never_replaced() {
+    let mut harness = harness(4, 2);
+    let mut pinned = harness.start(with_adapter(1, request(4, 40, 0)));
+    for id in [2, 3, 4, 2] {
+        let mut other = harness.start(with_adapter(id, request(4, 2, 1)));
+        run_until_token(&mut harness, &mut other);
+        while !other.is_ended() {
+            harness.step();
+            other.drain();
+        }
+    }
+    assert!(!pinned.is_ended(), "it ran beside the others");
+    let replaced = [(1, None), (1, Some(3)), (1, None), (1, Some(4)), (1, None), (1, Some(2))];
+    assert_eq!(changes(&mut harness)[2..], replaced);
+    harness.run();
+    check_output(&mut pinned, &harness.limits);
+}
+
+#[test]
+fn a_large_adapter_replaces_as_many_as_it_needs() {
+    let mut harness = harness(4, 8);
+    harness.load_adapter(5, 8).unwrap();
+    for id in 1..=4 {
+        run_one(&mut harness, id);
+    }
+    changes(&mut harness);
+    run_one(&mut harness, 5);
+    assert_eq!(changes(&mut harness), [(0, None), (1, None), (0, Some(5))], "of 10 bytes 2 may stay");
+}
+
+#[test]
+fn rows_in_flight_keep_the_adapter_that_is_replaced_behind_them() {
+    let mut harness = harness(2, 1);
+    let mut first = harness.start(with_adapter(1, request(4, 20, 0)));
+    harness.plan();
+    harness.complete();
+    harness.plan();
+    first.cancel();
+    let mut second = harness.start(with_adapter(2, request(4, 5, 1)));
+    changes(&mut harness);
+    assert_eq!(harness.plan().len(), 1);
+    assert_eq!(harness.device.num_plans(), 2, "a row with the first adapter is in flight");
+    assert_eq!(changes(&mut harness), [(0, None), (0, Some(2))]);
+    harness.run(); // the device checks the adapter of each row
+    check_ended(&mut first, FinishReason::Cancelled);
+    check_output(&mut second, &harness.limits);
+}
+
+#[test]
+fn two_plans_in_flight_may_replace_the_same_adapter() {
+    let mut harness = harness(3, 1);
+    let start = |harness: &mut Harness, id| harness.start(with_adapter(id, request(4, 1, id)));
+    let mut clients = [1, 2, 3].map(|id| start(&mut harness, id));
+    harness.run();
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
+    let replaced = [(0, Some(1)), (0, None), (0, Some(2)), (0, None), (0, Some(3))];
+    assert_eq!(changes(&mut harness), replaced);
+}
+
+#[test]
+fn changes_that_no_plan_has_leave_nothing_behind() {
+    let mut harness = harness(2, 1);
+    let weights = oracle::weights(3);
+    let (observer, (answer, answered)) = (Arc::downgrade(&weights), bounded(1));
+    let adapter = NewAdapter { id: AdapterId(3), weights, bytes: 10, usage: Arc::default(), answer };
+    harness.handle(Message::LoadAdapter(adapter));
+    assert_eq!(answered.recv(), Ok(Ok(())));
+    for id in [1, 3, 2, 3, 1, 3] {
+        let mut client = harness.start(with_adapter(id, request(4, 4, 0)));
+        assert_eq!(harness.stats().running, 1, "its adapter is to be loaded by the next plan");
+        client.cancel();
+        harness.attend();
+        check_ended(&mut client, FinishReason::Cancelled);
+    }
+    assert!(harness.unload_adapter(3, None).is_done());
+    assert_eq!(observer.strong_count(), 0, "the weights are freed before the next step");
+    run_one(&mut harness, 1);
+    assert_eq!(changes(&mut harness), [(0, Some(1))]);
+}
+
+#[test]
+fn an_adapter_that_is_too_large_is_refused_with_its_numbers() {
+    let mut harness = harness(0, 2);
+    let error = harness.load_adapter(1, 11).unwrap_err();
+    assert_eq!(error, AdapterError::TooLarge { bytes: 11, limit: 10 });
+    assert!(["11 bytes", "is 10"].iter().all(|number| error.to_string().contains(number)), "{error}");
+    let refused = harness.start(with_adapter(1, request(4, 4, 0))).drain();
+    assert_eq!(refused, [Event::Rejected(Rejection::UnknownAdapter)]);
+    harness.load_adapter(2, 10).unwrap();
+    run_one(&mut harness, 2);
+}
+
+#[test]
+fn too_many_registered_adapters_are_refused_with_the_limit() {
+    let mut harness =
+        Harness::new(Limits { max_adapters: 1, adapter_bytes: 10, max_registered_adapters: 2, ..limits() });
+    harness.load_adapter(1, 10).unwrap();
+    harness.load_adapter(2, 10).unwrap();
+    assert_eq!(harness.load_adapter(3, 10).unwrap_err(), AdapterError::TooMany { limit: 2 });
+    assert!(harness.unload_adapter(1, None).is_done());
+    harness.load_adapter(4, 10).unwrap();
+    [2, 4].into_iter().for_each(|id| run_one(&mut harness, id));
+}
+
+#[test]
+fn refused_weights_are_freed() {
+    let mut harness = harness(0, 2);
+    let weights = Arc::new(PackedAdapter { updates: vec![], bytes: vec![0; 8] });
+    let (observer, (answer, answered)) = (Arc::downgrade(&weights), bounded(1));
+    let adapter = NewAdapter { id: AdapterId(1), weights, bytes: 11, usage: Arc::default(), answer };
+    harness.handle(Message::LoadAdapter(adapter));
+    assert!(answered.recv().unwrap().is_err());
+    assert_eq!(observer.strong_count(), 0);
+}
+
+#[test]
+fn an_engine_without_room_for_adapters_refuses_them() {
+    let mut harness = Harness::new(Limits { max_registered_adapters: 5, ..limits() });
+    assert_eq!(harness.load_adapter(1, 0).unwrap_err(), AdapterError::TooMany { limit: 0 });
+}
+
+#[test]
+fn a_stopped_engine_refuses_adapters() {
+    let mut harness = harness(1, 1);
+    harness.handle(Message::Shutdown);
+    assert_eq!(harness.load_adapter(2, 1).unwrap_err(), AdapterError::Stopped(StopCause::Closed));
+    assert!(harness.unload_adapter(1, None).is_done());
+}
+
+#[test]
+fn an_adapter_stays_pinned_when_one_of_two_is_cancelled() {
+    let mut harness = harness(2, 1);
+    let mut clients = [0, 1].map(|seed| harness.start(with_adapter(1, request(4, 12, seed))));
+    let mut other = harness.start(with_adapter(2, request(4, 3, 2)));
+    harness.step();
+    clients[0].cancel();
+    harness.attend();
+    check_ended(&mut clients[0], FinishReason::Cancelled);
+    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1));
+    harness.run();
+    check_output(&mut clients[1], &harness.limits);
+    check_output(&mut other, &harness.limits);
+    assert_eq!(changes(&mut harness), [(0, Some(1)), (0, None), (0, Some(2))]);
+}
+
+#[test]
+fn each_choice_pins_the_adapter_that_is_loaded_once() {
+    for limits in [limits(), caching()] {
+        let mut harness = harness_with(2, Limits { max_adapters: 1, ..limits });
+        let mut choices = harness.start_choices(with_adapter(1, request(9, 12, 0)), 3);
+        let mut other = harness.start(with_adapter(2, request(4, 3, 1)));
+        while harness.stats().running < 3 {
+            harness.step();
+        }
+        for choice in &mut choices[..2] {
+            choice.cancel();
+            harness.attend();
+            check_ended(choice, FinishReason::Cancelled);
+        }
+        assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1));
+        harness.run();
+        check_output(&mut choices[2], &harness.limits);
+        check_output(&mut other, &harness.limits);
+        assert_eq!(changes(&mut harness), [(0, Some(1)), (0, None), (0, Some(2))]);
+    }
+}
+
+#[test]
+fn the_use_of_an_adapter_is_counted() {
+    let mut harness = Harness::new(Limits {
+        max_adapters: 1,
+        max_num_seqs: 2,
+        adapter_bytes: 10,
+        max_registered_adapters: 2,
+        ..limits()
+    });
+    let usages = [1, 2].map(|id| harness.load_adapter(id, 1).unwrap());
+    let counts =
+        || usages.each_ref().map(|usage| (usage.num_running(), usage.num_waiting(), usage.is_on_device()));
+    assert_eq!(counts(), [(0, 0, false); 2]);
+    let mut clients = [0, 1, 2].map(|seed| harness.start(with_adapter(1, request(4, 8, seed))));
+    let mut other = harness.start(with_adapter(2, request(4, 8, 3)));
+    assert_eq!(counts(), [(2, 1, true), (0, 1, false)]);
+    clients[0].cancel();
+    clients[2].cancel();
+    harness.attend();
+    assert_eq!(counts(), [(1, 0, true), (0, 1, false)]);
+    harness.run();
+    check_output(&mut clients[1], &harness.limits);
+    check_output(&mut other, &harness.limits);
+    assert_eq!(counts(), [(0, 0, false), (0, 0, true)]);
+    assert!(harness.unload_adapter(2, None).is_done());
+    assert_eq!(counts(), [(0, 0, false); 2]);
+}
+
+#[test]
+fn a_step_that_fails_after_its_changes_keeps_them() {
+    let mut harness = harness(2, 1);
+    let mut failed = harness.start(with_adapter(1, request(4, 4, 0)));
+    harness.plan();
+    harness.fail_after_copies("the step failed");
+    check_ended(&mut failed, FinishReason::Failed("the step failed".into()));
+    run_one(&mut harness, 1);
+    assert_eq!(changes(&mut harness), [(0, Some(1))], "it is loaded already");
+    run_one(&mut harness, 2);
+    assert_eq!(changes(&mut harness), [(0, None), (0, Some(2))]);
+}
+
+#[test]
+fn a_step_that_fails_before_its_changes_stops_the_engine() {
+    let mut harness = harness(2, 1);
+    let mut clients = [
+        harness.start(with_adapter(1, request(4, 8, 0))),
+        harness.start(request(4, 8, 1)),
+        harness.start(with_adapter(2, request(4, 8, 2))),
+    ];
+    harness.plan();
+    harness.plan();
+    harness.fail("no adapter was loaded");
+    let lost = StopCause::DeviceLost("no adapter was loaded".into());
+    for client in &mut clients {
+        check_ended(client, FinishReason::EngineStopped(lost.clone()));
+    }
+    assert!(harness.core.is_stopped() && harness.plan().is_empty());
+    assert_eq!(harness.load_adapter(3, 1).unwrap_err(), AdapterError::Stopped(lost));
+}
+
+#[test]
+fn a_failed_step_without_changes_leaves_adapters_loaded() {
+    let mut harness = harness(1, 1);
+    let mut failed = harness.start(with_adapter(1, request(4, 8, 0)));
+    harness.step();
+    harness.fail("the step failed");
+    check_ended(&mut failed, FinishReason::Failed("the step failed".into()));
+    run_one(&mut harness, 1);
+    assert_eq!(changes(&mut harness), [(0, Some(1))]);
+}
+
+#[test]
+fn prefixes_are_shared_within_an_adapter_and_a_salt_only() {
+    let mut harness = harness_with(2, Limits { max_adapters: 2, num_blocks: 200, ..caching() });
+    let mut requests = vec![];
+    for adapter in [None, Some(AdapterId(1)), Some(AdapterId(2))] {
+        for salt in [None, Some("mine"), Some("1")] {
+            requests.push(Request { adapter, cache_salt: salt.map(Into::into), ..request(33, 3, 0) });
+        }
+    }
+    for request in &requests {
+        assert_eq!(cached(&mut harness, request.clone()), found(0, 0));
+    }
+    for request in &requests {
+        assert_eq!(cached(&mut harness, request.clone()), found(32, 0));
+    }
+}
+
+#[test]
+fn an_adapter_that_is_loaded_again_finds_no_old_prefixes() {
+    let mut harness = harness_with(1, Limits { max_adapters: 1, ..caching() });
+    assert_eq!(cached(&mut harness, with_adapter(1, request(33, 3, 0))), found(0, 0));
+    assert!(harness.unload_adapter(1, None).is_done());
+    harness.load_adapter(2, 1).unwrap();
+    assert_eq!(cached(&mut harness, with_adapter(2, request(33, 3, 0))), found(0, 0));
+    assert_eq!(cached(&mut harness, with_adapter(2, request(33, 3, 0))), found(32, 0));
+}
+
+#[test]
+fn blocks_of_a_removed_adapter_are_evicted_for_others() {
+    let mut harness = harness_with(1, Limits { max_adapters: 1, num_blocks: 16, ..caching() });
+    cached(&mut harness, with_adapter(1, request(60, 4, 0)));
+    assert!(harness.unload_adapter(1, None).is_done());
+    assert_eq!(harness.stats().blocks_cached, 15, "full blocks");
+    assert_eq!(cached(&mut harness, request(60, 4, 0)), found(0, 0));
+    assert_eq!(cached(&mut harness, request(60, 4, 0)), found(56, 0));
+}
+
+#[test]
+fn a_reset_of_a_salt_covers_every_adapter() {
+    let mut harness = harness_with(1, Limits { max_adapters: 1, ..caching() });
+    let salted = |adapter: Option<u64>| Request {
+        adapter: adapter.map(AdapterId),
+        cache_salt: Some("mine".into()),
+        ..request(33, 3, 0)
+    };
+    for adapter in [None, Some(1)] {
+        cached(&mut harness, salted(adapter));
+    }
+    harness.handle(Message::ResetPrefixCache(Some("mine".into())));
+    for adapter in [None, Some(1)] {
+        assert_eq!(cached(&mut harness, salted(adapter)), found(0, 0));
+    }
+}
