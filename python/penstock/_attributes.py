@@ -31,6 +31,7 @@ MODULE_HINTS = {
     "OutOfMemory": "use OutOfMemoryError",
     "Overloaded": "use OverloadedError",
     **dict.fromkeys(("AutoTokenizer", "PreTrainedTokenizerFast"), "use Tokenizer"),
+    "LoRARequest": "load it with await engine.load_adapter(name, path), and use adapter=name",
     "RequestOutput": "use Result",
     "StructuredOutputsParams": "use SamplingParams with response_format, regex, choice or grammar",
 }
@@ -42,6 +43,9 @@ _REQUEST_METHOD_HINTS = {
     **dict.fromkeys(("chat", "create_chat_completion"), "pass messages to generate() or stream()"),
     **dict.fromkeys(("batch_generate", "batch_infer", "generate_batch"), "use generate_many()"),
     **dict.fromkeys(("generate_stream", "stream_generate", "stream_infer"), "use stream()"),
+    **dict.fromkeys(("add_lora", "load_lora", "load_lora_adapter"), "use load_adapter()"),
+    **dict.fromkeys(("remove_lora", "unload_lora", "unload_lora_adapter"), "use unload_adapter()"),
+    **dict.fromkeys(("list_loras", "loras"), "use adapters"),
     "beam_search": "use generate(num_beams=...)",
     **dict.fromkeys(
         ("create_embedding", "embed"),
