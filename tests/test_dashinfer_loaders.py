@@ -86,7 +86,7 @@ def test_bad_arguments_are_refused_and_neutral_ones_accepted(tiny_model: Path, t
     with pytest.raises(ValueError, match="model_output_dir"):
         loader.serialize(None)
     with pytest.raises(ValueError, match="lora_cfg"):
-        loader.serialize(None, tmp_path, lora_cfg={"lora_names": ["a"]})
+        loader.serialize(None, tmp_path, lora_cfg={"names": ["a"]})
     with pytest.raises(ValueError, match="customized_quant_config is given without enable_quant"):
         loader.serialize(None, tmp_path, customized_quant_config={"quant_method": "instant_quant"})
     assert loader.serialize(None, tmp_path, lora_cfg={}, customized_quant_config=None) is loader

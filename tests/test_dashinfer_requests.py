@@ -492,13 +492,6 @@ def test_no_ngram_occurs_twice(engine: Engine) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_lora_name_is_not_found(engine: Engine) -> None:
-    assert refusal(engine, {"lora_name": "adapter"}) is AsStatus.ALLSPARK_LORA_NOT_FOUND
-    assert engine.load_lora(NAME, "adapter") is AsStatus.ALLSPARK_IO_ERROR
-    assert engine.unload_lora(NAME, "adapter") is AsStatus.ALLSPARK_LORA_NOT_FOUND
-    assert engine.load_lora("other", "adapter") is PARAM_ERROR
-
-
 def test_multimedia_content_is_refused_by_name() -> None:
     info = MultiMediaInfo()
     info.set_multimedia_type(1)

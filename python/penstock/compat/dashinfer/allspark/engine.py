@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import penstock
 from penstock import PenstockError
-from penstock.compat.dashinfer.allspark import environment
+from penstock.compat.dashinfer.allspark import adapters, environment
 from penstock.compat.dashinfer.allspark.enums import (
     AsCacheMode,
     AsEvictionStrategy,
@@ -128,7 +128,9 @@ class Engine:
         try:
             engine = penstock.Engine(path, **options)
             engine.blocking.start()
-            model = InstalledModel(as_model_config, engine, Path(path))
+            installed = InstalledModel(as_model_config, engine, Path(path))
+            adapters.load_named_adapters(installed)
+            model = installed
         except PenstockError as error:
             raise as_error(error) from error
         finally:
@@ -194,9 +196,11 @@ class Engine:
                 f"swap_threshold is {model.config.swap_threshold}; it must be at least 0 to unload a model"
             )
             raise AsError(AsStatus.ALLSPARK_INVALID_CALL_ERROR, reason)
-        if not model.weights.exists():
-            reason = f"{model.weights} was deleted, and load_device_mem has to read it"
-            raise AsError(AsStatus.ALLSPARK_IO_ERROR, reason)
+        adapter_paths = (Path(adapter.path) for adapter in model.engine.adapters.values())
+        for path in (model.weights, *adapter_paths):
+            if not path.exists():
+                reason = f"{path} was deleted, and load_device_mem has to read it"
+                raise AsError(AsStatus.ALLSPARK_IO_ERROR, reason)
         try:
             model.engine.blocking.sleep(drain=math.inf)
         except PenstockError as error:
@@ -215,12 +219,37 @@ class Engine:
         return SUCCESS
 
     def load_lora(self, model_name: str, lora_name: str) -> AsStatus:
-        """Return `ALLSPARK_IO_ERROR`: LoRA adapters are not supported yet."""
-        return self._refuse_lora(model_name, lora_name, AsStatus.ALLSPARK_IO_ERROR)
+        """Load a LoRA adapter; requests name it by `lora_name`. The model computes its requests meanwhile.
+
+        `lora_name` is the name of an adapter beside the model's files, `<lora_name>.aslora`, which
+        `serialize` with `lora_cfg` writes. Or it is the absolute path of such a directory, or of any adapter
+        in PEFT's layout: the name is then its last part, without `.aslora`.
+
+        Returns `ALLSPARK_LORA_ALREADY_LOADED` if an adapter of this name is loaded,
+        `ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR` if `lora_max_num` are, `ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR`
+        for a rank above `lora_max_rank`, `ALLSPARK_IO_ERROR` for missing or invalid files and an adapter that
+        does not fit the model, `ALLSPARK_PARAM_ERROR` for an invalid name, and `ALLSPARK_INVALID_CALL_ERROR`
+        if the model was serialised without `lora_cfg`.
+        """
+        try:
+            adapters.load_adapter(self._model(model_name), lora_name)
+        except AsError as error:
+            return _log(error)
+        return SUCCESS
 
     def unload_lora(self, model_name: str, lora_name: str) -> AsStatus:
-        """Return `ALLSPARK_LORA_NOT_FOUND`: LoRA adapters are not supported yet."""
-        return self._refuse_lora(model_name, lora_name, AsStatus.ALLSPARK_LORA_NOT_FOUND)
+        """Remove a LoRA adapter and free its memory.
+
+        Returns `ALLSPARK_LORA_IN_USE` while a request with the adapter runs or waits, unless it was stopped
+        or released; `ALLSPARK_LORA_NOT_FOUND` if no adapter has the name. If a request with the adapter
+        starts at the same time, waits until it has ended.
+        """
+        try:
+            model = self._model(model_name)
+            adapters.unload_adapter(model, lora_name, self._handles(model))
+        except AsError as error:
+            return _log(error)
+        return SUCCESS
 
     # ---- requests
 
@@ -234,7 +263,7 @@ class Engine:
 
         Statuses of refused requests: `ALLSPARK_PARAM_ERROR`; `ALLSPARK_EXCEED_LIMIT_ERROR` for an empty
         prompt and for lengths above `engine_max_length`; `ALLSPARK_REQUEST_DENIED` unless the model is
-        running; `ALLSPARK_LORA_NOT_FOUND` with a `lora_name`.
+        running; `ALLSPARK_LORA_NOT_FOUND` if `lora_name` is not loaded.
         """
         try:
             return self._start(model_name, token_ids_of_inputs(inputs), generate_config)
@@ -473,13 +502,6 @@ class Engine:
                 return SUCCESS, handle, queue
         handle.cancel()
         raise _not_running(model_name, model.state)
-
-    def _refuse_lora(self, model_name: str, lora_name: str, status: AsStatus) -> AsStatus:
-        try:
-            self._model(model_name)
-        except AsError as error:
-            return _log(error)
-        return _log(AsError(status, f"lora_name is {lora_name!r}; LoRA adapters are not supported yet"))
 
 
 def _close_models(models: dict[str, InstalledModel | None]) -> None:

@@ -6,6 +6,10 @@ import os
 import re
 
 from penstock import (
+    AdapterConflictError,
+    AdapterLimitError,
+    AdapterLoadError,
+    AdapterNotFoundError,
     ConfigError,
     EngineStoppedError,
     InvalidRequestError,
@@ -21,6 +25,10 @@ __all__ = ["AsError", "as_error", "check_process"]
 #: The first class that matches an error determines its status; others are runtime errors.
 _STATUSES: tuple[tuple[type[PenstockError], AsStatus], ...] = (
     (ConfigError, AsStatus.ALLSPARK_PARAM_ERROR),
+    (AdapterNotFoundError, AsStatus.ALLSPARK_LORA_NOT_FOUND),
+    (AdapterConflictError, AsStatus.ALLSPARK_LORA_ALREADY_LOADED),
+    (AdapterLimitError, AsStatus.ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR),
+    (AdapterLoadError, AsStatus.ALLSPARK_IO_ERROR),
     (InvalidRequestError, AsStatus.ALLSPARK_PARAM_ERROR),
     (ModelLoadError, AsStatus.ALLSPARK_IO_ERROR),
     (OutOfMemoryError, AsStatus.ALLSPARK_MEMORY_ERROR),
@@ -34,8 +42,12 @@ _FIELDS = {
     "max_num_batched_tokens": "engine_max_prefill_length",
     "numa_nodes": "compute_unit",
     "memory_ratio": "BFC_MEM_RATIO",
+    "max_adapter_rank": "lora_max_rank",
+    "max_cpu_adapters": "lora_max_num",
 }
 _OPTION = re.compile(rf"\b({'|'.join(_FIELDS)})\b")
+#: The end of the message of an adapter with a higher rank than allowed.
+_RANK_LIMIT = re.compile(r"; max_adapter_rank is \d+$")
 
 
 class AsError(RuntimeError):
@@ -56,6 +68,8 @@ class AsError(RuntimeError):
 def as_error(error: PenstockError) -> AsError:
     """The `AsError` for an error of Penstock; raise it `from` that error."""
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
+    if isinstance(error, AdapterLoadError) and _RANK_LIMIT.search(str(error)):
+        status = AsStatus.ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR
     reason = _OPTION.sub(lambda match: _FIELDS[match[0]], str(error))
     return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, reason)
 

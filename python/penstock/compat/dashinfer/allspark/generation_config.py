@@ -152,7 +152,7 @@ class ASGenerationConfigBuilder:
         return self._set("top_logprobs", value)
 
     def lora_name(self, value: str) -> Self:
-        """Set the LoRA adapter. Adapters are not supported: a request with a name is refused."""
+        """Set the LoRA adapter that computes the output; see `Engine.load_lora`."""
         return self._set("lora_name", value)
 
     def with_mm_info(self, info: MultiMediaInfo) -> Self:
@@ -235,6 +235,8 @@ def sampling_options(
         options["bad_token_sequences"] = values["bad_words_ids"]
     if values["suppress_repetition_in_generation"]:
         options["repetition_penalty_scope"] = "output"
+    if values["lora_name"]:
+        options["adapter"] = values["lora_name"]
     if values["response_format"]:
         options["response_format"] = values["response_format"]
     if values["logprobs"]:
@@ -320,10 +322,9 @@ def _neutral(key: str, value: Any) -> Any:
     return value
 
 
-def _no_adapter(key: str, value: Any) -> str:
-    if not isinstance(value, str) or value:
-        reason = f"{key} is {shown(value)}; LoRA adapters are not supported yet"
-        raise AsError(AsStatus.ALLSPARK_LORA_NOT_FOUND, reason)
+def _text(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        _refuse(key, value, "a text")
     return value
 
 
@@ -390,7 +391,7 @@ _PARAMETERS: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
     "seed": (None, _seed),
     "logprobs": (False, _flag),
     "top_logprobs": (0, partial(_integer, low=-(2**63))),  # its range matters with `logprobs` only
-    "lora_name": ("", _no_adapter),
+    "lora_name": ("", _text),
     "mm_info": (None, _no_multimedia),
     "response_format": (None, _response_format),
     "enable_tensors_from_model_inference": (False, _flag),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["AsFileInfo", "get_file_information"]
 
 GRAPH, WEIGHTS = ".asgraph", ".asparam"
+#: The ending of an adapter's directory.
+ADAPTER = ".aslora"
 #: DashInfer's quick start names the first file so.
 OTHER_GRAPH = ".asmodel"
 _FORMAT = "penstock serialised model"
@@ -56,6 +58,8 @@ class Conversion:
     data_type: str = "auto"
     quantization: Any = "auto"
     config_overrides: dict[str, Any] = field(default_factory=dict)
+    lora: bool = False
+    """Whether adapters can be loaded."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class ModelFiles:
         Existing files are replaced. A failure or a crash leaves the former files, or no `.asgraph`. Both
         files are those of one writer, also if there are several. Raises `PenstockError` and `OSError`.
         """
-        with _temporary_directory(self.weights) as for_weights, _temporary_directory(self.graph) as for_graph:
+        with temporary_directory(self.weights) as for_weights, temporary_directory(self.graph) as for_graph:
             archive = penstock.convert(
                 model,
                 for_weights / "model.tar",
@@ -168,7 +172,7 @@ class ModelFiles:
                 conversion,
             )
             graph.write(for_graph / "graph.json")
-            with _locked(self.weights.parent):
+            with locked(self.weights.parent):
                 self.graph.unlink(missing_ok=True)
                 archive.replace(self.weights)
                 (for_graph / "graph.json").replace(self.graph)
@@ -189,7 +193,7 @@ def _size_and_time(file: Path) -> list[int]:
 
 
 @contextmanager
-def _temporary_directory(path: Path) -> Iterator[Path]:
+def temporary_directory(path: Path) -> Iterator[Path]:
     """A temporary directory beside `path`, so on its file system. Creates the directory of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
@@ -197,7 +201,7 @@ def _temporary_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Exclude other threads and processes that lock the directory."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -212,9 +216,17 @@ class TemporaryFiles:
     """A directory of temporary files, which `remove` and the end of this process delete."""
 
     def __init__(self) -> None:
-        self.directory = tempfile.mkdtemp(prefix="penstock-")
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-"))
         self._process = os.getpid()
         atexit.register(self.remove)
+
+    def remove_model(self) -> None:
+        """Delete all but the adapters: they can be loaded once the model is installed."""
+        if not any(self.directory.glob(f"*{ADAPTER}")):
+            self.remove()
+        elif os.getpid() == self._process:
+            for path in (*self.directory.glob(f"*{GRAPH}"), *self.directory.glob(f"*{WEIGHTS}")):
+                path.unlink()
 
     def remove(self) -> None:
         """Delete the directory. Can be called repeatedly; has no effect in a forked process."""

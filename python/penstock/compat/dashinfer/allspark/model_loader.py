@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import penstock
+from penstock.compat.dashinfer.allspark.adapters import LoraSettings
 from penstock.compat.dashinfer.allspark.dashinfer_model import DashInferModel
 from penstock.compat.dashinfer.allspark.enums import RoPEScaleMethod
 from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException
@@ -188,18 +189,26 @@ class HuggingFaceModel(LLM):
         read quantised activations depends on those settings, not on `weight_only_quant`. With
         `skip_if_exists` nothing is written if both files are complete and were written by this version, from
         the same unchanged files and with the same settings. The files fit any number of NUMA nodes
-        (`multinode_mode`). `lora_cfg` is refused.
+        (`multinode_mode`).
+
+        With `lora_cfg`, also an empty one, the model takes adapters. `lora_names` are the names of
+        directories in `input_base_dir`, in PEFT's layout with `adapter_model.safetensors`; each is copied to
+        `<name>.aslora`. With `lora_only` nothing else is written.
 
         A failure leaves the former files, or no `.asgraph`. Threads and processes may write the same name:
         both files are then those of one of them. Raises `ModelSerializerException` and `ValueError`.
         """
         if not os.fspath(model_output_dir):
             raise ValueError("model_output_dir is empty; it must be a directory")
-        conversion = self._conversion(enable_quant, customized_quant_config, lora_cfg)
+        lora = self._lora_settings(lora_cfg)
+        conversion = self._conversion(enable_quant, customized_quant_config, lora)
         files = ModelFiles.named(model_output_dir, self.name)
         with self._errors():
-            if not (skip_if_exists and files.are_complete(conversion)):
+            is_wanted = lora is None or not lora.lora_only
+            if is_wanted and not (skip_if_exists and files.are_complete(conversion)):
                 files.write(conversion.source, conversion)
+            if lora is not None:
+                lora.write(files.weights.parent)
         self._files = files
         return self
 
@@ -214,15 +223,21 @@ class HuggingFaceModel(LLM):
     ) -> Self:
         """Write the files of `serialize_to_path` to the system's directory of temporary files.
 
-        They are deleted by `free_memory_serialize_file` and at exit, but not by `free_model`.
+        They are deleted by `free_memory_serialize_file` and at exit, but not by `free_model`. Raises
+        `ValueError` for `lora_only`: the model has no files then.
         """
-        conversion = self._conversion(enable_quant, customized_quant_config, lora_cfg)
+        lora = self._lora_settings(lora_cfg)
+        if lora is not None and lora.lora_only:
+            raise ValueError("lora_only is True; it must be False for temporary files")
+        conversion = self._conversion(enable_quant, customized_quant_config, lora)
         self.free_memory_serialize_file()
         with self._errors():
             temporary = TemporaryFiles()
             try:
                 files = ModelFiles.named(temporary.directory, self.name)
                 files.write(conversion.source, conversion)
+                if lora is not None:
+                    lora.write(temporary.directory)
             except BaseException:
                 temporary.remove()
                 raise
@@ -235,22 +250,30 @@ class HuggingFaceModel(LLM):
         return self
 
     def free_memory_serialize_file(self) -> Self:
-        """Delete the files of `serialize_to_memory`. An installed model does not need them any more."""
+        """Delete the files of `serialize_to_memory`. An installed model does not need them any more.
+
+        Adapters are kept until the process ends, for `Engine.load_lora`.
+        """
         if self._temporary is not None:
-            self._temporary.remove()
+            self._temporary.remove_model()
             self._temporary = self._files = None
         return self
+
+    def _lora_settings(self, lora_cfg: Mapping[str, Any] | None) -> LoraSettings | None:
+        lora = LoraSettings.read(lora_cfg)
+        if lora is not None:
+            with self._errors():
+                lora.check()
+        return lora
 
     def _conversion(
         self,
         enable_quant: bool,
         customized_quant_config: Mapping[str, Any] | None,
-        lora_cfg: Mapping[str, Any] | None,
+        lora: LoraSettings | None,
     ) -> Conversion:
         if not self._is_loaded:
             raise ModelSerializerException("the model is not loaded; call load_model first", 1, self.name)
-        if lora_cfg:
-            raise ValueError("lora_cfg is given; LoRA adapters are not supported")
         if customized_quant_config and not enable_quant:
             raise ValueError("customized_quant_config is given without enable_quant=True")
         if enable_quant and (customized_quant_config or self._settings is None):
@@ -265,6 +288,7 @@ class HuggingFaceModel(LLM):
             data_type=self._data_type,
             quantization=quantization,
             config_overrides=self._overrides,
+            lora=lora is not None,
         )
 
 

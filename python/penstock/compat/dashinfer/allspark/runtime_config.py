@@ -64,6 +64,7 @@ class AsModelConfig:
     """Compute threads, on `CPU_NUMA` for each node; 0 is the engine's default."""
     matmul_precision: str = "highest"
     lora_names: list[str] = field(default_factory=list)
+    """LoRA adapters that are loaded with the model; see `Engine.load_lora`."""
     cache_span_size: int = 128
     """Tokens of a block of the KV cache: 16, 32, 64, 128, or 0 for the engine's default."""
     cache_span_num_init: int = 0
@@ -79,7 +80,9 @@ class AsModelConfig:
     scheduling_strategy: AsSchedulingStrategy = AsSchedulingStrategy.ContextPriority
     enable_sparsity_matmul: bool = False
     lora_max_rank: int = 64
+    """Maximum rank of a LoRA adapter."""
     lora_max_num: int = 5
+    """Maximum number of loaded LoRA adapters."""
 
 
 RuntimeConfig = AsModelConfig
@@ -203,11 +206,11 @@ class AsModelRuntimeConfigBuilder:
         return self._set("enable_sparsity_matmul", enable)
 
     def lora_max_rank(self, rank: int | str) -> Self:
-        """Set the maximum rank of a LoRA adapter."""
+        """Set the maximum rank of a LoRA adapter, by default 64."""
         return self._set("lora_max_rank", rank)
 
     def lora_max_num(self, number: int | str) -> Self:
-        """Set the maximum number of LoRA adapters."""
+        """Set the maximum number of loaded LoRA adapters, by default 5; 0 disables adapters."""
         return self._set("lora_max_num", number)
 
     def from_dict(self, rfield: Mapping[str, Any]) -> Self:
@@ -326,8 +329,8 @@ _RANGES = {
     "prefix_cache_ttl": (1, 1000000000),
     "cache_span_num_init": (0, 2**31 - 1),
     "cache_span_num_grow": (0, 2**31 - 1),
-    "lora_max_rank": (0, 2**31 - 1),
-    "lora_max_num": (0, 2**31 - 1),
+    "lora_max_rank": (1, 1024),
+    "lora_max_num": (0, 1024),
 }
 _PRECISIONS = ("highest", "high", "medium", "medium_bf16", "medium_fp16")
 
@@ -370,6 +373,8 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
         options["prefix_cache_ttl"] = config.prefix_cache_ttl
     if host_cache_bytes:
         options["host_cache_bytes"] = host_cache_bytes
+    if graph.conversion.lora and config.lora_max_num:
+        options |= {"max_adapters": config.lora_max_num, "max_adapter_rank": config.lora_max_rank}
     if graph.conversion.config_overrides:
         options["config_overrides"] = graph.conversion.config_overrides
     # `CPU:0` is also the text of DashInfer for any CPU.
@@ -396,10 +401,6 @@ def _check(config: AsModelConfig) -> None:
     if config.matmul_precision not in _PRECISIONS:
         raise _param_error(
             f"matmul_precision is {config.matmul_precision!r}; it must be one of {', '.join(_PRECISIONS)}"
-        )
-    if config.lora_names:
-        raise _param_error(
-            f"lora_names is {shown(config.lora_names)}; it must be empty: LoRA adapters are not supported yet"
         )
     if config.enable_sparsity_matmul:
         raise _param_error("enable_sparsity_matmul is True; 2:4 sparse weights are not supported")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.compat.dashinfer.allspark.adapters import LoraSettings
 from penstock.compat.dashinfer.allspark.llm import ModelSerializerException, SerializerErrors
 from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles
 from penstock.compat.dashinfer.allspark.quantization import read_settings
@@ -51,7 +52,8 @@ def serialize_model_from_torch(
     arrays of NumPy. `model_config` is the model's configuration: a mapping with the keys of `config.json`, or
     an object with `to_dict()`. The files are `<model_name>.asgraph` and `<model_name>.asparam` in `save_dir`,
     or have the paths `as_model_path` and `as_weight_path`. `quant_config` is that of `serialize`; it and
-    `do_dynamic_quantize_convert` are given together. The model has no tokenizer. While the files are written,
+    `do_dynamic_quantize_convert` are given together; `lora_cfg` is that of `serialize`, too, and its adapters
+    are written beside the weights. The model has no tokenizer. While the files are written,
     a copy of the weights is in the system's directory of temporary files.
 
     `use_logn_attn` scales the queries beyond `model_sequence_length`. `model_type`, `multigpu_mode` and
@@ -68,7 +70,6 @@ def serialize_model_from_torch(
         "mha_kv_cache_config": (mha_kv_cache_config or None, None),
         "use_dynamic_ntk": (use_dynamic_ntk, False),
         "seqlen_extrapolation": (seqlen_extrapolation, 1.0),
-        "lora_cfg": (lora_cfg, None),
         "rotary_base": (rotary_base, _ROTARY_BASE),
     }
     for name, (value, default) in unsupported.items():
@@ -87,15 +88,22 @@ def serialize_model_from_torch(
         raise ValueError(message)
     if quant_config:
         quantization = read_settings(quant_config).quantization
+    lora = LoraSettings.read(lora_cfg)
     files = _files(model_name, save_dir, as_model_path, as_weight_path)
     config = _configuration(model_config)
     if use_logn_attn:
         config |= {"use_logn_attn": True, "seq_length": model_sequence_length}
     tensors = _state_dict(torch_model)
+    conversion = Conversion(source="", data_type=data_type, quantization=quantization, lora=lora is not None)
     with SerializerErrors(model_name), tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        _write_tensors(tensors, Path(directory) / "model.safetensors", model_name)
-        files.write(directory, Conversion(source="", data_type=data_type, quantization=quantization))
+        if lora is not None:
+            lora.check()
+        if lora is None or not lora.lora_only:
+            (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            _write_tensors(tensors, Path(directory) / "model.safetensors", model_name)
+            files.write(directory, conversion)
+        if lora is not None:
+            lora.write(files.weights.parent)
 
 
 def _files(
