@@ -45,12 +45,13 @@ fn requests_at_the_limits_allocate_no_more_than_the_warm_up() {
         threads: Some(2),
         max_num_seqs: Some(STREAMS),
         max_num_batched_tokens: Some(64),
+        max_adapters: 2,
         ..EngineConfig::default()
     };
     let (engine, info) = model.launch(&config).unwrap();
     // The arena is completely allocated, so a further allocation would fail.
-    let MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, peak } = info.memory;
-    assert_eq!(peak, weights + workspace + kv_cache + host_cache);
+    let MemoryInfo { limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak } = info.memory;
+    assert_eq!(peak, weights + workspace + kv_cache + host_cache + adapters);
     assert!(peak + inputs <= limit && info.warm_up_seconds > 0.0, "{info:?}");
 
     let port = Port::with_condvar();
