@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
+from penstock.runtime.engines import handlers as engines
 from penstock.runtime.errors import ApiError, api_error
 from penstock.runtime.handlers import (
     BODY_READ,
@@ -60,6 +61,13 @@ _ROUTES: tuple[tuple[str, str, Handler, Level], ...] = (
     ("POST", "/v1/lora_adapter/unload", unload_adapter, "change"),
     ("POST", "/v1/model/download", download_model, "change"),
     ("GET", "/v1/model/list", list_models, "read"),
+    ("POST", "/v1/runtime/models/activate", engines.activate, "engines"),
+    ("POST", "/v1/runtime/models/deactivate", engines.deactivate, "engines"),
+    ("POST", "/v1/runtime/models/kv-limit", engines.limit_kv_cache, "engines"),
+    ("POST", "/v1/runtime/models/sleep", engines.sleep, "engines"),
+    ("POST", "/v1/runtime/models/wake", engines.wake, "engines"),
+    ("GET", "/v1/runtime/models", engines.engines, "engines"),
+    ("GET", "/v1/runtime/snapshot", engines.snapshot, "engines"),
 )
 #: Routes that are logged only for debugging.
 _PROBES = frozenset({"/healthz", "/ready", "/metrics", "/metrics/"})

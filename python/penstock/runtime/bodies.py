@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from penstock.runtime.engines.registry import Claim  # noqa: TC001 - msgspec reads it
 from penstock.runtime.errors import invalid_body
 
 __all__ = [
+    "Activate",
+    "Deactivate",
     "DelegatedLoad",
     "DelegatedUnload",
     "DirectLoad",
     "DirectUnload",
     "Download",
+    "EngineConfig",
+    "KvLimit",
     "ListModels",
+    "Operation",
+    "Sleep",
     "converted",
     "decoded",
 ]
@@ -76,6 +83,52 @@ class ListModels(_Body):
     """The folder of which the models are listed."""
 
     local_dir: str | None = None
+
+
+class EngineConfig(_Body):
+    """The flags of an engine and their values."""
+
+    args: dict[str, str] = {}
+
+
+class Activate(_Body):
+    """An engine to start."""
+
+    model_name: str
+    artifact_url: str
+    engine: str = "vllm"
+    port: int = 0
+    ipc_name: str | None = None
+    credentials: dict[str, str] = {}
+    engine_config: EngineConfig | None = None
+    claim_ref: Claim | None = None
+    additional_config: dict[str, str] = {}
+
+
+class Deactivate(_Body):
+    """An engine to stop."""
+
+    model_name: str
+    mode: Literal["stop"] = "stop"
+
+
+class Operation(_Body):
+    """A change of an engine; with the same id it is made once."""
+
+    model_name: str
+    operation_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
+class Sleep(Operation):
+    """The level of sleep, as vLLM has it."""
+
+    level: Literal[1, 2] = 1
+
+
+class KvLimit(Operation):
+    """The memory of a KV cache."""
+
+    limit_bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def decoded(body: bytes) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from yarl import URL
 from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from penstock.runtime.settings import RuntimeSettings
 
@@ -75,6 +75,7 @@ class EngineClient:
         *,
         authorization: str | None = None,
         json: Any = None,
+        query: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 - of the transport
         limit: int = _MAX_REPLY,
     ) -> Reply:
@@ -82,7 +83,7 @@ class EngineClient:
         total = self._settings.engine_timeout if timeout is None else timeout
         try:
             with anyio.fail_after(total):
-                return await self._answer(method, path, authorization, json, limit)
+                return await self._answer(method, self._url(path, query), authorization, json, limit)
         except TimeoutError as error:
             message = f"the engine did not answer within {total:g} seconds"
             raise ApiError(408, "TimeoutError", message) from error
@@ -92,9 +93,10 @@ class EngineClient:
             message = f"the request to the engine failed: {type(error).__name__}"
             raise ApiError(500, "RequestError", message) from error
 
-    async def _answer(
-        self, method: str, path: str, authorization: str | None, json: Any, limit: int
-    ) -> Reply:
+    def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
+        return (self._endpoint / path.removeprefix("/")).update_query(query)
+
+    async def _answer(self, method: str, url: URL, authorization: str | None, json: Any, limit: int) -> Reply:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT)
@@ -104,7 +106,6 @@ class EngineClient:
         headers = {"Accept-Encoding": "identity"}
         if authorization is not None:
             headers["Authorization"] = authorization
-        url = self._endpoint / path.removeprefix("/")
         for _ in range(_MAX_REDIRECTS):
             async with self._session.request(
                 method, url, headers=headers, json=json, allow_redirects=False

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.state import State
 
-__all__ = ["metrics", "with_common_names"]
+__all__ = ["metrics", "parsed", "with_common_names"]
 
 _OK = 200
 #: Counters with this name in the text, of which the parser adds `_total` to the names of the samples.
@@ -74,6 +74,7 @@ def _own(state: State, *, is_up: bool) -> Families:
     text = "Whether the engine returned its metrics to this scrape."
     families.gauge("aibrix:engine_up", text, {}, float(is_up))
     state.measures.write(families)
+    state.supervisor.write(families)
     return families
 
 
@@ -84,7 +85,7 @@ def _body(state: State, text: str, own: Families) -> bytes:
         return lines.encode() + generate_latest(_Listed(own.by_name.values()))
     found: Mapping[str, Metric] = {}
     try:
-        found = _parsed(text)
+        found = parsed(text)
     except Exception:  # noqa: BLE001 - the parser has several errors for an invalid text
         state.measures.scrape_errors["invalid"] += 1
     if state.settings.rename_metrics:
@@ -92,7 +93,7 @@ def _body(state: State, text: str, own: Families) -> bytes:
     return generate_latest(_Listed({**found, **own.by_name}.values()))
 
 
-def _parsed(text: str) -> dict[str, Metric]:
+def parsed(text: str) -> dict[str, Metric]:
     """The families of a text by name, each sample once."""
     found: dict[str, Metric] = {}
     seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()

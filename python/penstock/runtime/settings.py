@@ -97,10 +97,11 @@ class RuntimeSettings:
         tuple[str, ...],
         "Further flag that requests may give to such an engine; repeat the option for several.",
     ] = ()
+    engines_host: Annotated[str, "Address at which such engines listen."] = "127.0.0.1"
     max_engines: Annotated[int, "Maximum number of such engines; 0 closes /v1/runtime."] = 8
     registry_path: Annotated[
         str, "File of the running engines. Environment: AIBRIX_ENGINE_REGISTRY_PATH."
-    ] = "var/run/aibrix/engines.json"
+    ] = str(_TEMPORARY / "engines.json")
 
     def __post_init__(self) -> None:
         for name in ("tokens", "allowed_roots", "artifact_hosts", "engine_flags"):

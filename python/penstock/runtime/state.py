@@ -11,6 +11,7 @@ from penstock.runtime.access import Access
 from penstock.runtime.adapters import Adapters
 from penstock.runtime.downloads import Downloads
 from penstock.runtime.engine import EngineClient
+from penstock.runtime.engines.supervisor import Supervisor
 from penstock.runtime.errors import ApiError
 from penstock.runtime.measures import Measures
 
@@ -38,6 +39,7 @@ class State:
         self.downloads = Downloads(settings)
         self.adapters = Adapters(settings, self.engine, self.downloads.slots)
 
+        self.supervisor = Supervisor(settings)
         self._num_changes = 0
 
     @contextmanager
@@ -58,10 +60,12 @@ class State:
         try:
             async with anyio.create_task_group() as group:
                 self.downloads.group = group
+                group.start_soon(self.supervisor.run)
                 yield
                 self.downloads.group = None
                 group.cancel_scope.cancel()
         finally:
+            await self.supervisor.close()
             await self.engine.close()
 
     async def is_engine_up(self) -> bool:

@@ -1,0 +1,1 @@
+"""Engines that the runtime starts, watches and stops: `/v1/runtime`."""

@@ -1,0 +1,182 @@
+"""The routes below `/v1/runtime`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.responses import JSONResponse, Response
+
+from penstock.runtime.artifacts import download_error, options_for, request_options, within
+from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
+from penstock.runtime.downloader import DownloadError, model_directory, resolve, run
+from penstock.runtime.engines.flags import arguments_of
+from penstock.runtime.engines.registry import Record
+from penstock.runtime.engines.supervisor import PORTS, ipc_name
+from penstock.runtime.errors import ApiError, not_allowed
+from penstock.runtime.handlers import read_body
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+    from penstock.runtime.state import State
+
+__all__ = ["activate", "deactivate", "engines", "limit_kv_cache", "sleep", "snapshot", "wake"]
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
+_IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+#: Engines with the command line of `vllm serve`.
+_ENGINES = ("vllm", "penstock")
+
+
+def _check_open(state: State) -> None:
+    if not state.settings.max_engines:
+        raise ApiError(403, "PermissionError", "/v1/runtime is closed: max_engines is 0")
+
+
+async def activate(state: State, request: Request) -> Response:
+    """Start an engine, unless the same one is there."""
+    _check_open(state)
+    body = converted(await read_body(state, request), Activate)
+    async with state.supervisor.counted("activate"):
+        try:
+            engine = await _activate(state, body)
+        except ApiError as error:
+            error.fields["status"] = "error"
+            raise
+    record = engine.record
+    return JSONResponse(
+        {
+            "status": "success",
+            "model_name": record.model_name,
+            "port": record.port,
+            "ipc_name": record.ipc_name,
+            "message": f"the engine is {engine.phase}",
+        }
+    )
+
+
+async def _activate(state: State, body: Activate) -> Any:
+    name = body.model_name
+    if not _MODEL_NAME.fullmatch(name):
+        limit = "1 to 128 letters, digits and _ . / : -, of which the first is a letter or digit"
+        raise not_allowed("ValidationError", "model_name", name, limit)
+    if body.engine not in _ENGINES:
+        raise not_allowed("ValidationError", "engine", body.engine, " or ".join(_ENGINES))
+    if body.port and body.port not in PORTS:
+        raise not_allowed("ValidationError", "port", body.port, f"0 or {PORTS[0]} to {PORTS[-1]}")
+    memory = body.ipc_name or ipc_name(name)
+    if not _IPC_NAME.fullmatch(memory):
+        raise not_allowed("ValidationError", "ipc_name", memory, "1 to 104 letters, digits and _ . -")
+    config = body.engine_config
+    arguments = arguments_of({} if config is None else config.args, state.settings.engine_flags)
+    model = await _model(state, body)
+    record = Record(name, body.artifact_url, body.port, memory, [], body.claim_ref)
+    return state.supervisor.activate(record, arguments, model)
+
+
+async def _model(state: State, body: Activate) -> str:
+    """The model for the command: a hub id, or a folder, into which others are downloaded."""
+    url, settings = body.artifact_url, state.settings
+    scheme, _, rest = url.partition("://")
+    if scheme in ("hf", "huggingface") and rest:
+        url = rest
+    if _HUB_ID.fullmatch(url):
+        return url
+    if scheme not in ("s3", "tos", "http", "https"):
+        found = within(url, settings.roots)
+        if found is None:
+            limit = "a hub id, a URL, or a path in the folder of models or another allowed one"
+            raise not_allowed("ValidationError", "artifact_url", body.artifact_url, limit)
+        return str(found)
+    try:
+        options = options_for(url, request_options(url, body.credentials, body.additional_config), settings)
+        source = resolve(url, options)
+        root = within(settings.model_dir, settings.roots)
+        assert root is not None  # noqa: S101 - the folder of models is allowed
+        directory: Path = model_directory(root, source.model_name)
+        with anyio.fail_after(settings.download_timeout):
+            async with state.downloads.slots:
+                return str(await run(url, directory, options))
+    except TimeoutError:
+        message = f"the download took longer than {settings.download_timeout:g} seconds"
+        raise ApiError(408, "TimeoutError", message) from None
+    except DownloadError as error:
+        raise download_error(error) from error
+
+
+async def deactivate(state: State, request: Request) -> Response:
+    """Stop an engine; an unknown one is no error."""
+    _check_open(state)
+    body = converted(await read_body(state, request), Deactivate)
+    async with state.supervisor.counted("deactivate"):
+        await state.supervisor.deactivate(body.model_name)
+    return JSONResponse({"status": "success", "model_name": body.model_name})
+
+
+async def sleep(state: State, request: Request) -> Response:
+    """Free the memory of an engine."""
+    _check_open(state)
+    body = converted(await read_body(state, request), Sleep)
+    async with state.supervisor.counted("sleep"):
+        engine = state.supervisor.engine(body.model_name)
+        query = {"level": str(body.level)}
+        result = await engine.operate(body.operation_id, "sleeping", "/sleep", query)
+    state.supervisor.save()
+    return JSONResponse(result)
+
+
+async def wake(state: State, request: Request) -> Response:
+    """Load the model of an engine again."""
+    _check_open(state)
+    body = converted(await read_body(state, request), Operation)
+    async with state.supervisor.counted("wake"):
+        engine = state.supervisor.engine(body.model_name)
+        result = await engine.operate(body.operation_id, "active", "/wake_up", {})
+    state.supervisor.save()
+    return JSONResponse(result)
+
+
+async def limit_kv_cache(state: State, request: Request) -> Response:
+    """Refuse to change the size of a KV cache, which these engines cannot do while they run."""
+    _check_open(state)
+    body = converted(await read_body(state, request), KvLimit)
+    async with state.supervisor.counted("kv_limit"):
+        state.supervisor.engine(body.model_name)
+        message = f"the KV cache of {body.model_name!r} has its size from the start"
+        raise ApiError(409, "ConflictError", message, param="limit_bytes")
+
+
+async def engines(state: State, _request: Request) -> Response:
+    """All engines that the runtime has started."""
+    _check_open(state)
+    return JSONResponse({"models": [engine.summary() for engine in state.supervisor.engines.values()]})
+
+
+async def snapshot(state: State, _request: Request) -> Response:
+    """All engines with the numbers of their requests, and the models on disk."""
+    _check_open(state)
+    found: dict[str, dict[str, Any]] = {}
+
+    async def add(name: str) -> None:
+        found[name] = await state.supervisor.engines[name].snapshot()
+
+    async with anyio.create_task_group() as group:
+        names = list(state.supervisor.engines)
+        for name in names:
+            group.start_soon(add, name)
+    cards = await state.downloads.list(None)
+    cached = [card["model_name"] for card in cards if card["model_status"] == "downloaded"]
+    return JSONResponse(
+        {
+            "observed_at": datetime.now(UTC).isoformat(),
+            "accelerators": [],
+            "models": [found[name] for name in names],
+            "cached_artifacts": cached,
+        }
+    )

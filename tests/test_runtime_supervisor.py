@@ -1,0 +1,223 @@
+"""Engines that the runtime starts: restarts, adoption after a crash, and their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from penstock.runtime import RuntimeSettings
+from penstock.runtime.engines.process import start_time_of
+from penstock.runtime.engines.registry import Record
+from penstock.runtime.engines.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SCRIPT = Path(__file__).parent / "support" / "engine_script.py"
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.parametrize(
+        "anyio_backend", [("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})]
+    ),
+]
+
+
+class Clock:
+    """A time that only the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def settings_of(folder: Path, command: str | None = None) -> RuntimeSettings:
+    return RuntimeSettings(
+        engine_command=command or f"{sys.executable} {SCRIPT} {folder}",
+        registry_path=str(folder / "run" / "engines.json"),
+    )
+
+
+def record(name: str = "m") -> Record:
+    return Record(name, "org/repo", 0, f"kvc_{name}", [])
+
+
+@asynccontextmanager
+async def supervising(folder: Path, **options: Any) -> AsyncIterator[tuple[Supervisor, Clock]]:
+    """A supervisor that looks at its engines when the test says so."""
+    clock = Clock()
+    supervisor = Supervisor(settings_of(folder, **options), clock)
+    try:
+        yield supervisor, clock
+    finally:
+        await supervisor.close()
+
+
+async def until_ready(supervisor: Supervisor, name: str = "m") -> None:
+    with anyio.fail_after(20):
+        while not supervisor.engines[name].is_ready:
+            await supervisor.tick()
+
+
+async def kill(pid: int) -> None:
+    """Kill a process, and wait until the system knows it."""
+    os.kill(pid, signal.SIGKILL)
+    with anyio.fail_after(20):
+        while start_time_of(pid) is not None:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_engine_killed_six_times_fails_at_last(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (supervisor, clock):
+        engine = supervisor.activate(record(), [], "org/repo")
+        delays = []
+        for number in range(1, 6):
+            await kill(engine.record.pid)
+            await supervisor.tick()
+            assert (engine.phase, engine.is_ready, engine.num_restarts) == ("restarting", False, number)
+            delays.append(engine.next_start - clock.now)
+            clock.now = engine.next_start - 0.001
+            await supervisor.tick()
+            assert engine.phase == "restarting"
+            clock.now = engine.next_start
+            await supervisor.tick()
+            assert (engine.phase, engine.is_alive()) == ("active", True)
+        assert delays == [2, 4, 8, 16, 32]
+        await kill(engine.record.pid)
+        await supervisor.tick()
+        assert (engine.phase, engine.is_alive()) == ("failed", False)
+        clock.now += 1000
+        await supervisor.tick()
+        assert engine.phase == "failed"
+        assert engine.last_error == "the process has ended"
+        # A request starts it again, with new restarts.
+        assert supervisor.activate(record(), [], "org/repo") is engine
+        assert (engine.phase, engine.num_restarts, engine.is_alive()) == ("active", 0, True)
+
+
+async def test_restarts_are_forgotten_when_an_engine_is_stable(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (supervisor, clock):
+        engine = supervisor.activate(record(), [], "org/repo")
+        await kill(engine.record.pid)
+        await supervisor.tick()
+        clock.now = engine.next_start
+        await supervisor.tick()
+        await until_ready(supervisor)
+        clock.now += 599
+        await supervisor.tick()
+        assert engine.num_restarts == 1
+        clock.now += 1
+        await supervisor.tick()
+        assert engine.num_restarts == 0
+
+
+async def test_command_that_cannot_be_run_fails_at_last(tmp_path: Path) -> None:
+    async with supervising(tmp_path, command="/no/such/command") as (supervisor, clock):
+        engine = supervisor.activate(record(), [], "org/repo")
+        for _ in range(5):
+            assert engine.phase == "restarting"
+            clock.now += 60
+            await supervisor.tick()
+        assert (engine.phase, engine.last_error) == (
+            "failed",
+            "the command cannot be run: No such file or directory",
+        )
+
+
+async def test_next_runtime_adopts_a_running_engine(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (first, _):
+        pid = first.activate(record(), [], "org/repo").record.pid
+        second = Supervisor(settings_of(tmp_path), Clock())
+        second.adopt()
+        await until_ready(second)
+        engine = second.engines["m"]
+        assert (engine.record.pid, engine.phase, engine.num_restarts) == (pid, "active", 0)
+        await second.close()
+        assert start_time_of(pid) is None
+
+
+async def test_next_runtime_starts_an_ended_engine_again(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (first, _):
+        pid = first.activate(record(), [], "org/repo").record.pid
+        await kill(pid)
+        second = Supervisor(settings_of(tmp_path), Clock())
+        second.adopt()
+        assert second.engines["m"].phase == "restarting"
+        await second.tick()
+        assert second.engines["m"].is_alive()
+        assert second.engines["m"].record.pid != pid
+        await second.close()
+
+
+async def test_another_process_with_the_same_pid_is_not_adopted(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (first, _):
+        engine = first.activate(record(), [], "org/repo")
+        pid, started = engine.record.pid, engine.record.start_time
+        engine.record.start_time += 1
+        first.save()
+        second = Supervisor(settings_of(tmp_path), Clock())
+        second.adopt()
+        assert second.engines["m"].process is None
+        assert start_time_of(pid) == started
+        second.engines.clear()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'[{"pid": "x"}]', b"\xff"])
+async def test_damaged_registry_is_ignored(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run" / "engines.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    async with supervising(tmp_path) as (supervisor, _):
+        supervisor.adopt()
+        assert supervisor.engines == {}
+
+
+async def test_registry_that_others_can_write_is_ignored(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (first, _):
+        first.activate(record(), [], "org/repo")
+        path = tmp_path / "run" / "engines.json"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "run" / "engines.key").stat().st_mode & 0o777 == 0o600
+        path.chmod(0o666)
+        second = Supervisor(settings_of(tmp_path), Clock())
+        second.adopt()
+        assert second.engines == {}
+
+
+async def test_close_ends_all_engines(tmp_path: Path) -> None:
+    async with supervising(tmp_path) as (supervisor, _):
+        pids = [supervisor.activate(record(name), [], "org/repo").record.pid for name in ("a", "b")]
+        assert all(start_time_of(pid) for pid in pids)
+    assert [start_time_of(pid) for pid in pids] == [None, None]
+    assert (tmp_path / "run" / "engines.json").read_bytes() == b"[]"
+
+
+async def test_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    script = tmp_path / "deaf.py"
+    script.write_text(code + f"open({str(tmp_path / 'ready')!r}, 'w').close(); signal.pause()")
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    supervisor = Supervisor(settings_of(tmp_path, f"{sys.executable} {script}"), Clock(), sleep)
+    pid = supervisor.activate(record(), [], "org/repo").record.pid
+    with anyio.fail_after(20):
+        while not (tmp_path / "ready").exists():
+            await anyio.lowlevel.checkpoint()
+    await supervisor.close()
+    assert sum(waits) == pytest.approx(10)
+    with anyio.fail_after(20):
+        while start_time_of(pid) is not None:
+            await anyio.lowlevel.checkpoint()
