@@ -4,8 +4,8 @@
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
 //! the rows of the plan: so a row always finds its adapter, and never another one in its place.
 //!
-//! For [`OVERTAKING_STEPS`] the first waiting sequence is overtaken if its adapter has no room: each adapter collects
-//! sequences. After that, the least recently used of the pinned adapters take no more sequences, as many of them as leave
+//! If the adapter of the first waiting sequence has no room, sequences without adapter and with loaded ones overtake it.
+//! For [`OVERTAKING_STEPS`] all loaded adapters collect sequences. After that, the least recently used of the pinned adapters take no more sequences, as many of them as leave
 //! too little room. So the adapter has room when the sequences that these adapters have then have ended.
 
 use std::cmp::Reverse;
@@ -19,7 +19,7 @@ use crate::request::{AdapterId, AdapterUse};
 use crate::sequence::SchedulingKey;
 use crate::step::AdapterChange;
 
-/// The number of steps for which every adapter that has room takes more sequences although one waits without room. Not
+/// The number of steps for which all loaded adapters take more sequences although a sequence waits without room. Not
 /// 0, so that adapters take turns with many sequences each; not more than a part of an output, so that turns are short.
 const OVERTAKING_STEPS: u64 = 64;
 
@@ -65,15 +65,6 @@ impl Entry {
         let num_waiting = self.sequences.len() - self.num_running;
         self.usage.set(self.num_running, num_waiting, self.number.is_some());
     }
-}
-
-/// The adapters with which sequences may overtake.
-#[derive(Clone, Copy)]
-pub(super) enum Overtaking {
-    /// Those that have room.
-    WithRoom,
-    /// Those that are pinned and were used since.
-    PinnedSince(u64),
 }
 
 impl Adapters {
@@ -180,31 +171,24 @@ impl Adapters {
         self.fit(others.count() + 1, bytes + self.entries[&id].bytes)
     }
 
-    /// The adapters with which sequences may overtake one that has waited for room for `blocked` for `num_steps`.
-    pub(super) fn overtaking(&self, blocked: AdapterId, num_steps: u64) -> Overtaking {
+    /// The adapters with which sequences may overtake one that has waited for room for `blocked` for `num_steps`: those
+    /// that are loaded, and later the most recently used ones that are pinned and leave room.
+    pub(super) fn overtaking(&self, blocked: AdapterId, num_steps: u64) -> Vec<AdapterId> {
+        let mut loaded: Vec<_> = self.loaded.iter().flatten().copied().collect();
         if num_steps < OVERTAKING_STEPS {
-            return Overtaking::WithRoom;
+            return loaded;
         }
-        let pinned = self.loaded.iter().flatten().map(|id| &self.entries[id]);
-        let mut pinned: Vec<_> = pinned.filter(|entry| entry.num_running > 0).collect();
-        pinned.sort_unstable_by_key(|entry| Reverse(entry.last_use));
+        loaded.retain(|id| self.entries[id].num_running > 0);
+        loaded.sort_unstable_by_key(|id| Reverse(self.entries[id].last_use));
         let mut bytes = self.entries[&blocked].bytes;
-        let stays = |(rank, entry): &(usize, &&Entry)| {
-            bytes += entry.bytes;
+        let stays = |(rank, id): &(usize, &AdapterId)| {
+            bytes += self.entries[*id].bytes;
             self.fit(rank + 2, bytes)
         };
         // The adapters that stay are used again and the others are not, so their order does not change.
-        let oldest = pinned.iter().enumerate().take_while(stays).last();
-        Overtaking::PinnedSince(oldest.map_or(u64::MAX, |(_, entry)| entry.last_use))
-    }
-
-    /// Whether a sequence with this adapter may overtake.
-    pub(super) fn may_overtake(&self, id: AdapterId, overtaking: Overtaking) -> bool {
-        let entry = &self.entries[&id];
-        match overtaking {
-            Overtaking::WithRoom => self.has_room(id),
-            Overtaking::PinnedSince(last_use) => entry.num_running > 0 && entry.last_use >= last_use,
-        }
+        let num_staying = loaded.iter().enumerate().take_while(stays).count();
+        loaded.truncate(num_staying);
+        loaded
     }
 
     /// A sequence gets a slot; there is room for its adapter.

@@ -88,8 +88,7 @@ impl Scheduler {
         let now = self.kv.next_step();
         let num_steps = now - blocked.blocked_since.unwrap_or(now);
         let overtaking = self.adapters.overtaking(blocked.request.adapter?, num_steps);
-        let may_overtake = |id| self.adapters.may_overtake(id, overtaking);
-        self.queue.next_where(|sequence| sequence.request.adapter.is_none_or(may_overtake))
+        self.queue.next_with(std::iter::once(None).chain(overtaking.into_iter().map(Some)))
     }
 
     fn has_room_for_adapter(&self, key: SchedulingKey) -> bool {

@@ -5,17 +5,15 @@
 //! find the blocks of the prompt in the prefix cache then. They continue as preempted sequences do: they were admitted
 //! with the leader, so they are not rejected.
 //!
-//! Sequences are found by key, in logarithmic time: an operation on one sequence does not visit the others. Only the end
-//! of unread sequences visits all paused ones.
+//! Sequences are found by key, and the first of an adapter by the adapter, in logarithmic time: an operation on one
+//! sequence does not visit the others. Only the end of unread sequences visits all paused ones.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::time::Instant;
 
-use crate::request::RequestId;
+use crate::request::{AdapterId, RequestId};
 use crate::sequence::{SchedulingKey, Sequence};
-
-/// The most waiting sequences that are looked at for one that may overtake the others.
-const MOST_LOOKED_AT: usize = 256;
 
 /// Sequences in scheduling order.
 type Waiting = BTreeMap<SchedulingKey, Sequence>;
@@ -23,7 +21,8 @@ type Waiting = BTreeMap<SchedulingKey, Sequence>;
 /// All waiting sequences.
 ///
 /// Invariants: a sequence is in `paused` exactly if it is paused; only sequences in `preempted` and `paused` have
-/// swapped blocks or rows in flight; one choice of the request of every follower is no follower, and comes before it.
+/// swapped blocks or rows in flight; one choice of the request of every follower is no follower, and comes before it;
+/// `by_adapter` has the keys in `new` and `preempted`, and no empty set.
 #[derive(Default)]
 pub(super) struct WaitingQueue {
     /// Requests that were never scheduled; at most `max_waiting`.
@@ -35,6 +34,7 @@ pub(super) struct WaitingQueue {
     paused: Waiting,
     /// The choices that wait for their leader.
     followers: Waiting,
+    by_adapter: BTreeMap<Option<AdapterId>, BTreeSet<SchedulingKey>>,
     /// The number of those in `preempted` that were scheduled before.
     num_descheduled: usize,
     num_changes: u64,
@@ -70,6 +70,7 @@ impl WaitingQueue {
 
     /// Adds a request that just arrived.
     pub(super) fn push_new(&mut self, sequence: Sequence) {
+        self.add_to_adapter(&sequence);
         self.new.insert(sequence.key, sequence);
     }
 
@@ -81,6 +82,7 @@ impl WaitingQueue {
             self.paused.insert(sequence.key, sequence);
         } else {
             self.num_descheduled += usize::from(sequence.was_scheduled());
+            self.add_to_adapter(&sequence);
             self.preempted.insert(sequence.key, sequence);
         }
     }
@@ -112,20 +114,26 @@ impl WaitingQueue {
     /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None
     /// while rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
     pub(super) fn next(&self) -> Option<SchedulingKey> {
-        self.next_where(|_| true)
+        let preempted = self.preempted.keys().find(|key| self.is_schedulable(**key));
+        self.first_of(preempted.into_iter().chain(self.new.keys().next()))
     }
 
-    /// The first of those that are accepted, among the first [`MOST_LOOKED_AT`] of each kind.
-    pub(super) fn next_where(&self, accepts: impl Fn(&Sequence) -> bool) -> Option<SchedulingKey> {
-        let is_schedulable = |sequence: &&Sequence| {
-            self.visit();
-            !sequence.is_all_planned()
-        };
-        let preempted = self.preempted.values().filter(is_schedulable).take(MOST_LOOKED_AT);
-        let preempted = preempted.into_iter().find(|sequence| accepts(sequence));
-        let new = self.new.values().take(MOST_LOOKED_AT).find(|sequence| accepts(sequence));
-        let next = preempted.into_iter().chain(new).min_by_key(|sequence| sequence.key)?;
-        next.has_no_rows_in_flight().then_some(next.key)
+    /// The same among the sequences with one of these adapters.
+    pub(super) fn next_with(
+        &self,
+        adapters: impl Iterator<Item = Option<AdapterId>>,
+    ) -> Option<SchedulingKey> {
+        let first = |adapter| self.by_adapter.get(&adapter)?.iter().find(|key| self.is_schedulable(**key));
+        self.first_of(adapters.filter_map(first))
+    }
+
+    fn is_schedulable(&self, key: SchedulingKey) -> bool {
+        self.visit();
+        !self.get(key).is_all_planned()
+    }
+
+    fn first_of<'a>(&self, keys: impl Iterator<Item = &'a SchedulingKey>) -> Option<SchedulingKey> {
+        keys.min().copied().filter(|key| self.get(*key).has_no_rows_in_flight())
     }
 
     /// The next sequence, which has this key.
@@ -152,7 +160,21 @@ impl WaitingQueue {
         self.visit();
         self.num_changes += 1;
         let removed = self.new.remove(&key).or_else(|| self.remove_preempted(key));
+        let removed = removed.inspect(|sequence| self.remove_from_adapter(sequence));
         removed.or_else(|| self.paused.remove(&key)).or_else(|| self.followers.remove(&key))
+    }
+
+    fn add_to_adapter(&mut self, sequence: &Sequence) {
+        self.by_adapter.entry(sequence.request.adapter).or_default().insert(sequence.key);
+    }
+
+    fn remove_from_adapter(&mut self, sequence: &Sequence) {
+        if let Entry::Occupied(mut keys) = self.by_adapter.entry(sequence.request.adapter) {
+            keys.get_mut().remove(&sequence.key);
+            if keys.get().is_empty() {
+                keys.remove();
+            }
+        }
     }
 
     fn remove_preempted(&mut self, key: SchedulingKey) -> Option<Sequence> {
@@ -205,7 +227,7 @@ impl WaitingQueue {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> {
         let queues = [&self.new, &self.preempted, &self.paused, &self.followers];
-        queues.into_iter().flat_map(BTreeMap::values)
+        queues.into_iter().flat_map(BTreeMap::values).inspect(|_| self.visit())
     }
 
     /// Counts a sequence that an operation looks at.
@@ -226,6 +248,11 @@ impl WaitingQueue {
         let is_misplaced = |queue: &Waiting| queue.iter().any(|(key, sequence)| *key != sequence.key);
         let queues = [&self.new, &self.preempted, &self.paused, &self.followers];
         assert!(!queues.into_iter().any(is_misplaced), "a sequence has another key; this is a bug");
+        let mut by_adapter: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for sequence in self.new.values().chain(self.preempted.values()) {
+            by_adapter.entry(sequence.request.adapter).or_default().insert(sequence.key);
+        }
+        assert_eq!(by_adapter, self.by_adapter, "adapters of waiting sequences; this is a bug");
         let is_untouched =
             |sequence: &Sequence| sequence.has_no_rows_in_flight() && sequence.swapped.is_none();
         let mut untouched = self.new.values().chain(self.followers.values());

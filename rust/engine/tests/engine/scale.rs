@@ -1,8 +1,9 @@
-//! The cost of many waiting choices, counted in waiting sequences that the engine looks at: an operation on one sequence
+//! The cost of many waiting sequences, counted in waiting sequences that the engine looks at: an operation on one sequence
 //! does not look at all others.
 
+use crossbeam_channel::{TryRecvError, bounded};
 use penstock_engine::testing::Message;
-use penstock_engine::{FinishReason, Limits};
+use penstock_engine::{AdapterId, FinishReason, Limits, Request};
 
 use crate::harness::{Client, Harness, caching, check_ended, limits};
 use crate::oracle::request;
@@ -15,6 +16,15 @@ fn num_visited(harness: &mut Harness, operation: impl FnOnce(&mut Harness)) -> u
     let before = harness.core.num_visited();
     operation(harness);
     harness.core.num_visited() - before
+}
+
+fn run_steps(harness: &mut Harness, num_steps: usize) {
+    for _ in 0..num_steps {
+        let (plan, output) = harness.core.plan(harness.now).expect("choices are waiting");
+        harness.device.submit(plan, output);
+        let done = harness.device.complete();
+        harness.core.handle(Message::StepDone(done), harness.now);
+    }
 }
 
 fn check_many_choices(limits: Limits) {
@@ -31,14 +41,7 @@ fn check_many_choices(limits: Limits) {
     assert_eq!(harness.stats().running + harness.stats().waiting, num_choices);
     assert!(started <= 4 * num_choices, "{started} visits for {num_choices} started choices");
 
-    let stepped = num_visited(&mut harness, |harness| {
-        for _ in 0..20 {
-            let (plan, output) = harness.core.plan(harness.now).expect("choices are waiting");
-            harness.device.submit(plan, output);
-            let done = harness.device.complete();
-            harness.core.handle(Message::StepDone(done), harness.now);
-        }
-    });
+    let stepped = num_visited(&mut harness, |harness| run_steps(harness, 20));
     // A first choice that has computed its prompt releases the others.
     let most = 20 * 4 * 10 + harness.stats().requests_finished * u64::from(NUM_CHOICES);
     assert!(stepped <= most, "{stepped} visits in 20 steps");
@@ -71,4 +74,56 @@ fn many_choices_that_share_a_prompt_cost_little() {
 #[test]
 fn many_choices_that_share_no_prompt_cost_little() {
     check_many_choices(limits());
+}
+
+#[test]
+fn many_requests_with_many_adapters_cost_little() {
+    const NUM_ADAPTERS: u64 = 1_000;
+    const NUM_REQUESTS: u64 = 10_000;
+    const MAX_ADAPTERS: u64 = 8;
+    let mut harness = Harness::new(Limits {
+        max_num_seqs: 64,
+        max_num_batched_tokens: 256,
+        num_blocks: 1_024,
+        max_waiting: usize::MAX,
+        max_unfinished: 100_000,
+        max_adapters: MAX_ADAPTERS as usize,
+        adapter_bytes: NUM_ADAPTERS,
+        max_registered_adapters: NUM_ADAPTERS as usize,
+        ..caching()
+    });
+    for id in 1..=NUM_ADAPTERS {
+        harness.load_adapter(id, 1).unwrap();
+    }
+    let mut clients = vec![];
+    let started = num_visited(&mut harness, |harness| {
+        for seed in 0..NUM_REQUESTS {
+            let adapter = Some(AdapterId(1 + seed % NUM_ADAPTERS));
+            let (start, client) = harness.post(Request { adapter, ..request(9, 40, seed) }, 1);
+            harness.core.handle(Message::Start(start), harness.now);
+            clients.extend(client);
+        }
+    });
+    assert!(
+        started <= 4 * MAX_ADAPTERS * NUM_REQUESTS,
+        "{started} visits for {NUM_REQUESTS} started requests"
+    );
+    assert_eq!(harness.stats().running, 64, "requests of loaded adapters far behind others run");
+
+    let stepped = num_visited(&mut harness, |harness| run_steps(harness, 60));
+    let num_finished = harness.stats().requests_finished;
+    assert!(num_finished >= 64);
+    assert!(stepped <= 4 * MAX_ADAPTERS * num_finished, "{stepped} visits for {num_finished} ended requests");
+
+    let removed = num_visited(&mut harness, |harness| {
+        for id in 901..=1_000 {
+            let (done, removal) = bounded::<()>(0);
+            let message = Message::UnloadAdapter(AdapterId(id), Some("unloaded".into()), Box::new(done));
+            harness.core.handle(message, harness.now);
+            assert_eq!(removal.try_recv(), Err(TryRecvError::Disconnected));
+        }
+    });
+    let num_ended = NUM_REQUESTS / 10;
+    assert_eq!(harness.stats().requests_finished, num_finished + num_ended);
+    assert!(removed <= 4 * num_ended, "{removed} visits for {num_ended} ended requests");
 }
