@@ -232,7 +232,8 @@ mod tests {
         let (proceed, wait) = mpsc::channel::<()>();
         let (begun, has_begun) = mpsc::channel::<()>();
         thread::scope(|scope| {
-            let first = scope.spawn(|| {
+            let adapters = &adapters;
+            let first = scope.spawn(move || {
                 let load = || {
                     begun.send(()).unwrap();
                     wait.recv().unwrap();
@@ -244,7 +245,7 @@ mod tests {
             assert!(adapters.get("a").is_err(), "it is not usable yet");
             let unwanted = adapters.load("a", false, |_| true, &mut || false, || Err(()));
             assert!(matches!(unwanted, Err(AdapterLoadError::Abandoned)));
-            let second = scope.spawn(|| load(&adapters, "a", 1, false).unwrap().0);
+            let second = scope.spawn(|| load(adapters, "a", 1, false).unwrap().0);
             proceed.send(()).unwrap();
             assert!(Arc::ptr_eq(&first.join().unwrap(), &second.join().unwrap()), "loaded once");
         });

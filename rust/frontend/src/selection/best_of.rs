@@ -78,6 +78,7 @@ mod tests {
             prompt_token_ids: [1].into(),
             prompt_logprobs: None,
             prompt_top_logprobs: None,
+            adapter: None,
             usage: Usage { prompt_tokens: 1, completion_tokens: 5, cached_tokens: 0, cached_host_tokens: 0 },
             timings: Timings { queued: 0.0, first_token: None, total: 0.0 },
         })
