@@ -12,7 +12,7 @@ import pytest
 import penstock
 from api_support import make_engine, resident_bytes
 from support.adapters import make_tensors, write_adapter, write_adapter_files
-from support.checkpoints import make_config, write_checkpoint
+from support.checkpoints import make_config
 from support.running import random_prompt
 
 if TYPE_CHECKING:
@@ -139,9 +139,8 @@ INERT: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
-    model = write_checkpoint(tmp_path_factory.mktemp("base"), CONFIG)
-    with make_engine(model, max_adapters=2) as engine:
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model, max_adapters=2) as engine:
         yield engine
 
 
@@ -260,18 +259,17 @@ def test_refused_adapters_keep_no_memory(engine: penstock.Engine, tmp_path: Path
     assert refuse(50) - before < 16 << 20
 
 
-def test_patterns_have_bounded_memory(tmp_path: Path) -> None:
+def test_patterns_have_bounded_memory(tiny_model: Path, tmp_path: Path) -> None:
     """4 kB of patterns, each of which compiles to 95 kB."""
-    model = write_checkpoint(tmp_path / "base", CONFIG)
     patterns = {rf"\w{{6}}|{index}": 8 for index in range(300)}
-    folder = write_adapter(tmp_path / "adapter", CONFIG, rank_pattern=patterns)
+    folder = write_adapter(tmp_path, CONFIG, rank_pattern=patterns)
     code = f"""
 import penstock
 from pathlib import Path
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-with penstock.Engine({str(model)!r}, threads=1, max_adapters=1) as engine:
+with penstock.Engine({str(tiny_model)!r}, threads=1, max_adapters=1) as engine:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now the current size
     before = peak()
     try:

@@ -10,7 +10,7 @@ import pytest
 import penstock
 from api_support import make_engine
 from support.adapters import PREFIX, make_tensors, write_adapter, write_adapter_files
-from support.checkpoints import make_config, write_checkpoint
+from support.checkpoints import make_config
 from support.running import random_prompt
 
 if TYPE_CHECKING:
@@ -147,9 +147,8 @@ WRONG_NAMES = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
-    model = write_checkpoint(tmp_path_factory.mktemp("base"), CONFIG)
-    with make_engine(model, max_adapters=2) as engine:
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model, max_adapters=2) as engine:
         yield engine
 
 
