@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.server.bodies import converted
 from penstock.server.errors import ApiError
-from penstock.server.protocol.tokens import AbortRequest, CacheRequest, ModelRequest, SleepRequest
+from penstock.server.protocol.tokens import (
+    AbortRequest,
+    CacheRequest,
+    LoadAdapterRequest,
+    ModelRequest,
+    SleepRequest,
+    UnloadAdapterRequest,
+)
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
@@ -15,18 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "abort",
+    "load_adapter",
     "model",
     "models",
     "reset_prefix_cache",
     "sleep",
+    "unload_adapter",
     "version",
     "wake_up",
 ]
 
+_TEXT = "text/plain; charset=utf-8"
+
 
 async def models(state: State, exchange: Exchange) -> None:
-    """The list of models."""
-    rows = [_row(name, model) for name, model in state.models.items()]
+    """The list of models, then of their adapters."""
+    rows = [_row(model, name) for name, model in state.models.items()]
+    for model in state.selected(None):
+        adapters = model.adapters.values()
+        rows += [_adapter_row(model, adapter) for adapter in adapters if adapter.name not in state.models]
     await exchange.send_json({"object": "list", "data": rows})
 
 
@@ -35,11 +49,11 @@ async def model(state: State, exchange: Exchange) -> None:
     path = exchange.scope["path_params"]["name"]
     if not path:
         raise ApiError(404, "there is no such path", code="not_found")
-    found, name = state.model(path)
-    await exchange.send_json(_row(name, found))
+    model, name, adapter = state.select(path)
+    await exchange.send_json(_row(model, name) if adapter is None else _adapter_row(model, adapter))
 
 
-def _row(name: str, model: Model) -> dict[str, Any]:
+def _row(model: Model, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -49,6 +63,17 @@ def _row(name: str, model: Model) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.max_model_len,
         "permission": [],
+    }
+
+
+def _adapter_row(model: Model, adapter: penstock.Adapter) -> dict[str, Any]:
+    source = model.source(adapter)
+    row = _row(model, adapter.name)
+    return row | {
+        "created": source.created,
+        "root": source.root,
+        "parent": model.name,
+        "max_model_len": None,
     }
 
 
@@ -98,3 +123,23 @@ async def wake_up(state: State, exchange: Exchange) -> None:
         except RuntimeError as error:  # another request wakes it
             raise ApiError(409, "the model is being loaded already", code="loading") from error
     await exchange.send_json({})
+
+
+async def load_adapter(state: State, exchange: Exchange) -> None:
+    """Load a LoRA adapter, which requests then name as their model."""
+    request = converted(await exchange.read_object(), LoadAdapterRequest)
+    models = state.adapters.models if request.model is None else state.selected(request.model)
+    if len(models) > 1:
+        message = "model is missing: it must be the name of the model that gets the adapter"
+        raise ApiError(400, message, param="model")
+    name = request.lora_name
+    await state.adapters.load(models[0], name, request.lora_path, replace=request.load_inplace)
+    await exchange.send_bytes(f"Success: LoRA adapter '{name}' added successfully.".encode(), _TEXT)
+
+
+async def unload_adapter(state: State, exchange: Exchange) -> None:
+    """Remove a LoRA adapter: new requests that name it get status 404."""
+    request = converted(await exchange.read_object(), UnloadAdapterRequest)
+    name = request.lora_name
+    await state.adapters.unload(name, force=request.force)
+    await exchange.send_bytes(f"Success: LoRA adapter '{name}' removed successfully.".encode(), _TEXT)

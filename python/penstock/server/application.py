@@ -10,10 +10,12 @@ from starlette.routing import Route, Router
 
 from penstock.server.admin import (
     abort,
+    load_adapter,
     model,
     models,
     reset_prefix_cache,
     sleep,
+    unload_adapter,
     version,
     wake_up,
 )
@@ -22,7 +24,7 @@ from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.embeddings import embeddings
 from penstock.server.errors import ApiError
-from penstock.server.limits import Access, Action, Endpoint, Handler
+from penstock.server.limits import Action, Endpoint, RouteRow
 from penstock.server.metrics import metrics
 from penstock.server.openapi import openapi_handler
 from penstock.server.page import page, page_file
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "app"]
 
-_ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
+_ROUTES: tuple[RouteRow, ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "generate"),
     ("POST", "/v1/completions", completions, "generate"),
     ("POST", "/v1/embeddings", embeddings, "generate"),
@@ -69,13 +71,12 @@ _ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
     ("GET", "/health", health, "open"),
     ("GET", "/ping", ping, "open"),
 )
-_OPENAPI_ROUTE: tuple[str, str, Handler, Access] = (
-    "GET",
-    "/openapi.json",
-    openapi_handler(_ROUTES),
-    "key",
+#: Of a server with a model that can have adapters.
+_ADAPTER_ROUTES: tuple[RouteRow, ...] = (
+    ("POST", "/v1/load_lora_adapter", load_adapter, "admin"),
+    ("POST", "/v1/unload_lora_adapter", unload_adapter, "admin"),
 )
-_PAGE_ROUTES: tuple[tuple[str, str, Handler, Access], ...] = (
+_PAGE_ROUTES: tuple[RouteRow, ...] = (
     ("GET", "/", page, "open"),
     ("GET", "/page/{name}", page_file, "open"),
 )
@@ -92,8 +93,10 @@ class Application:
     def __init__(self, state: State) -> None:
         self.state = state
         actions: dict[str, dict[str, Action]] = {}
+        described = (*_ROUTES, *(_ADAPTER_ROUTES if state.adapters.models else ()))
+        openapi: RouteRow = ("GET", "/openapi.json", openapi_handler(described), "key")
         pages = _PAGE_ROUTES if state.settings.chat_page else ()
-        for method, path, handler, access in (*_ROUTES, _OPENAPI_ROUTE, *pages):
+        for method, path, handler, access in (*described, openapi, *pages):
             actions.setdefault(path, {})[method] = Action(handler, access)
         routes = [
             Route(path, Endpoint(state, path, found, _error_body(path))) for path, found in actions.items()

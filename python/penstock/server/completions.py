@@ -57,7 +57,7 @@ async def _prepared(state: State, exchange: Exchange, request: CompletionRequest
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
     prompts = text_prompts("prompt", request.prompt, state.max_prompts)
     limit = request.truncate_prompt_tokens
-    model, _ = state.model(request.model)
+    model = state.select(request.model).model
     if limit is None and request.add_special_tokens:
         return prompts
     if limit == -1:

@@ -105,6 +105,9 @@ def api_error(error: BaseException) -> ApiError:
     """The response for an exception."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, penstock.AdapterNotFoundError):
+        message = "the model does not exist: its adapter was unloaded"
+        return ApiError(404, message, param="model", code="model_not_found")
     if isinstance(error, penstock.InvalidRequestError):
         return ApiError(400, str(error), param=error.field)
     if isinstance(error, penstock.OverloadedError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 import penstock
-from penstock.server.errors import ApiError, api_error, invalid
+from penstock.server.errors import ApiError, invalid
 from penstock.server.http import DisconnectedError, watch_connection, while_connected, while_watched
 from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
@@ -38,8 +38,9 @@ _RETRY_INTERVAL = 0.02
 
 def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None, call: Call) -> Generation:
     """The generation of a call, with a new id that has this prefix. Checks the limits of the server."""
-    model, name = state.model(model_name)
-    params, settings = call.params, state.settings
+    model, name, adapter = state.select(model_name)
+    settings = state.settings
+    params = call.params if adapter is None else call.params.replace(adapter=adapter.name)
     limit = state.max_outputs
     if call.num_outputs > limit:
         field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
@@ -49,7 +50,7 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
         raise invalid("priority", params.priority, "0 or more: only administrators can have less")
     if params.use_prefix_cache:
         params = params.replace(cache_salt=state.cache_salt(exchange.key, params.cache_salt))
-        call = replace(call, params=params)
+    call = replace(call, params=params)
     exchange.generation = Generation(prefix, model, name, call, exchange.key)
     return exchange.generation
 
@@ -264,7 +265,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             except OSError as error:  # some servers raise it after a disconnect
                 raise DisconnectedError from error
             except Exception as error:  # noqa: BLE001 - the status has been sent
-                exchange.error = api_error(error)
+                exchange.error = generation.error_of(error)
             if exchange.error is not None:
                 last = events.error(exchange.error)
             await exchange.deliver({"type": "http.response.body", "body": last})

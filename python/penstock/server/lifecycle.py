@@ -169,6 +169,8 @@ async def _load(models: Sequence[Model], server: Server, errors: list[Exception]
     try:
         for model in models:
             await model.engine.start()
+            for name, path in model.modules.items():
+                await model.load_adapter(name, path, root=path)
             model.progress = None
             logger.info("model %r is ready", model.name)
     except Exception as error:  # noqa: BLE001 - raised by `run`

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
     from penstock.server.state import State
 
-__all__ = ["Access", "Action", "Endpoint", "Handler"]
+__all__ = ["Action", "Endpoint", "Handler", "RouteRow"]
 
 #: Answers the requests of a route.
 Handler: TypeAlias = "Callable[[State, Exchange], Awaitable[None]]"
 #: The key that a route needs: none, any, or an administrator's. "generate" needs any; the server waits for
 #: its requests, and refuses them, when it drains.
 Access: TypeAlias = Literal["open", "key", "generate", "admin"]
+
+
+#: The method, the path, the answer and the key of a route.
+RouteRow: TypeAlias = "tuple[str, str, Handler, Access]"
 
 
 class Action(NamedTuple):
@@ -131,7 +135,9 @@ class Endpoint:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             with suppress(DisconnectedError):
-                await exchange.send_error(api_error(error))
+                generation = exchange.generation
+                found = api_error(error) if generation is None else generation.error_of(error)
+                await exchange.send_error(found)
         finally:
             if is_counted:
                 state.leave()

@@ -150,7 +150,7 @@ def _add_vllm(
     ):
         found = {**labels, "sleep_state": name}
         families.gauge("vllm:engine_sleep_state", _TEXTS["engine_sleep_state"], found, float(is_current))
-    found = {**labels, "max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    found = {**labels, **_adapter_labels(model)}
     families.gauge("vllm:lora_requests_info", _TEXTS["lora_requests_info"], found, time.time())
     families.gauge(
         "vllm:cache_config_info", _TEXTS["cache_config_info"], {**labels, **_cache_config(stats, model)}, 1
@@ -191,6 +191,16 @@ def _add_vllm(
         families.histogram(f"vllm:{name}", _TEXTS[name], labels, histogram)
 
 
+def _adapter_labels(model: Model) -> dict[str, str]:
+    """The adapters in use, in the order of their names."""
+    adapters = model.adapters.values()
+    return {
+        "max_lora": str(model.engine.info.max_adapters),
+        "running_lora_adapters": ",".join(adapter.name for adapter in adapters if adapter.running),
+        "waiting_lora_adapters": ",".join(adapter.name for adapter in adapters if adapter.waiting),
+    }
+
+
 def _cache_config(stats: penstock.Stats, model: Model) -> dict[str, str]:
     info = model.engine.info
     return {
@@ -221,7 +231,7 @@ _TEXTS: dict[str, str] = {
     "num_requests_waiting_by_reason": "Waiting sequences by the reason for which they wait.",
     "kv_cache_usage_perc": "Part of the KV cache that running sequences use; 1 is all of it.",
     "engine_sleep_state": "1 for the state of sleep; discard_all: the model's memory is freed.",
-    "lora_requests_info": "The time; the labels say that there are no adapters.",
+    "lora_requests_info": "The time; the labels have the adapters of running and of waiting requests.",
     "cache_config_info": "Configuration of the KV cache; its blocks are counted as those of a GPU.",
     "prompt_tokens": "Prompt tokens computed or taken from the prefix cache.",
     "prompt_tokens_by_source": "Prompt tokens by their source.",

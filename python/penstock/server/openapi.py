@@ -19,9 +19,11 @@ from penstock.server.protocol.tokens import (
     AbortRequest,
     CacheRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     ModelRequest,
     SleepRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from penstock.server.sampling import LABELS, SAMPLING_FIELDS
 
@@ -29,10 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.server.http import Exchange
-    from penstock.server.limits import Access, Handler
+    from penstock.server.limits import Handler, RouteRow
     from penstock.server.state import State
-
-    RouteRow = tuple[str, str, Handler, Access]
 
 __all__ = ["document", "openapi_handler"]
 
@@ -78,6 +78,8 @@ _OPERATIONS = {
     "POST /reset_prefix_cache": Operation(CacheRequest, is_optional=True),
     "POST /sleep": Operation(SleepRequest, is_optional=True),
     "POST /wake_up": Operation(ModelRequest, is_optional=True),
+    "POST /v1/load_lora_adapter": Operation(LoadAdapterRequest, "text/plain"),
+    "POST /v1/unload_lora_adapter": Operation(UnloadAdapterRequest, "text/plain"),
     "GET /version": Operation(None, objects.Version),
     "GET /v1/models": Operation(None, objects.ModelList),
     "GET /v1/models/{name}": Operation(None, objects.ModelRow),
@@ -94,14 +96,15 @@ A field that is `null` is omitted; unknown fields are ignored. Sampling paramete
 
 def document(routes: Sequence[RouteRow], *, needs_key: bool) -> dict[str, Any]:
     """The OpenAPI document of these routes, without the path under which they are mounted."""
-    used = [kind for item in _OPERATIONS.values() for kind in (item.request, item.response, item.error)]
+    operations = [_OPERATIONS[f"{method} {_plain(path)}"] for method, path, *_ in routes]
+    used = [kind for item in operations for kind in (item.request, item.response, item.error)]
     structures = list(dict.fromkeys(kind for kind in used if isinstance(kind, type)))
     found, schemas = msgspec.json.schema_components(structures, ref_template=_REFERENCE)
     references = dict(zip(structures, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for method, path, handler, access in routes:
-        plain = path.replace(":path}", "}")
-        described = _described(plain, handler, _OPERATIONS[f"{method} {plain}"], references)
+    for operation, (method, path, handler, access) in zip(operations, routes, strict=True):
+        plain = _plain(path)
+        described = _described(plain, handler, operation, references)
         if access == "admin" or (needs_key and access != "open"):
             described["security"] = [{"bearer": []}, {"apiKey": []}]
         paths.setdefault(plain, {})[method.lower()] = described
@@ -117,6 +120,11 @@ def document(routes: Sequence[RouteRow], *, needs_key: bool) -> dict[str, Any]:
             },
         },
     }
+
+
+def _plain(path: str) -> str:
+    """The path of a route without the kinds of its parameters."""
+    return path.replace(":path}", "}")
 
 
 def _described(

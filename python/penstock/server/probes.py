@@ -75,15 +75,11 @@ async def _generate(engine: penstock.Engine, timeout: float) -> dict[str, Any]: 
 
 def state_of(model: Model, state: State) -> dict[str, Any]:
     """The state of a model, as `/health` and `/metrics` show it."""
+    if model.progress is not None:
+        return {"status": "loading", "bytes_loaded": model.progress.done, "bytes": model.progress.total}
     try:
         found = model.engine.health()
     except penstock.EngineStoppedError:
-        if model.progress is not None:
-            return {
-                "status": "loading",
-                "bytes_loaded": model.progress.done,
-                "bytes": model.progress.total,
-            }
         return {"status": "stopped"}
     if found.step_age is not None and found.step_age > state.settings.stall_timeout:
         return {"status": "stuck"}

@@ -37,6 +37,7 @@ logger = logging.getLogger("penstock.server")
 #: Fields with the name and the meaning of a sampling parameter. The others have a meaning of their own in
 #: the API, are set by the server, or cannot be sent as JSON.
 _PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
+    "adapter",
     "choice",
     "echo",
     "grammar",
@@ -60,6 +61,11 @@ SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "us
 
 #: For each field that the server cannot honour, the values that it may have, and that limit in words.
 Unsupported: TypeAlias = "Mapping[str, tuple[tuple[object, ...], str]]"
+#: The names that engines have for the adapter of a request.
+_ADAPTER_FIELDS: Unsupported = dict.fromkeys(
+    ("adapter", "adapter_id", "adapter_name", "lora_path", "lora_request"),
+    ((), "left out: model is the name of the model or of an adapter"),
+)
 #: Parameters for more outputs than the one that a message or a response is.
 ONE_OUTPUT: Unsupported = {
     "best_of": ((1,), "left out: the answer is one output"),
@@ -108,6 +114,7 @@ def _checked(
     labels: Collection[str],
     unsupported: Unsupported,
 ) -> Structure:
+    unsupported = {**_ADAPTER_FIELDS, **unsupported}
     for name, (allowed, limit) in unsupported.items():
         if name in fields and fields[name] not in allowed:
             raise invalid(name, fields[name], limit)

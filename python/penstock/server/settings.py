@@ -76,6 +76,17 @@ class ServerSettings:
     max_stored_responses: Annotated[int, "Maximum number of stored responses of an API key."] = 1000
     max_stored_bytes: Annotated[int, "Maximum size of the stored responses of an API key."] = 32 << 20
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
+    lora_roots: Annotated[
+        tuple[str, ...],
+        "Folder below which /v1/load_lora_adapter finds LoRA adapters; repeat the option for several. "
+        "Default: the folders of --lora-modules.",
+    ] = ()
+    allow_lora_downloads: Annotated[
+        bool, "Let /v1/load_lora_adapter download adapters from the Hugging Face hub."
+    ] = False
+    lora_timeout: Annotated[
+        float, "Time for /v1/load_lora_adapter, and for /v1/unload_lora_adapter to wait for requests."
+    ] = 25.0
     chat_page: Annotated[
         bool, "Serve a chat page at / (default). The page needs no key, its requests do."
     ] = True
@@ -93,7 +104,7 @@ class ServerSettings:
             if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
                 message = f"{name} is not allowed: it must be {limit}"
                 raise penstock.ConfigError(message, name, None, limit)
-        for name in ("allowed_hosts", "cors_origins"):
+        for name in ("allowed_hosts", "cors_origins", "lora_roots"):
             values = getattr(self, name)
             limit = "a tuple of texts"
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import anyio
 
 import penstock
-from penstock.server.errors import ApiError
+from penstock.server.adapters import Adapters
+from penstock.server.errors import ApiError, api_error
 from penstock.server.hosts import Hosts
 from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.server.settings import ServerSettings
 
-__all__ = ["Call", "Generation", "Model", "Progress", "State"]
+__all__ = ["Call", "Generation", "Model", "Progress", "Selection", "State"]
 
 #: The largest body by default: for each token of the longest sequence, with a lower and an upper bound.
 _BODY_BYTES_PER_TOKEN = 1 << 10
@@ -46,6 +47,14 @@ class Progress:
         self.done, self.total = done, total
 
 
+class Source(NamedTuple):
+    """The origin of an adapter: its path as given and as the engine has it, and the time of the load."""
+
+    root: str
+    path: str
+    created: int
+
+
 class Model:
     """An engine under a name, which a client gives as `model`."""
 
@@ -58,6 +67,10 @@ class Model:
         #: While the server loads the model.
         self.progress: Progress | None = None
         self.probe = Probe()
+        #: Adapters that the server loads before the model is ready: their paths by name.
+        self.modules: Mapping[str, str] = {}
+        #: Of adapters that the server has loaded.
+        self._sources: dict[str, Source] = {}
 
     @property
     def max_model_len(self) -> int | None:
@@ -67,10 +80,45 @@ class Model:
         except penstock.EngineStoppedError:
             return None
 
+    @property
+    def adapters(self) -> dict[str, penstock.Adapter]:
+        """The adapters by name; none if the engine was never open."""
+        try:
+            return self.engine.adapters
+        except penstock.EngineStoppedError:
+            return {}
+
+    async def load_adapter(self, name: str, path: str, *, root: str, replace: bool = False) -> None:
+        """Load an adapter; `root` is its path as it was given."""
+        adapter = await self.engine.load_adapter(name, path, replace=replace)
+        known = self._sources.get(name)
+        if known is None or known.path != adapter.path:
+            self._sources[name] = Source(root, adapter.path, int(time.time()))
+
+    async def unload_adapter(self, name: str, *, force: bool) -> None:
+        """Remove an adapter; returns when its requests have ended."""
+        self._sources.pop(name, None)
+        await self.engine.unload_adapter(name, force=force)
+
+    def source(self, adapter: penstock.Adapter) -> Source:
+        """The origin of an adapter, which an application can have loaded itself."""
+        known = self._sources.get(adapter.name)
+        if known is None or known.path != adapter.path:
+            return Source(adapter.path, adapter.path, self.created)
+        return known
+
     @cached_property
     def measures(self) -> RequestMeasures:
         """Distributions of the requests that have ended; the engine has been opened."""
         return RequestMeasures(self.engine.info.max_model_len)
+
+
+class Selection(NamedTuple):
+    """The model that a request names, by its own name or that of one of its adapters."""
+
+    model: Model
+    name: str
+    adapter: penstock.Adapter | None = None
 
 
 class Cancellable(Protocol):
@@ -127,6 +175,14 @@ class Generation:
         if self.is_aborted:
             part.cancel()
 
+    def error_of(self, error: BaseException) -> ApiError:
+        """The response for an exception. A request with `force` may have unloaded the adapter."""
+        name = self.call.params.adapter
+        is_unloaded = name is not None and name not in self.model.adapters
+        if is_unloaded and isinstance(error, penstock.GenerationError):
+            return ApiError(503, f"the adapter {name!r} was unloaded", code="adapter_unloaded", retry_after=1)
+        return api_error(error)
+
     def end(self, ended: penstock.Result | penstock.Request) -> None:
         """Count a request of the engine that has ended with a result."""
         self.model.measures.add(ended, self.call.params)
@@ -162,6 +218,7 @@ class State:
         self.models = {
             name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
         }
+        self.adapters = Adapters(list(models.values()), list(self.models), settings)
         self.hosts = Hosts(settings)
         #: Threads that decode large bodies and that format metrics; they need the interpreter.
         self.body_threads = anyio.CapacityLimiter(1)
@@ -255,26 +312,35 @@ class State:
             return [salt]
         return [self.cache_salt(key, salt) for key in (*self.keys, *self.admin_keys)]
 
-    def model(self, name: object) -> tuple[Model, str]:
-        """The model that a request names, and that name."""
-        if name is None or name == "":
-            if len(self.selected(None)) > 1:
+    def select(self, name: str | None) -> Selection:
+        """The model that a request names."""
+        models = self.selected(None)
+        if not name:
+            if len(models) > 1:
                 raise ApiError(400, f"model is missing: it must be {self._names()}", param="model")
-            return next((model, name) for name, model in self.models.items())
-        model = self.models.get(name) if isinstance(name, str) else None
-        if model is None or not isinstance(name, str):
-            message = f"the model {str(name)[:64]!r} does not exist: model must be {self._names()}"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return model, name
+            return next(Selection(model, name) for name, model in self.models.items())
+        if (model := self.models.get(name)) is not None:
+            return Selection(model, name)
+        for model in models:
+            if (adapter := model.adapters.get(name)) is not None:
+                return Selection(model, name, adapter)
+        raise self._unknown(name)
 
     def selected(self, name: str | None) -> list[Model]:
-        """The model of this name, or all models."""
-        if name is not None:
-            return [self.model(name)[0]]
-        return list(dict.fromkeys(self.models.values()))
+        """The model of this name, which is none of an adapter, or all models."""
+        if name is None:
+            return list(dict.fromkeys(self.models.values()))
+        if (model := self.models.get(name)) is None:
+            raise self._unknown(name)
+        return [model]
+
+    def _unknown(self, name: str) -> ApiError:
+        message = f"the model {name[:64]!r} does not exist: model must be {self._names()}"
+        return ApiError(404, message, param="model", code="model_not_found")
 
     def _names(self) -> str:
-        return "one of " + ", ".join(map(repr, self.models))
+        adapters = [name for model in self.selected(None) for name in model.adapters]
+        return "one of " + ", ".join(map(repr, (*self.models, *adapters)))
 
     def abort_all(self) -> None:
         """Abort all generating requests."""

@@ -25,7 +25,7 @@ __all__ = ["detokenize", "tokenize"]
 async def tokenize(state: State, exchange: Exchange) -> None:
     """The token ids of a text or a chat, with the limit of the model."""
     request = converted(await exchange.read_object(), TokenizeRequest)
-    model, _ = state.model(request.model)
+    model = state.select(request.model).model
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either prompt or messages must be given", param="prompt")
     template = template_options(state.settings, request)
@@ -56,7 +56,7 @@ def _tokenized(engine: penstock.Engine, request: TokenizeRequest, template: dict
 async def detokenize(state: State, exchange: Exchange) -> None:
     """The text of token ids."""
     request = converted(await exchange.read_object(), DetokenizeRequest)
-    model, _ = state.model(request.model)
+    model = state.select(request.model).model
     work = partial(in_tokenizer_thread, state, _detokenized, model.engine, request.tokens)
     await exchange.send_bytes(await while_connected(exchange, work), "application/json")
 

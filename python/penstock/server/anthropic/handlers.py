@@ -68,7 +68,7 @@ def _call(state: State, request: MessagesRequest, fields: dict[str, Any]) -> Cal
 async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
     _, request = await read_request(state, exchange, CountRequest, LABELS | _FIELDS, UNSUPPORTED)
-    model, _ = state.model(request.model)
+    model = state.select(request.model).model
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = await exchange.in_body_thread(chat_messages, request)
     count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)

@@ -12,9 +12,11 @@ __all__ = [
     "AbortRequest",
     "CacheRequest",
     "DetokenizeRequest",
+    "LoadAdapterRequest",
     "ModelRequest",
     "SleepRequest",
     "TokenizeRequest",
+    "UnloadAdapterRequest",
 ]
 
 
@@ -58,3 +60,24 @@ class SleepRequest(ModelRequest):
     """The time for which open requests may finish, in seconds."""
 
     drain: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+
+
+#: The engine has the limits of a name.
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class LoadAdapterRequest(msgspec.Struct):
+    """A LoRA adapter: its name in requests, its folder or its id on the hub, and the model that gets it."""
+
+    lora_name: _Name
+    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    model: str | None = None
+
+
+class UnloadAdapterRequest(msgspec.Struct):
+    """A LoRA adapter to remove; `force` ends its requests."""
+
+    lora_name: _Name
+    lora_int_id: int | None = None
+    force: bool = False

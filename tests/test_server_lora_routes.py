@@ -1,0 +1,232 @@
+"""Loading and unloading LoRA adapters at run time: the codes that AIBrix and clients of vLLM expect."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock.server
+from api_support import make_engine, run_in_threads
+from support.adapters import write_adapter
+from support.lora_server import (
+    ADMIN,
+    CONFIG,
+    LOAD,
+    SECRET,
+    UNLOAD,
+    LoraServer,
+    cleared,
+    error_of,
+    lora_server,
+)
+from support.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
+    """A server with room for four adapters."""
+    with lora_server(tmp_path_factory.mktemp(SECRET), max_adapters=2, max_cpu_adapters=4) as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server: LoraServer) -> Iterator[LoraServer]:
+    """The server, which has no adapter before and after a test."""
+    with cleared(module_server):
+        yield module_server
+
+
+def test_controller_of_aibrix_gets_its_answers(server: LoraServer) -> None:
+    """Its calls: list, load if the name is not listed, list; at the end unload, perhaps twice."""
+    assert server.names() == ["base"]
+    path = str(server.root / "one")
+    status, text, headers = server.load("sql", path)
+    assert (status, text) == (200, b"Success: LoRA adapter 'sql' added successfully.")
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert server.load("sql", path)[0] == 200
+    [row] = server.ask("/v1/models")[1]["data"][1:]
+    assert (row["id"], row["root"], row["parent"]) == ("sql", path, "base")
+    assert server.ask("/v1/completions", {"model": "sql", **COMPLETION})[1]["model"] == "sql"
+    status, text, _ = server.unload("sql", lora_int_id=None)
+    assert (status, text) == (200, b"Success: LoRA adapter 'sql' removed successfully.")
+    assert error_of(server.unload("sql", lora_int_id=7)) == (404, "The lora adapter 'sql' cannot be found.")
+    assert server.names() == ["base"]
+    assert server.ask("/v1/completions", {"model": "sql", **COMPLETION})[0] == 404
+
+
+def test_other_contents_are_a_conflict_unless_in_place(server: LoraServer) -> None:
+    body = {"model": "n", **COMPLETION, "max_tokens": 12, "temperature": 0}
+
+    def text() -> str:
+        return str(server.ask("/v1/completions", body)[1]["choices"][0]["text"])
+
+    assert server.load("n", "one")[0] == 200
+    first = text()
+    status, message = error_of(server.load("n", "two"))
+    assert status == 409
+    assert message == (
+        "The lora adapter 'n' has already been loaded with other contents: unload it, or set load_inplace."
+    )
+    assert text() == first
+    assert server.load("n", "two", load_inplace=True)[0] == 200
+    assert server.ask("/v1/models/n")[1]["root"] == "two"
+    assert text() != first
+    assert server.load("n", "one")[0] == 409
+
+
+def test_changed_files_are_other_contents(server: LoraServer) -> None:
+    folder = write_adapter(server.root / "changing", CONFIG, rank=2)
+    assert server.load("n", folder)[0] == 200
+    write_adapter(folder, CONFIG, rank=4)
+    assert server.load("n", folder)[0] == 409
+    assert server.load("n", folder, load_inplace=True)[0] == 200
+    assert server.engine.adapters["n"].rank == 4
+
+
+def test_full_server_is_status_503_until_one_is_unloaded(server: LoraServer) -> None:
+    for name in "abcd":
+        assert server.load(name, "one")[0] == 200
+    answer = server.load("e", "one")
+    status, message = error_of(answer)
+    assert (status, answer[2]["retry-after"]) == (503, "5")
+    assert message.startswith("service unavailable: ")
+    assert server.names() == ["base", *"abcd"]
+    assert server.load("a", "one")[0] == 200
+    assert server.unload("a")[0] == 200
+    assert server.load("e", "one")[0] == 200
+
+
+def test_loads_of_one_name_at_the_same_time_join(server: LoraServer) -> None:
+    statuses: list[int] = []
+    run_in_threads(lambda _: statuses.append(server.load("n", "one")[0]), range(8))
+    assert statuses == [200] * 8
+    statuses.clear()
+    run_in_threads(lambda path: statuses.append(server.load("m", path)[0]), ["one", "two"])
+    assert sorted(statuses) == [200, 409]
+
+
+def test_load_that_takes_too_long_is_status_503(tmp_path: Path) -> None:
+    """The error has a word by which AIBrix's controller tries again."""
+    with lora_server(tmp_path, settings={"lora_timeout": 1e-9}) as server:
+        answer = server.load("n", "one")
+        status, message = error_of(answer)
+        assert (status, answer[2]["retry-after"]) == (503, "5")
+        assert message.startswith("service unavailable: ")
+        assert "timeout" in message
+        assert server.names() == ["base"]
+        assert server.ask("/v1/completions", COMPLETION)[0] == 200
+
+
+def test_unload_waits_for_the_time_of_the_setting(tmp_path: Path) -> None:
+    with lora_server(tmp_path, settings={"lora_timeout": 0.2}) as server:
+        server.engine.blocking.load_adapter("n", server.root / "one")
+        # An unread request does not end by itself.
+        request = server.engine.blocking.start_request([1], max_tokens=500, ignore_eos=True, adapter="n")
+        assert server.unload("n")[0] == 200
+        assert request.finish_reason is None
+        request.cancel()
+
+
+def test_routes_need_an_administrator(server: LoraServer) -> None:
+    body = {"lora_name": "n", "lora_path": "one"}
+    for path in (LOAD, UNLOAD):
+        assert error_of(server.ask(path, body))[0] == 401
+        assert error_of(server.ask(path, body, headers={"Authorization": "Bearer other"}))[0] == 401
+    settings = penstock.server.ServerSettings(lora_roots=(str(server.root),))
+    with serving(penstock.server.app({"base": server.engine}, settings)) as served:
+        for path in (LOAD, UNLOAD):
+            assert served.ask(path, body)[0] == 403
+    assert server.names() == ["base"]
+
+
+def test_server_without_adapters_has_no_routes(tiny_model: Path) -> None:
+    settings = penstock.server.ServerSettings(admin_api_keys=("boss",))
+    with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as served:
+        for path in (LOAD, UNLOAD):
+            body = {"lora_name": "n", "lora_path": "one"}
+            assert served.ask(path, body, headers=ADMIN)[1]["error"]["code"] == "not_found"
+            assert path not in served.ask("/openapi.json")[1]["paths"]
+
+
+def test_asleep_model_is_status_503(tmp_path: Path) -> None:
+    with lora_server(tmp_path) as server:
+        assert server.load("n", "one")[0] == 200
+        assert server.ask("/sleep", {}, headers=ADMIN)[0] == 200
+        assert server.load("m", "one")[0] == 503
+        assert server.unload("n")[0] == 503
+        assert server.names() == ["base", "n"]
+        assert server.ask("/wake_up", {}, headers=ADMIN)[0] == 200
+        assert server.ask("/v1/completions", {"model": "n", **COMPLETION})[0] == 200
+
+
+# ---- the hub
+
+
+class FakeHub(ModuleType):
+    """`huggingface_hub` with one repository, `org/one`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("huggingface_hub")
+        self.folder = folder
+        self.asked: list[str] = []
+        base = type("HfHubHTTPError", (OSError,), {"response": None})
+        self.errors = SimpleNamespace(HfHubHTTPError=base)
+        for name in ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"):
+            setattr(self.errors, name, type(name, (base,), {"response": SimpleNamespace(status_code=404)}))
+        self.errors.LocalEntryNotFoundError = type("LocalEntryNotFoundError", (OSError,), {})
+
+    def snapshot_download(self, name: str, **options: Any) -> str:
+        """The folder of a repository."""
+        self.asked.append(name)
+        assert set(options["allow_patterns"]) == {"adapter_config.json", "adapter_model.safetensors"}
+        if name == "org/one":
+            return str(self.folder)
+        if name == "org/unreachable":
+            raise self.errors.LocalEntryNotFoundError
+        raise self.errors.RepositoryNotFoundError
+
+
+def test_hub_is_asked_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    with lora_server(tmp_path) as server:
+        status, message = error_of(server.load("n", "org/one"))
+        assert status == 400
+        assert "allow_lora_downloads" in message
+        assert hub.asked == []
+    shutil.rmtree(tmp_path / "adapters")
+    with lora_server(tmp_path, settings={"allow_lora_downloads": True}) as server:
+        assert server.load("n", "org/one")[0] == 200
+        assert server.ask("/v1/models/n")[1]["root"] == "org/one"
+        assert server.load("n", "org/one")[0] == 200
+        assert error_of(server.load("m", "org/none"))[0] == 404
+        status, message = error_of(server.load("m", "org/unreachable"))
+        assert status == 503
+        assert message.startswith("service unavailable")
+        asked = list(hub.asked)
+        monkeypatch.chdir(tmp_path)
+        for path in (
+            "cache/..",
+            "model/../cache",
+            "../cache",
+            "cache",
+            "org/one/two",
+            "a//b",
+            "org/one@../x\0",
+        ):
+            assert server.load("m", path)[0] in (400, 404), path
+        (tmp_path / "org").mkdir()
+        (tmp_path / "org" / "local").symlink_to(tmp_path / "cache")
+        assert server.load("m", "org/local")[0] in (400, 404)
+        assert hub.asked == asked
+        assert server.names() == ["base", "n"]
