@@ -1,4 +1,5 @@
 # The server: docker build -t penstock . && docker run -p 127.0.0.1:8000:8000 -v /path/to/model:/model:ro penstock /model
+# The AIBrix runtime, for any engine: docker run --entrypoint aibrix_runtime penstock --port 8080
 # Building needs the compiler of the first stage; the second one has the wheel and its Python dependencies.
 
 FROM rust:1.89.0-slim-bookworm AS build
@@ -13,7 +14,8 @@ WORKDIR /source
 COPY Cargo.toml Cargo.lock pyproject.toml README.md LICENSE ./
 COPY rust rust
 COPY python python
-RUN /opt/maturin/bin/maturin build --release --locked --out /dist
+RUN /opt/maturin/bin/maturin build --release --locked --out /dist \
+    && /opt/maturin/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /dist ./python/aliases/aibrix
 
 FROM python:3.13.7-slim-bookworm
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/penstock penstock
@@ -21,7 +23,7 @@ RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/penstock pens
 # hadolint ignore=DL3013
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     set -- /dist/penstock-*.whl \
-    && pip install --no-cache-dir "$1[server,fast,hub,tracing]"
+    && pip install --no-cache-dir "$1[server,fast,hub,tracing,runtime]" /dist/penstock_aibrix-*.whl
 USER 10001
 WORKDIR /var/lib/penstock
 # Models by hub id are kept here; mount a volume to keep them longer than the container.

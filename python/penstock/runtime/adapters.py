@@ -120,6 +120,7 @@ class Adapters:
 
         That of another URL is another one, so the files of two versions are never mixed.
         """
+        url = re.sub("^hf://", "huggingface://", url)
         if urlsplit(url).scheme not in _SCHEMES:
             limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
             raise not_allowed("ValidationError", "artifact_url", url, limit)
