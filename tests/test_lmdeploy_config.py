@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any] | None]] = {
     "num_cpu_blocks": (10, {"host_cache_blocks": 10}),
     "eviction_type": ("copy", {"preemption_mode": "swap"}),
     "model_format": ("fp8", None),
-    "adapters": ({"a": "b"}, None),
+    "adapters": ({"a": "b"}, {"max_adapters": 1}),
     "custom_module_map": ({"a": "b"}, None),
     "devices": ([0, 1], None),
     "device_type": ("ascend", None),
@@ -286,6 +286,8 @@ def test_arguments_can_be_fields_of_the_configuration(tiny_model: Path) -> None:
         resolve(tiny_model, session_len=0)
     with pytest.raises(TypeError, match="unexpected argument 'session_length'"):
         resolve(tiny_model, session_length=64)
+    with pytest.raises(TypeError, match="'adapters'; it is a field of PytorchEngineConfig"):
+        resolve(tiny_model, adapters={"a": "b"})
 
 
 @pytest.mark.parametrize(
@@ -468,7 +470,7 @@ def num_blocks(kind: Any, model: Path, **values: Any) -> int:
 def test_rope_factor_raises_the_maximum_length(tiny_model: Path) -> None:
     config = TurbomindEngineConfig(session_len=1024, cache_max_entry_count=64)
     with pytest.raises(ArgumentError, match="session_len=1024 is not allowed: it must be at most 512"):
-        open_engine(str(tiny_model), resolve(tiny_model, backend_config=config).options)
+        open_engine(str(tiny_model), resolve(tiny_model, backend_config=config).options, {})
     config.rope_scaling_factor = 2.0
     with penstock.Engine(tiny_model, **resolve(tiny_model, backend_config=config).options) as engine:
         assert engine.info.max_model_len == 1024

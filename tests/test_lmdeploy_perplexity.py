@@ -149,7 +149,7 @@ async def test_scores_are_computed_beside_the_event_loop(
     pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await pipe.async_get_ppl([PROMPT]) == pipe.get_ppl([PROMPT])
-    monkeypatch.setattr(pipe, "get_logits", lambda ids: (threading.current_thread(), ids))
+    monkeypatch.setattr(pipe, "get_logits", lambda ids, **_: (threading.current_thread(), ids))
     thread, ids = await pipe.async_get_logits(PROMPT)
     assert (thread is threading.current_thread(), ids) == (False, PROMPT)
 

@@ -297,9 +297,10 @@ def test_output_has_exactly_the_tokens_asked_for(pipe: Pipeline) -> None:
     assert rest.generate_token_len == 512 - rest.input_token_len
 
 
-def test_adapter_is_an_error_of_its_request(pipe: Pipeline) -> None:
+def test_unknown_adapter_is_an_error_of_its_request(pipe: Pipeline) -> None:
     response = pipe.infer("ab", GREEDY, adapter_name="lora")
-    assert (response.finish_reason, response.error_code) == ("error", "unsupported_feature")
+    assert (response.finish_reason, response.error_code) == ("error", "invalid_request")
+    assert response.error_message == 'adapter "lora" is not loaded; none is'
     assert pipe("ab", GREEDY, **RAW).finish_reason == "length"
 
 
@@ -527,7 +528,7 @@ def test_conflicting_turn_leaves_the_session(chatty: Pipeline) -> None:
     parts.close()
     chatty.chat("Who?", session, GREEDY, adapter_name="lora")
     assert session.response is not None
-    assert session.response.error_code == "unsupported_feature"
+    assert session.response.error_code == "invalid_request"
     assert session.history == []
 
 

@@ -34,11 +34,9 @@ def turn(
     """The parts of the answer. The session has the turn before its last part is returned."""
     if not engine.sessions.is_busy(session.session_id):
         session.update(prompt=prompt, response=None)
-    messages, is_new = (
-        prompt,
-        session.is_changed() or engine.sessions.length(session.session_id) < session.step,
-    )
-    if is_new or session.step == 0 or not getattr(engine.chat_template, "can_continue", True):
+    messages, template = prompt, engine.template_of_adapter(adapter_name)
+    is_new = session.is_changed(template) or engine.sessions.length(session.session_id) < session.step
+    if is_new or session.step == 0 or not getattr(template, "can_continue", True):
         is_new = True
         engine.sessions.end(session.session_id, only_idle=True)
         messages = _transcript(session.history, prompt)
@@ -60,7 +58,7 @@ def turn(
         else:
             answer.extend(part)
         if part.finish_reason is not None and part.error_code != ErrorCode.REQUEST_CONFLICT:
-            _end(engine, session, prompt, answer)
+            _end(engine, session, prompt, answer, template)
         yield part
 
 
@@ -79,8 +77,8 @@ def _messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response) -> None:
+def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response, template: object) -> None:
     session.response = answer
     if answer.finish_reason in ("stop", "length"):
         session.history.append((prompt, answer.text))
-        session.set_computed(engine.sessions.length(session.session_id))
+        session.set_computed(engine.sessions.length(session.session_id), template)

@@ -73,9 +73,11 @@ def check_flags(config: object, *names: str, is_strict: bool = False) -> None:
             refuse(name, value, "True or False")
 
 
-def check_arguments(**flags: object) -> None:
-    """Require that these arguments are `True` or `False`."""
+def check_arguments(*, adapter_name: object = None, **flags: object) -> None:
+    """Require that these arguments are `True` or `False`, and `adapter_name` a text or `None`."""
     check_flags(SimpleNamespace(**flags), *flags)
+    if not isinstance(adapter_name, str | None):
+        refuse("adapter_name", adapter_name, "None or the name of an adapter")
 
 
 def token_ids(name: str, values: Any) -> list[int]:

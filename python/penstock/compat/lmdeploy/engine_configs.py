@@ -9,9 +9,11 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any
 
+from penstock.compat.lmdeploy.adapters import adapters_of
 from penstock.compat.lmdeploy.checks import check_choice, check_flags, check_integer, check_number, refuse
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 __all__ = [
@@ -127,7 +129,7 @@ class PytorchEngineConfig:
     kernel_block_size: int = -1
     num_cpu_blocks: int = 0
     num_gpu_blocks: int = 0
-    adapters: Mapping[str, str] | None = None
+    adapters: Mapping[str, str | os.PathLike[str]] | str | os.PathLike[str] | None = None
     max_prefill_token_num: int = 8192
     cudagraph_capture_batch_sizes: list[int] | None = None
     thread_safe: bool = False
@@ -177,6 +179,7 @@ class PytorchEngineConfig:
         check_flags(self, "thread_safe", "enable_prefix_caching", "eager_mode", "empty_init")
         check_flags(self, "enable_microbatch", "enable_eplb", "enable_mp_engine", "enable_metrics")
         check_flags(self, "language_model_only", "enable_return_routed_experts", "enable_transfer_obj_ref")
+        adapters_of(self.adapters)
         check_choice(self, "device_type", ("cuda", "cpu", "ascend", "maca", "camb"))
         self.quant_policy = _quant_policy(self.quant_policy)
         size = self.kernel_block_size

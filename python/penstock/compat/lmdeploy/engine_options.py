@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import penstock
+from penstock.compat.lmdeploy.adapters import adapters_of, add_adapters
 from penstock.compat.lmdeploy.checks import check_integer, refuse
 from penstock.compat.lmdeploy.engine_configs import (
     AnyEngineConfig,
@@ -80,8 +81,9 @@ NO_EFFECT = frozenset(
         "use_context_fmha",
     }
 )
+_PYTORCH_FIELDS = frozenset(field.name for field in dataclasses.fields(PytorchEngineConfig))
+_PYTORCH_HINT = "; it is a field of PytorchEngineConfig, which backend_config can be"
 _ONE_DEVICE = "Penstock computes a model in one process on one device"
-_NO_LORA = "LoRA adapters are not supported yet"
 _NO_DIFFUSION = "diffusion models are not supported"
 #: Fields and arguments with the values that are supported, and the reason why others are not.
 _SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -105,7 +107,6 @@ _SUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "node_rank": ((0,), _ONE_DEVICE),
     "dp_rank": ((0,), _ONE_DEVICE),
-    "adapters": ((None, {}), _NO_LORA),
     "custom_module_map": ((None, {}), "modules are not written in Python"),
     "device_type": (("cuda", "cpu"), "there are no kernels for this device"),
     "logprobs_mode": ((None, "raw_logprobs"), "logprobs are log probabilities; output_logits has logits"),
@@ -136,6 +137,7 @@ class Settings:
       engine's `max_num_seqs`.
     - `enable_prefix_caching`: requests without a session share cached blocks.
     - `model_name`: the name of a chat template, or `None`.
+    - `adapters`: the paths of LoRA adapters by name.
     """
 
     config: AnyEngineConfig
@@ -143,6 +145,7 @@ class Settings:
     max_concurrency: int | None
     enable_prefix_caching: bool
     model_name: str | None
+    adapters: dict[str, str]
 
 
 class Resolved(NamedTuple):
@@ -185,6 +188,7 @@ def resolve(
         max_concurrency=instance_num,
         enable_prefix_caching=bool(values.get("enable_prefix_caching")),
         model_name=model_name or values.get("model_name") or None,
+        adapters=adapters_of(values.get("adapters")),
     )
     model = _model(model_path, values)
     options: EngineOptions = {"max_logprobs": _MAX_LOGPROBS, "prefix_cache_ttl": _NO_TTL}
@@ -194,19 +198,26 @@ def resolve(
         options["dtype"] = values["dtype"]
     _add_cache(options, values, config)
     _add_batch(options, values)
+    add_adapters(options, settings.adapters)
     _add_overrides(options, values, model)
     _check_format(options, values, model, config)
     return Resolved(model, options, settings)
 
 
-def open_engine(model: str, options: EngineOptions) -> penstock.Engine:
-    """An engine that is open for blocking calls.
+def open_engine(model: str, options: EngineOptions, adapters: Mapping[str, str]) -> penstock.Engine:
+    """An engine that is open for blocking calls, with these LoRA adapters.
 
     Raises `ArgumentError` for options that the model does not allow, with LMDeploy's names of the fields.
     """
     try:
         engine = penstock.Engine(model, **options)
         engine.blocking.start()
+        try:
+            for name, path in adapters.items():
+                engine.blocking.load_adapter(name, path)
+        except BaseException:
+            engine.close()
+            raise
     except penstock.ConfigError as error:
         raise ArgumentError(message_of(error)) from error
     except penstock.OutOfMemoryError as error:
@@ -228,7 +239,8 @@ def _with_arguments(
         changes.setdefault("kernel_block_size", -1)  # the former one was checked with another block size
     for name in arguments:
         if name not in NO_EFFECT and name not in _SUPPORTED:
-            message = f"pipeline() got an unexpected argument {name!r}{hint_of(name)}"
+            hint = _PYTORCH_HINT if name in _PYTORCH_FIELDS else hint_of(name)
+            message = f"pipeline() got an unexpected argument {name!r}{hint}"
             raise TypeError(message)
     return dataclasses.replace(config, **changes)
 

@@ -93,11 +93,8 @@ class Ask:
 
 def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, penstock.SamplingParams, int]:
     """The token ids and the parameters of a request, and the number of new ids. Raises `RequestFailed`."""
-    if ask.adapter_name is not None:
-        message = f"adapter_name={shown(ask.adapter_name)} is unknown: adapters are not supported yet"
-        raise RequestFailed(ErrorCode.UNSUPPORTED_FEATURE, message)
     engine.check_sampling(ask.config)
-    template = ask.template or engine.chat_template
+    template = ask.template or engine.template_of_adapter(ask.adapter_name)
     new = _input_ids(engine, ask, template)
     past = array("i") if lease is None else lease.past
     total = len(past) + len(new)
@@ -120,6 +117,8 @@ def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, pe
             template_stop_words=template.stop_words if ask.do_preprocess else None,
             seed=_seed(ask.config, lease),
         )
+        if ask.adapter_name is not None:
+            options["adapter"] = ask.adapter_name
         if lease is not None and not lease.is_stateless:
             options["cache_salt"] = lease.salt
         elif not engine.settings.enable_prefix_caching:

@@ -141,7 +141,9 @@ class Instance:
         adapter_name: str | None,
     ) -> Ask:
         self._engine.check_open()
-        check_arguments(sequence_start=start, sequence_end=end, stream_output=streams)
+        check_arguments(
+            sequence_start=start, sequence_end=end, stream_output=streams, adapter_name=adapter_name
+        )
         check_step(step)
         return Ask(
             None,

@@ -29,7 +29,7 @@ from penstock.compat.lmdeploy.template_classes import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
@@ -41,6 +41,7 @@ __all__ = [
     "ChatTemplateConfig",
     "ModelTemplate",
     "best_template",
+    "templates_named",
 ]
 
 logger = logging.getLogger("penstock.lmdeploy")
@@ -276,6 +277,16 @@ def best_template(
         logger.warning("the model has no chat template of its own; %r is used", match)
         return ChatTemplateConfig(match).chat_template
     return template
+
+
+def templates_named(names: Iterable[str]) -> dict[str | None, ChatTemplate]:
+    """The registered chat templates with these names, which are those of adapters."""
+    templates: dict[str | None, ChatTemplate] = {}
+    for name in names:
+        if name in MODELS:
+            logger.info("the adapter %r has the chat template of this name", name)
+            templates[name] = ChatTemplateConfig(name).chat_template
+    return templates
 
 
 def _with_sequence_start(template: Any) -> ChatTemplate:

@@ -33,7 +33,9 @@ def token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[i
     return texts
 
 
-def mean_cross_entropies(engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int) -> list[float]:
+def mean_cross_entropies(
+    engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int, adapter: str | None
+) -> list[float]:
     """For each text the mean of the negative log probabilities of all tokens but the first.
 
     A text longer than `width` is computed in windows of `width` tokens. Each begins half of `width` after the
@@ -46,7 +48,7 @@ def mean_cross_entropies(engine: penstock.Engine, texts: Sequence[Sequence[int]]
     ]
     totals = [0.0] * len(texts)
     for (index, num_counted, _), logprobs in zip(
-        windows, _scores(engine, [ids for *_, ids in windows], width), strict=True
+        windows, _scores(engine, [ids for *_, ids in windows], width, adapter), strict=True
     ):
         totals[index] -= sum(logprob for logprob in logprobs[-num_counted:] if logprob is not None)
     return [total / (len(ids) - 1) for total, ids in zip(totals, texts, strict=True)]
@@ -63,25 +65,25 @@ def _windows(length: int, width: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _scores(
-    engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int
+    engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int, adapter: str | None
 ) -> list[Sequence[float | None]]:
     """The log probabilities of the tokens of each text. Texts below `width` are computed together."""
     found: list[Any] = [None] * len(texts)
     short = [index for index, ids in enumerate(texts) if len(ids) < width]
-    params = penstock.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    params = penstock.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, adapter=adapter)
     for index, result in zip(short, _results(engine, [texts[index] for index in short], params), strict=True):
         found[index] = result.prompt_logprobs
     for index, ids in enumerate(texts):
         if found[index] is None:  # no token can be generated after a text of `width` tokens
-            found[index] = engine.blocking.score(ids).logprobs
+            found[index] = engine.blocking.score(ids, adapter=adapter).logprobs
     return found
 
 
-def logits(engine: penstock.Engine, texts: Sequence[Sequence[int]]) -> Any:
+def logits(engine: penstock.Engine, texts: Sequence[Sequence[int]], adapter: str | None) -> Any:
     """The logits of all positions: `(texts, tokens of the longest text, vocabulary)`; zeros follow a text."""
     package = torch()
     params = penstock.SamplingParams(
-        max_tokens=1, temperature=0.0, output_logits="prompt", use_prefix_cache=False
+        max_tokens=1, temperature=0.0, output_logits="prompt", use_prefix_cache=False, adapter=adapter
     )
     rows = []
     for result in _results(engine, texts, params):

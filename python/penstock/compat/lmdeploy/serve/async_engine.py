@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio.to_thread
@@ -16,7 +17,7 @@ from penstock.compat.lmdeploy.engine_options import open_engine, resolve
 from penstock.compat.lmdeploy.errors import UnsupportedError
 from penstock.compat.lmdeploy.generation import Ask, GenOut
 from penstock.compat.lmdeploy.instances import Instance
-from penstock.compat.lmdeploy.model import best_template
+from penstock.compat.lmdeploy.model import best_template, templates_named
 from penstock.compat.lmdeploy.sessions import Session, SessionTable, forgetter
 from penstock.compat.lmdeploy.streams import AsyncStream
 from penstock.compat.lmdeploy.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ class AsyncEngine(EngineBase):
             tp=tp,
             **kwargs,
         )
-        self.engine = engine = open_engine(model, options)
+        self.engine = engine = open_engine(model, options, self.settings.adapters)
         self.backend_config = config = self.settings.config
         self.backend = "pytorch" if isinstance(config, PYTORCH_CONFIGS) else "turbomind"
         self.model_name = self.settings.model_name
@@ -90,6 +91,7 @@ class AsyncEngine(EngineBase):
             self.chat_template = best_template(
                 self.tokenizer, config=chat_template_config, **self._template_arguments
             )
+            self._adapter_templates = templates_named(self.settings.adapters)
         except BaseException:
             engine.close()
             raise
@@ -149,7 +151,8 @@ class AsyncEngine(EngineBase):
         """The outputs of a prompt or of a list of prompts, in the order of the prompts.
 
         A prompt is text or a list of messages. `gen_config` is one for all prompts, or a list with one for
-        each. Without it, the keywords `request_output_len`, `top_k`, `top_p`, `temperature`,
+        each. `adapter_name` is the LoRA adapter that computes the outputs, by default none. Without
+        `gen_config`, the keywords `request_output_len`, `top_k`, `top_p`, `temperature`,
         `repetition_penalty`, `ignore_eos` and `stop_words` apply.
 
         Returns text if the engine or the call has arguments of LMDeploy's first pipeline, else `Response`
@@ -161,7 +164,7 @@ class AsyncEngine(EngineBase):
         """
         given = forms.early_of("infer", early)
         self.check_open()
-        check_arguments(do_preprocess=do_preprocess, use_tqdm=use_tqdm)
+        check_arguments(do_preprocess=do_preprocess, use_tqdm=use_tqdm, adapter_name=adapter_name)
         asked, is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
         template = self.template_of(chat_template_config)
@@ -216,7 +219,9 @@ class AsyncEngine(EngineBase):
         given = forms.early_of("stream_infer", early)
         self.check_open()
         flags = {"do_preprocess": do_preprocess, "stream_response": stream_response}
-        check_arguments(**flags, sequence_start=sequence_start, sequence_end=sequence_end)
+        check_arguments(
+            **flags, sequence_start=sequence_start, sequence_end=sequence_end, adapter_name=adapter_name
+        )
         asked, _is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
         forms.check_step(step)
@@ -258,7 +263,9 @@ class AsyncEngine(EngineBase):
         """
         given = forms.early_of("chat", early)
         self.check_open()
-        check_arguments(stream_response=stream_response, do_preprocess=do_preprocess)
+        check_arguments(
+            stream_response=stream_response, do_preprocess=do_preprocess, adapter_name=adapter_name
+        )
         forms.check_prompt("prompt", prompt)
         if session is None:
             session = self.session()
@@ -284,33 +291,39 @@ class AsyncEngine(EngineBase):
 
     # ---- scores
 
-    def get_ppl(self, input_ids: Any) -> list[float]:
+    def get_ppl(self, input_ids: Any, *, adapter_name: str | None = None) -> list[float]:
         """The mean cross entropy of each text: the logarithm of its perplexity.
 
-        `input_ids` are the token ids of one text or a list of them, at least two tokens each. A text longer
-        than `session_len` is computed in overlapping windows. Raises `ArgumentError` for other values, and
-        what `penstock.Engine.score` raises.
+        `input_ids` are the token ids of one text or a list of them, at least two tokens each. `adapter_name`
+        is the LoRA adapter that computes them, by default none. A text longer than `session_len` is computed
+        in overlapping windows. Raises `ArgumentError` for other values, and what `penstock.Engine.score`
+        raises.
         """
         self.check_open()
+        check_arguments(adapter_name=adapter_name)
         texts = scores.token_lists(input_ids, 2, self.engine.info.vocabulary_size)
-        return scores.mean_cross_entropies(self.engine, texts, self.session_len)
+        return scores.mean_cross_entropies(self.engine, texts, self.session_len, adapter_name)
 
-    def get_logits(self, input_ids: Any) -> Any:
+    def get_logits(self, input_ids: Any, *, adapter_name: str | None = None) -> Any:
         """The logits of all tokens of one text or of several, as a `torch.Tensor` of float32.
 
         Its shape is `(texts, tokens of the longest text, vocabulary)`; shorter texts end with zeros. Raises
         `penstock.InvalidRequestError` for a text of `session_len` tokens or more, or of logits above 1 GiB.
         """
         self.check_open()
-        return scores.logits(self.engine, scores.token_lists(input_ids, 1, self.engine.info.vocabulary_size))
+        check_arguments(adapter_name=adapter_name)
+        texts = scores.token_lists(input_ids, 1, self.engine.info.vocabulary_size)
+        return scores.logits(self.engine, texts, adapter_name)
 
-    async def async_get_ppl(self, input_ids: Any) -> list[float]:
+    async def async_get_ppl(self, input_ids: Any, *, adapter_name: str | None = None) -> list[float]:
         """The same as `get_ppl`, in a worker thread."""
-        return await anyio.to_thread.run_sync(self.get_ppl, input_ids, abandon_on_cancel=True)
+        get_ppl = partial(self.get_ppl, input_ids, adapter_name=adapter_name)
+        return await anyio.to_thread.run_sync(get_ppl, abandon_on_cancel=True)
 
-    async def async_get_logits(self, input_ids: Any) -> Any:
+    async def async_get_logits(self, input_ids: Any, *, adapter_name: str | None = None) -> Any:
         """The same as `get_logits`, in a worker thread."""
-        return await anyio.to_thread.run_sync(self.get_logits, input_ids, abandon_on_cancel=True)
+        get_logits = partial(self.get_logits, input_ids, adapter_name=adapter_name)
+        return await anyio.to_thread.run_sync(get_logits, abandon_on_cancel=True)
 
     def get_reward_score(self, input_ids: Any) -> list[float]:
         """Raises `UnsupportedError`: models with a reward head are not supported yet."""
@@ -372,7 +385,9 @@ class AsyncEngine(EngineBase):
         if not stop and (messages is None) == (input_ids is None):
             refuse("messages", messages, "given, or else input_ids")
         flags = {"stream_response": stream_response, "stop": stop, "do_preprocess": do_preprocess}
-        check_arguments(**flags, sequence_start=sequence_start, sequence_end=sequence_end)
+        check_arguments(
+            **flags, sequence_start=sequence_start, sequence_end=sequence_end, adapter_name=adapter_name
+        )
         if session_id is None and not (sequence_start and sequence_end):
             name = "sequence_end" if sequence_start else "sequence_start"
             refuse("session_id", session_id, f"given with {name}=False")
@@ -411,6 +426,10 @@ class AsyncEngine(EngineBase):
         if config is None:
             return None
         return best_template(self.tokenizer, config=config, **self._template_arguments)
+
+    def template_of_adapter(self, adapter_name: str | None) -> Any:
+        """The chat template that an adapter's name is that of, else the engine's."""
+        return self._adapter_templates.get(adapter_name, self.chat_template)
 
     def check_sampling(self, config: GenerationConfig) -> None:
         """Log once that parameters of sampling have no effect."""
