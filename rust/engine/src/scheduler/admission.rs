@@ -99,6 +99,9 @@ impl Scheduler {
     /// Spares those that share their adapter with a sequence that does not yield.
     fn preempt_for_adapter(&mut self, key: SchedulingKey, now: Instant) -> bool {
         let Some(adapter) = self.queue.get(key).request.adapter else { return false };
+        if !self.slots.iter().any(|running| yields_to(running, key)) {
+            return false;
+        }
         let staying = self.slots.iter().filter(|running| !yields_to(running, key));
         let staying = BTreeSet::from_iter(staying.filter_map(|running| running.sequence.request.adapter));
         if !self.adapters.has_room_beside(adapter, &staying) {

@@ -167,13 +167,15 @@ impl Scheduler {
         if self.adapters.len() == 0 {
             return;
         }
-        for index in 0..plan.rows.len() {
-            let request = &self.slots.get(plan.rows[index].slot).sequence.request;
-            let adapter = request.adapter.map(|id| self.adapters.number(id));
-            plan.rows[index].adapter = adapter;
-            let at = plan.rows[..index].partition_point(|other| other.adapter <= adapter);
-            plan.rows[at..=index].rotate_right(1);
-            owners[at..=index].rotate_right(1);
+        for row in &mut plan.rows {
+            let request = &self.slots.get(row.slot).sequence.request;
+            row.adapter = request.adapter.map(|id| self.adapters.number(id));
+        }
+        if !plan.rows.is_sorted_by_key(|row| row.adapter) {
+            plan.rows.sort_unstable_by_key(|row| (row.adapter, row.slot));
+            for (row, owner) in plan.rows.iter().zip(owners) {
+                *owner = Some(self.slots.get(row.slot).sequence.key);
+            }
         }
     }
 
