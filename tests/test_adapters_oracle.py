@@ -10,6 +10,7 @@ import pytest
 import penstock
 from api_support import make_engine
 from support.checkpoints import make_config, write_checkpoint
+from support.ggufs import TYPES, VOCABULARY, write_gguf
 from support.oracle import Oracle, assert_close, assert_greedy
 from support.peft_adapters import edit_config, load_adapted, save_adapter, save_merged
 from support.running import random_prompt
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.oracle
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-PROMPT = random_prompt(90)
+PROMPT = random_prompt(90, vocabulary_size=VOCABULARY)
 NUM_TOKENS = 64
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 #: A pattern for one layer and one for all, which both match layer 0.
@@ -209,6 +210,29 @@ def test_base_of_half_precision_computes_as_in_float32(dtype: str, tmp_path: Pat
     base = write_checkpoint(tmp_path / "base", make_config("llama", dtype=dtype))
     adapter = save_adapter(base, tmp_path / "adapter", r=8, target_modules="all-linear")
     check(*run(base, adapter, kv_cache_dtype="float32"), load_adapted(base, adapter))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_adapter_over_a_gguf_base_matches_peft(architecture: str, tmp_path: Path) -> None:
+    """GGUF files of Llama have another order of rows of q and k than the B of PEFT."""
+    base = tmp_path / "model.gguf"
+    write_gguf(base, TYPES["F32"], architecture=architecture)
+    adapter = save_adapter(base, tmp_path / "adapter", r=8, lora_alpha=5, target_modules="all-linear")
+    theirs = check(*run(base, adapter), load_adapted(base, adapter))
+    assert_adapted(theirs, base)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_adapter_over_quantised_gguf_is_close_to_peft(kind: str, tmp_path: Path) -> None:
+    """The oracle has the values of the codes in float32, but does not round activations."""
+    base = tmp_path / "model.gguf"
+    write_gguf(base, TYPES[kind])
+    adapter = save_adapter(base, tmp_path / "adapter", r=8, lora_alpha=5, target_modules="all-linear")
+    oracle = load_adapted(base, adapter)
+    check(*run(base, adapter, quantization="none", dtype="float32"), oracle)
+    result, logits = run(base, adapter)
+    theirs = oracle.logits([*PROMPT, *result.token_ids[:-1]])
+    assert np.sqrt(np.mean((logits - theirs) ** 2) / np.var(theirs)) < 0.05
 
 
 @pytest.mark.parametrize(
