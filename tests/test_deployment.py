@@ -146,6 +146,7 @@ def test_containers_have_options_that_exist() -> None:
         assert options["port"] == str(port["containerPort"])
         assert options["host"] == "0.0.0.0"  # noqa: S104 - in the pod
     assert managed["adapter_dir"].startswith("/models/")
+    assert served["lora_roots"] == [managed["adapter_dir"]]
     address = {item["name"]: item["value"] for item in sidecar["env"]}["INFERENCE_ENGINE_ENDPOINT"]
     assert address.endswith(f":{served['port']}")
     assert pod()["terminationGracePeriodSeconds"] > float(served["drain_timeout"])

@@ -151,7 +151,7 @@ SHARED = {
     f"penstock.server.{name}"
     for name in (
         *("connection", "errors", "families", "hosts", "keys"),
-        *("listener", "logs", "measures", "settings"),
+        *("listener", "logs", "measures", "paths", "settings"),
     )
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openapi_spec_validator import validate
 from starlette.requests import Request
 
 from penstock.runtime import RuntimeSettings
@@ -143,6 +144,17 @@ def test_wrong_methods_and_paths_have_typed_errors() -> None:
             assert connection.makefile("rb").read().startswith(b"HTTP/1.1 200 OK\r\n")
         status, body, _ = runtime.ask("/docs")
         assert (status, body["type"], body["detail"]) == (404, "NotFoundError", "Not Found")
+
+
+def test_routes_are_described_on_request() -> None:
+    with runtime_of(FakeEngine(), enable_fastapi_docs=True) as runtime:
+        status, document, _ = runtime.ask("/openapi.json")
+        assert status == 200
+        validate(document)
+        assert {"/healthz", "/v1/lora_adapter/load", "/v1/runtime/models/wake"} <= document["paths"].keys()
+        assert b"/v1/lora_adapter/load" in runtime.ask("/docs")[1]
+    with runtime_of(FakeEngine()) as runtime:
+        assert [runtime.ask(path)[0] for path in ("/openapi.json", "/docs")] == [404, 404]
 
 
 def test_request_id_is_echoed_unless_it_is_malformed() -> None:

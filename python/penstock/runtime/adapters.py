@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.to_thread
 
-from penstock.runtime.artifacts import download_error, options_for, request_options, secrets_of, within
+from penstock.runtime.artifacts import download_error, options_for, request_options, secrets_of
 from penstock.runtime.downloader import DownloadError, resolve, run
 from penstock.runtime.errors import ApiError, not_allowed
+from penstock.server.paths import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route, Router
 
 from penstock.runtime.engines import handlers as engines
@@ -75,6 +75,21 @@ _PROBES = frozenset({"/healthz", "/ready", "/metrics", "/metrics/"})
 _MAX_PATH = 128
 _DISCONNECTED = 499
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+def _described_routes() -> tuple[tuple[str, str, Handler, Level], ...]:
+    """The routes that describe the others."""
+    from penstock.runtime.openapi import document, page
+
+    description = document(_ROUTES)
+
+    async def openapi(_state: State, _request: Request) -> Response:
+        return JSONResponse(description)
+
+    async def docs(_state: State, _request: Request) -> Response:
+        return HTMLResponse(page(description))
+
+    return (("GET", "/openapi.json", openapi, "read"), ("GET", "/docs", docs, "read"))
 
 
 class _Endpoint:
@@ -178,7 +193,8 @@ class Application:
     def __init__(self, settings: RuntimeSettings) -> None:
         self.state = State(settings)
         actions: dict[str, dict[str, _Action]] = {}
-        for method, path, handler, level in _ROUTES:
+        described = _described_routes() if settings.enable_fastapi_docs else ()
+        for method, path, handler, level in (*_ROUTES, *described):
             actions.setdefault(path, {})[method] = _Action(handler, level)
         routes = [Route(path, _Endpoint(self.state, path, found)) for path, found in actions.items()]
         self._router = Router(

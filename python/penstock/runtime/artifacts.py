@@ -22,11 +22,11 @@ from penstock.runtime.downloader import (
 from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from penstock.runtime.settings import RuntimeSettings
 
-__all__ = ["download_error", "options_for", "request_options", "secrets_of", "within"]
+__all__ = ["download_error", "options_for", "request_options", "secrets_of"]
 
 #: Hosts of the hubs, and of the stores to which they redirect.
 _HOSTS = (
@@ -69,15 +69,6 @@ def download_error(error: DownloadError) -> ApiError:
         if isinstance(error, kind):
             return ApiError(status, name, str(error), param=param)
     return ApiError(502, type(error).__name__, str(error))
-
-
-def within(path: str | Path, roots: Iterable[Path]) -> Path | None:
-    """The path without links and dots, if it is one of these folders or below."""
-    try:
-        found = Path(path).resolve()
-    except (OSError, ValueError):  # too long, a loop of links, a NUL
-        return None
-    return found if any(found.is_relative_to(root) for root in roots) else None
 
 
 def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -> Options:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from penstock.runtime.artifacts import download_error, options_for, within
+from penstock.runtime.artifacts import download_error, options_for
 from penstock.runtime.downloader import (
     DownloadError,
     InvalidArgumentError,
@@ -22,6 +22,7 @@ from penstock.runtime.downloader import (
     run,
 )
 from penstock.runtime.errors import ApiError
+from penstock.server.paths import within
 
 if TYPE_CHECKING:
     from pathlib import Path

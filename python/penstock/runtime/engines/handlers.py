@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from starlette.responses import JSONResponse, Response
 
-from penstock.runtime.artifacts import download_error, options_for, request_options, within
+from penstock.runtime.artifacts import download_error, options_for, request_options
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
 from penstock.runtime.downloader import DownloadError, model_directory, resolve, run
 from penstock.runtime.engines.flags import arguments_of
@@ -17,6 +17,7 @@ from penstock.runtime.engines.registry import Record
 from penstock.runtime.engines.supervisor import PORTS, ipc_name
 from penstock.runtime.errors import ApiError, not_allowed
 from penstock.runtime.handlers import read_body
+from penstock.server.paths import within
 
 if TYPE_CHECKING:
     from pathlib import Path
