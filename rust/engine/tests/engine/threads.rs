@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use penstock_engine::{
-    Consumer, Engine, Executor, FinishReason, Limits, Port, Request, StartError, StepOutput, StepPlan,
+    AdapterError, AdapterId, Consumer, Engine, Executor, FinishReason, Limits, Port, Request, StartError,
+    StepOutput, StepPlan, StopCause,
 };
 
 use crate::harness::Harness;
-use crate::oracle::request;
+use crate::oracle::{request, weights};
 use crate::threaded::{PATIENCE, Received, engine, eventually, limits, requests};
 
 #[test]
@@ -226,4 +227,30 @@ fn reset_empties_the_cache_and_ignores_a_stopped_engine() {
     eventually(|| engine.stats().blocks_cached == 0);
     engine.shutdown();
     engine.reset_prefix_cache(None);
+}
+
+#[test]
+fn removals_of_adapters_ring_in_every_state_of_the_engine() {
+    let limits = Limits { max_adapters: 1, adapter_bytes: 8, max_registered_adapters: 2, ..limits() };
+    let (engine, port) = (engine(limits), Port::with_condvar());
+    let unload = |engine: &Engine, id| {
+        engine.unload_adapter(id, None, Some(&port));
+        assert!(port.wait(Some(PATIENCE)), "a wake-up was lost");
+        port.clear();
+    };
+    let load = |engine: &Engine| engine.load_adapter(weights(1), 8).map(|(id, _)| id);
+    let ids = [load(&engine).unwrap(), load(&engine).unwrap()];
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(load(&engine), Err(AdapterError::TooMany { limit: 2 }));
+    unload(&engine, ids[0]);
+    unload(&engine, ids[0]); // it is unknown now
+    load(&engine).unwrap();
+    let forked = engine.in_child();
+    assert!(matches!(load(&forked), Err(AdapterError::Stopped(StopCause::Forked(_)))));
+    unload(&forked, ids[1]);
+    assert_eq!(load(&engine), Err(AdapterError::TooMany { limit: 2 }), "a child changes nothing");
+    engine.shutdown();
+    assert_eq!(load(&engine), Err(AdapterError::Stopped(StopCause::Closed)));
+    unload(&engine, ids[1]);
+    unload(&engine, AdapterId(0));
 }
