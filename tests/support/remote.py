@@ -14,9 +14,36 @@ from urllib.parse import parse_qs, unquote, urlsplit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from email.message import Message
+    from pathlib import Path
 
 COMMIT = "c0ffee" + "0" * 34
 PAGE = 3
+
+
+class FakeClock:
+    """A clock that waits without time; it records the times."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self._now = 0.0
+        self._lock = threading.Lock()
+
+    def now(self) -> float:
+        """Seconds."""
+        return self._now
+
+    def wait(self, seconds: float) -> None:
+        """Advance the time."""
+        with self._lock:
+            self.waits.append(seconds)
+            self._now += seconds
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """The files of a model."""
+    paths = [path for path in directory.rglob("*") if path.is_file()]
+    names = {path.relative_to(directory).as_posix(): path for path in paths}
+    return {name: path.read_bytes() for name, path in names.items() if not name.startswith(".cache/")}
 
 
 class Asked(NamedTuple):

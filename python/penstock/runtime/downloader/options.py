@@ -115,6 +115,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             for field, name in names.items()
             if environment.get(name, "").strip()
         }
+        if extra and not {"ak", "sk"}.isdisjoint(extra):  # not mixed with those of the environment
+            for name in ("ak", "sk", "session_token"):
+                values.pop(name, None)
         for name, value in (extra or {}).items():
             if name not in _TYPES or name in LIMITS:
                 known = ", ".join(name for name in _TYPES if name not in LIMITS)

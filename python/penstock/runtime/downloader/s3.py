@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Source"]
 
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: Hosts of which the name of the bucket is a part.
 _VIRTUAL_HOSTS = re.compile(r".*\.(amazonaws\.com(\.cn)?|volces\.com|ivolces\.com|bytepluses\.com)")
 _TOS_HOST = re.compile(r"tos-(?!s3-)(?P<region>[a-z0-9-]+?)\.(?P<domain>i?volces\.com|bytepluses\.com)")
