@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator, Mapping
     from email.message import Message
     from pathlib import Path
@@ -84,7 +85,12 @@ class FileServer(ThreadingHTTPServer):
         self.requests: list[Asked] = []
         self.num_sent = 0
         self.has_ranges = True
-        self._lock = threading.Lock()
+        #: Set when `stop_after` stops the bodies.
+        self.is_stopped = threading.Event()
+        self._rest: int | None = None
+        #: The number of calls of `stop_after`.
+        self.number = 0
+        self._changed = threading.Condition()
 
     def answer(self, asked: Asked) -> Sent:
         """The response to a request."""
@@ -134,9 +140,24 @@ class FileServer(ThreadingHTTPServer):
         """The requests with this text in their paths."""
         return [asked for asked in self.requests if part in asked.path and asked.method == method]
 
-    def add_sent(self, size: int) -> None:
-        """Count the bytes of bodies."""
-        with self._lock:
+    def stop_after(self, size: int | None) -> None:
+        """Stop all bodies after this number of bytes; None does not stop them. Those that are stopped end."""
+        with self._changed:
+            self._rest = size
+            self.number += 1
+            self.is_stopped.clear()
+            self._changed.notify_all()
+
+    def pass_bytes(self, size: int, number: int) -> None:
+        """Count bytes of a body that are sent now. Ends a body that began before the last `stop_after`."""
+        with self._changed:
+            if self.number == number and self._rest is not None and self._rest < size:
+                self.is_stopped.set()
+                self._changed.wait_for(lambda: self.number != number, 20)
+            if self.number != number:
+                raise BrokenPipeError
+            if self._rest is not None:
+                self._rest -= size
             self.num_sent += size
 
 
@@ -152,6 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         asked = Asked(self.command, unquote(parts.path), parse_qs(parts.query), self.headers)
+        number = self.server.number
         sent = self.server.answer(asked)
         self.send_response(sent.status)
         for name, value in ({"Content-Length": str(len(sent.body))} | dict(sent.headers)).items():
@@ -162,15 +184,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = memoryview(sent.body)[: sent.cut]
         for start in range(0, len(body), 1 << 16):
+            data = body[start : start + (1 << 16)]
             try:
-                self.wfile.write(body[start : start + (1 << 16)])
+                self.server.pass_bytes(len(data), number)
+                self.wfile.write(data)
                 self.wfile.flush()
             except OSError:
                 self.close_connection = True
                 return
-            self.server.add_sent(len(body[start : start + (1 << 16)]))
         if sent.cut is not None or not sent.headers.get("Content-Length", "1"):
             self.close_connection = True
+
+    def finish(self) -> None:
+        """The client may be gone."""
+        with suppress(OSError):
+            super().finish()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
         """Log nothing."""
@@ -191,13 +219,17 @@ def _entry(name: str, content: bytes) -> dict[str, object]:
 
 
 @contextmanager
-def serving_files() -> Iterator[FileServer]:
-    """A server in a thread."""
+def serving_files(context: ssl.SSLContext | None = None) -> Iterator[FileServer]:
+    """A server in a thread, with TLS if there is a context."""
     with FileServer() as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            server.url = server.url.replace("http", "https")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield server
         finally:
+            server.stop_after(None)
             server.shutdown()
             thread.join()

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 import msgspec
 
@@ -20,7 +20,7 @@ from penstock.runtime.downloader.errors import (
 )
 from penstock.runtime.downloader.retries import FileChangedError
 from penstock.runtime.downloader.sources import RemoteFile
-from penstock.runtime.downloader.transport import origin_of
+from penstock.runtime.downloader.transport import joined, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ class HubSource:
                 if entry.type == "file":
                     yield _file_of(entry)
             found = _NEXT.search(link)
-            page, following = following, urljoin(following, found[1]) if found else None
+            page, following = following, joined(following, found[1]) if found else None
             if following and (origin_of(following) != origin_of(page) or following == page):
                 raise TransferError(f"{self.uri}: the hub's list of files continues at another place")
 

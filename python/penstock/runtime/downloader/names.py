@@ -28,12 +28,13 @@ def is_safe(name: str) -> bool:
     except UnicodeEncodeError:  # lone surrogates
         return False
     spellings = {name, unquote(name), unicodedata.normalize("NFKC", name)}
-    return size <= _MAX_NAME and all(map(_is_plain, spellings))
+    has_other_separators = any(spelling.count("/") != name.count("/") for spelling in spellings)
+    return size <= _MAX_NAME and not has_other_separators and all(map(_is_plain, spellings))
 
 
 def _is_plain(name: str) -> bool:
     segments = name.split("/")
-    has_drive = name[1:2] == ":"
+    has_drive = any(part[1:2] == ":" for part in segments)
     return (
         not any(unicodedata.category(character) == "Cc" for character in name)
         and "\\" not in name

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.runtime.downloader.retries import Pacer
     from penstock.runtime.downloader.sources import RemoteFile
 
-__all__ = ["Body", "Reply", "Session", "origin_of", "parsed", "shown"]
+__all__ = ["Body", "Reply", "Session", "joined", "origin_of", "parsed", "shown"]
 
 T = TypeVar("T")
 
@@ -218,7 +218,7 @@ class Session:
                     raise TransferError(f"{reply.label}: the response is compressed")
                 return reply
             reply.close()
-            target = urljoin(url, target)
+            target = joined(url, target)
             if parsed(url).scheme == "https" and parsed(target).scheme != "https":
                 raise AccessDeniedError(f"{shown(url)}: the redirect to {shown(target)} is not encrypted")
             url = target
@@ -299,6 +299,14 @@ def parsed(url: str) -> Url:
         return parse_url(url)
     except urllib3.exceptions.LocationParseError:
         raise InvalidArgumentError("the URL is invalid", "model_uri") from None
+
+
+def joined(url: str, target: str) -> str:
+    """A URL that a response at `url` names."""
+    try:
+        return urljoin(url, target)
+    except ValueError:
+        raise TransferError(f"{shown(url)}: the URL of the redirect is invalid") from None
 
 
 def origin_of(url: str) -> tuple[str | None, str | None, int | None]:

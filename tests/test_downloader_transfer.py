@@ -1,0 +1,291 @@
+"""Downloads from the hub and from web servers: interruptions, faults of servers, existing files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api_support import wait_until
+from penstock.runtime.downloader import (
+    AccessDeniedError,
+    ModelNotFoundError,
+    Options,
+    download,
+    model_state,
+    resolve,
+)
+from support.remote import COMMIT, Asked, FileServer, Sent, files_of, serving_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+MIB = 1 << 20
+RANDOM = random.Random(2)
+WEIGHTS = RANDOM.randbytes(4 * MIB + 123)
+MODEL = {
+    "config.json": b"{}",
+    "model-00001-of-00002.safetensors": WEIGHTS,
+    "model-00002-of-00002.safetensors": RANDOM.randbytes(100_000),
+    "tokenizer.json": b"[]" * 1000,
+    "nested/folder/notes.txt": b"notes",
+}
+PARTS = {"part_threshold": MIB, "part_chunksize": MIB, "num_threads": 4}
+NAME = "acme/tiny"
+
+#: For each line on standard input: a download in a process that can be killed.
+FORKS = """
+import json, os, sys
+from pathlib import Path
+from penstock.runtime.downloader import Options, download, resolve
+import penstock.runtime.downloader.hub
+for line in sys.stdin:
+    uri, directory, extra = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        download(resolve(uri, Options.load(uri, extra, {})), Path(directory))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Forks:
+    """Downloads in processes; their parent has no threads."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def start(self, *arguments: object) -> int:
+        """Start a download; returns the id of its process."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def wait(self) -> int:
+        """The status of a process that has ended."""
+        return self._line()
+
+    def _line(self) -> int:
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
+@pytest.fixture
+def forks() -> Iterator[Forks]:
+    """A parent of downloads."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FORKS]
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield Forks(process)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    """A hub with the model."""
+    with serving_files() as server:
+        server.models[NAME] = dict(MODEL)
+        yield server
+
+
+def fetch(server: FileServer, directory: Path, uri: str = NAME, **extra: Any) -> dict[str, bytes]:
+    """The files of a download."""
+    keywords = {name: extra.pop(name) for name in ("clock", "cancelled", "progress") if name in extra}
+    options = Options.load(uri, {"hf_endpoint": server.url, **PARTS, **extra}, {})
+    download(resolve(uri, options), directory, **keywords)
+    return files_of(directory)
+
+
+def is_weights(asked: Asked) -> bool:
+    return asked.method == "GET" and "model-00001" in asked.path
+
+
+def recorded_bytes(directory: Path) -> int:
+    """The complete bytes of all parts, in the records on disk."""
+    states = [path.read_bytes()[4096:] for path in directory.glob(".cache/penstock/*.state")]
+    return sum(count for state in states for (count,) in struct.iter_unpack("<Q", state))
+
+
+# ---- the hub
+
+
+@pytest.mark.parametrize("uri", [NAME, f"huggingface://{NAME}", f"{NAME}@main"])
+def test_model_of_the_hub_is_one_commit(server: FileServer, tmp_path: Path, uri: str) -> None:
+    assert fetch(server, tmp_path, uri) == MODEL
+    assert model_state(tmp_path) == ("complete", "huggingface")
+    files = server.asked("/resolve/")
+    assert all(f"/resolve/{COMMIT}/" in asked.path for asked in files)
+    ranges = {asked.range() for asked in files if "model-00001" in asked.path}
+    assert len(ranges) == 5
+    assert len(files) == len(MODEL) + 4
+
+
+def test_second_download_fetches_no_file(server: FileServer, tmp_path: Path) -> None:
+    fetch(server, tmp_path)
+    server.requests.clear()
+    assert fetch(server, tmp_path) == MODEL
+    assert server.asked("/resolve/") == []
+
+
+def test_file_of_another_program_is_kept_if_its_checksum_matches(server: FileServer, tmp_path: Path) -> None:
+    for name in ("model-00001-of-00002.safetensors", "config.json"):
+        (tmp_path / name).write_bytes(MODEL[name])
+    (tmp_path / "tokenizer.json").write_bytes(b"x" * len(MODEL["tokenizer.json"]))
+    assert fetch(server, tmp_path) == MODEL
+    names = {asked.path.rpartition("/")[2] for asked in server.asked("/resolve/")}
+    assert names == {"model-00002-of-00002.safetensors", "tokenizer.json", "notes.txt"}
+
+
+def test_removed_file_makes_the_model_partial(server: FileServer, tmp_path: Path) -> None:
+    assert model_state(tmp_path / "m") == ("absent", None)
+    assert model_state(tmp_path) == ("unknown", None)
+    fetch(server, tmp_path)
+    (tmp_path / "config.json").unlink()
+    assert model_state(tmp_path) == ("partial", "huggingface")
+    assert fetch(server, tmp_path) == MODEL
+
+
+@pytest.mark.parametrize("uri", ["acme/none", f"{NAME}@none"])
+def test_unknown_model_or_revision_is_not_found(server: FileServer, tmp_path: Path, uri: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"hub|revision"):
+        fetch(server, tmp_path / "m", uri)
+    assert not (tmp_path / "m").exists()
+
+
+def test_restricted_model_is_access_denied(server: FileServer, tmp_path: Path) -> None:
+    server.faults.append(lambda _: Sent(403, b"", {"X-Error-Code": "GatedRepo"}))
+    with pytest.raises(AccessDeniedError, match="accept the terms"):
+        fetch(server, tmp_path)
+
+
+def test_options_select_files(server: FileServer, tmp_path: Path) -> None:
+    assert fetch(server, tmp_path / "a", allow_file_suffix=["json"]).keys() == {
+        "config.json",
+        "tokenizer.json",
+    }
+    selected = fetch(server, tmp_path / "b", allow_patterns=["nested/*", "*.json"], ignore_patterns=["tok*"])
+    assert selected.keys() == {"config.json", "nested/folder/notes.txt"}
+    with pytest.raises(ModelNotFoundError, match="no file"):
+        fetch(server, tmp_path / "c", allow_file_suffix=["gguf"])
+
+
+def test_other_weights_beside_safetensors_are_left_out(server: FileServer, tmp_path: Path) -> None:
+    server.models[NAME] |= {"pytorch_model.bin": b"pickle", "other/pytorch_model.bin": b"pickle"}
+    assert "pytorch_model.bin" not in fetch(server, tmp_path / "a")
+    assert (tmp_path / "a/other/pytorch_model.bin").exists()
+    assert "pytorch_model.bin" in fetch(server, tmp_path / "b", prefer_safetensors=False)
+
+
+def test_safetensors_begin_first_and_large_ones_before_small_ones(server: FileServer, tmp_path: Path) -> None:
+    fetch(server, tmp_path, num_threads=1)
+    names = list(dict.fromkeys(asked.path.rpartition("/")[2] for asked in server.asked("/resolve/")))
+    assert names[:3] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "tokenizer.json",
+    ]
+
+
+# ---- credentials
+
+
+def test_redirect_to_another_host_gets_no_credentials(server: FileServer, tmp_path: Path) -> None:
+    with serving_files() as store:
+        store.files = {f"/{name}": content for name, content in MODEL.items()}
+
+        def redirect(asked: Asked) -> Sent | None:
+            name = asked.path.partition(f"/resolve/{COMMIT}/")[2]
+            signed = f"{store.url}/{name}?X-Signature=secret"
+            return Sent(302, b"moved", {"Location": signed}) if name else None
+
+        server.faults.append(redirect)
+        assert fetch(server, tmp_path, hf_token="hf_secret") == MODEL  # noqa: S106 - a test
+        assert {asked.headers["Authorization"] for asked in server.requests} == {"Bearer hf_secret"}
+        assert {asked.headers["Authorization"] for asked in store.requests} == {None}
+        assert len(store.requests) == len(MODEL) + 4
+    # All parts of a file use one redirect, but for those that begin at the same time.
+    assert len(server.asked("model-00001")) <= PARTS["num_threads"]
+
+
+def test_expired_redirect_is_asked_for_again(server: FileServer, tmp_path: Path) -> None:
+    with serving_files() as store:
+        store.files = {f"/{name}": content for name, content in MODEL.items()}
+        tokens = iter(range(100))
+        used: set[str] = set()
+
+        def redirect(asked: Asked) -> Sent | None:
+            name = asked.path.partition(f"/resolve/{COMMIT}/")[2]
+            return Sent(302, b"", {"Location": f"{store.url}/{name}?token={next(tokens)}"}) if name else None
+
+        def expire(asked: Asked) -> Sent | None:
+            token = asked.query["token"][0]
+            if token in used:
+                return Sent(403)
+            used.add(token)
+            return None
+
+        server.faults.append(redirect)
+        store.faults.append(expire)
+        assert fetch(server, tmp_path, num_threads=1) == MODEL
+        assert len(server.asked("model-00001")) == 5
+
+
+def test_hosts_that_are_not_allowed_get_no_request(server: FileServer, tmp_path: Path) -> None:
+    with serving_files() as store:
+        elsewhere = store.url.replace("127.0.0.1", "localhost")
+        server.faults.append(
+            lambda asked: (
+                Sent(302, b"", {"Location": f"{elsewhere}/x"}) if "/resolve/" in asked.path else None
+            )
+        )
+        options = Options.load(NAME, {"hf_endpoint": server.url}, {"DOWNLOADER_ALLOWED_HOSTS": "127.0.0.1"})
+        with pytest.raises(AccessDeniedError, match="localhost: not among the allowed hosts"):
+            download(resolve(NAME, options), tmp_path)
+        assert store.requests == []
+
+
+# ---- interruptions
+
+
+def test_killed_downloads_resume_to_the_same_bytes(server: FileServer, forks: Forks, tmp_path: Path) -> None:
+    """Fifty downloads are killed, each when the server has sent a random number of bytes."""
+    content = RANDOM.randbytes(40 * MIB)
+    server.models[NAME] = {"model.safetensors": content, "config.json": b"{}"}
+    order = NAME, str(tmp_path), {"hf_endpoint": server.url, **PARTS}
+    for number in range(50):
+        server.stop_after(RANDOM.randrange(1 << 17, 3 << 18))
+        num_recorded = recorded_bytes(tmp_path)
+        child = forks.start(*order)
+        assert server.is_stopped.wait(20)
+        if number % 2:  # otherwise most of what was sent is lost in the buffers of the sockets
+            wait_until(lambda before=num_recorded: recorded_bytes(tmp_path) > before)  # type: ignore[misc]
+        os.kill(child, signal.SIGKILL)
+        assert forks.wait() == signal.SIGKILL
+        assert "model.safetensors" not in files_of(tmp_path)
+        assert model_state(tmp_path) == ("partial", "huggingface")
+    server.stop_after(None)
+    num_sent = server.num_sent
+    forks.start(*order)
+    assert forks.wait() == 0
+    assert files_of(tmp_path) == server.models[NAME]
+    assert server.num_sent - num_sent < len(content) / 2
