@@ -9,11 +9,11 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api_support import wait_until
 from penstock.runtime.downloader import (
     AccessDeniedError,
     ModelNotFoundError,
@@ -274,11 +274,12 @@ def test_killed_downloads_resume_to_the_same_bytes(server: FileServer, forks: Fo
     order = NAME, str(tmp_path), {"hf_endpoint": server.url, **PARTS}
     for number in range(50):
         server.stop_after(RANDOM.randrange(1 << 17, 3 << 18))
-        num_recorded = recorded_bytes(tmp_path)
+        others = server.num_sent - recorded_bytes(tmp_path)
         child = forks.start(*order)
         assert server.is_stopped.wait(20)
-        if number % 2:  # otherwise most of what was sent is lost in the buffers of the sockets
-            wait_until(lambda before=num_recorded: recorded_bytes(tmp_path) > before)  # type: ignore[misc]
+        # In the other half, most of what was sent is lost in the buffers of the sockets.
+        while number % 2 and recorded_bytes(tmp_path) < server.num_sent - others - 4096:
+            threading.Event().wait(0.001)
         os.kill(child, signal.SIGKILL)
         assert forks.wait() == signal.SIGKILL
         assert "model.safetensors" not in files_of(tmp_path)
@@ -288,4 +289,4 @@ def test_killed_downloads_resume_to_the_same_bytes(server: FileServer, forks: Fo
     forks.start(*order)
     assert forks.wait() == 0
     assert files_of(tmp_path) == server.models[NAME]
-    assert server.num_sent - num_sent < len(content) / 2
+    assert server.num_sent - num_sent + num_sent * 0.4 < len(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -204,10 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+@functools.lru_cache
 def etag_of(content: bytes) -> str:
     return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
 
 
+@functools.lru_cache
 def _entry(name: str, content: bytes) -> dict[str, object]:
     """A file in a list of the hub: large files are stored with LFS."""
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
