@@ -35,6 +35,7 @@ from penstock._cli_remote import RemoteModel, check_source
 from penstock._cli_runtime import runtime
 from penstock._cli_serve import serve
 from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
+from penstock.runtime.downloader.command import download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -339,6 +340,7 @@ def _info(model: str, *, as_json: bool) -> None:
 
 main.add_command(serve)
 main.add_command(runtime)
+main.add_command(download)
 main.add_command(bench)
 
 
