@@ -196,7 +196,7 @@ def test_other_weights_beside_safetensors_are_left_out(server: FileServer, tmp_p
     assert "pytorch_model.bin" in fetch(server, tmp_path / "b", prefer_safetensors=False)
 
 
-def test_safetensors_begin_first_and_large_ones_before_small_ones(server: FileServer, tmp_path: Path) -> None:
+def test_safetensors_begin_first_and_large_files_before_small(server: FileServer, tmp_path: Path) -> None:
     fetch(server, tmp_path, num_threads=1)
     names = list(dict.fromkeys(asked.path.rpartition("/")[2] for asked in server.asked("/resolve/")))
     assert names[:3] == [
