@@ -6,6 +6,7 @@ python benches/runtime_footprint.py
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,12 @@ def memory_of(pid: int) -> dict[str, int]:
     return {name: int(found[1]) // 1024 for name, found in values.items() if found}
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Print the figures."""
     begin = time.perf_counter()
@@ -32,13 +39,17 @@ def main() -> None:
         try:
             assert process.stderr is not None  # noqa: S101 - it is a pipe
             line = process.stderr.readline()
-            print(f"start: {time.perf_counter() - begin:.2f} s")
+            print(f"listening: {time.perf_counter() - begin:.2f} s")
             threading.Thread(target=process.stderr.read, daemon=True).start()
             found = re.search(rb":(\d+)\s*$", line)
             if found is None:
                 raise SystemExit(line.decode())
             print("at the start:", memory_of(process.pid))
             connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            seconds = time.perf_counter() - begin
+            print(f"first response: {seconds:.2f} s, {cpu_seconds(process.pid):.2f} s of CPU time")
             for number in range(REQUESTS):
                 connection.request("GET", PATHS[number % len(PATHS)])
                 connection.getresponse().read()

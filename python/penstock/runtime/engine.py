@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import aiohttp
 import anyio
 from yarl import URL
 
@@ -13,6 +12,8 @@ from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+
+    import aiohttp
 
     from penstock.runtime.settings import RuntimeSettings
 
@@ -63,6 +64,11 @@ class EngineClient:
         self._sleep = sleep
         self._session: aiohttp.ClientSession | None = None
 
+    @staticmethod
+    def prepare() -> None:
+        """Import the HTTP client, which takes longer than the rest of the start: it reads certificates."""
+        import aiohttp  # noqa: F401
+
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
@@ -80,6 +86,8 @@ class EngineClient:
         limit: int = _MAX_REPLY,
     ) -> Reply:
         """Ask the engine once. Raises `ApiError` if there is no response within the time and the size."""
+        import aiohttp
+
         total = self._settings.engine_timeout if timeout is None else timeout
         try:
             with anyio.fail_after(total):
@@ -98,6 +106,8 @@ class EngineClient:
 
     async def _answer(self, method: str, url: URL, authorization: str | None, json: Any, limit: int) -> Reply:
         if self._session is None:
+            import aiohttp
+
             connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT)
             self._session = aiohttp.ClientSession(

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 
 from penstock.runtime.access import Access
 from penstock.runtime.adapters import Adapters
@@ -60,6 +61,7 @@ class State:
         try:
             async with anyio.create_task_group() as group:
                 self.downloads.group = group
+                group.start_soon(anyio.to_thread.run_sync, self.engine.prepare)
                 group.start_soon(self.supervisor.run)
                 yield
                 self.downloads.group = None
