@@ -231,8 +231,6 @@ async def test_adapters_are_loaded_again_after_a_sleep(
         await engine.sleep()
         with pytest.raises(penstock.EngineStoppedError):
             await engine.load_adapter("c", folders[2])
-        with pytest.raises(penstock.EngineStoppedError):
-            await engine.unload_adapter("a")
         await engine.wake()
         assert list(engine.adapters) == ["a", "b"]
         found = [bits_of(await engine.generate(PROMPT, PARAMS, adapter=name)) for name in ("a", "b")]
@@ -244,6 +242,34 @@ async def test_adapters_are_loaded_again_after_a_sleep(
         shutil.move(tmp_path / "moved", folder)
         await engine.wake()
         assert bits_of(await engine.generate(PROMPT, PARAMS, adapter="a")) == expected[0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_lost_adapter_is_unloaded_from_a_sleeping_engine(
+    tiny_model: Path, folders: list[Path], tmp_path: Path, *, is_blocking: bool
+) -> None:
+    folder = tmp_path / "adapter"
+    shutil.copytree(folders[0], folder)
+    async with make_engine(tiny_model, max_adapters=2) as engine:
+        await engine.load_adapter("a", folder)
+        await engine.load_adapter("b", folders[1])
+        expected = bits_of(await engine.generate(PROMPT, PARAMS, adapter="b"))
+        await engine.sleep()
+        shutil.rmtree(folder)
+        with pytest.raises(penstock.AdapterLoadError, match='"a"'):
+            await engine.wake()
+        if is_blocking:
+            engine.blocking.unload_adapter("a")
+        else:
+            await engine.unload_adapter("a")
+        with pytest.raises(penstock.AdapterNotFoundError):
+            await engine.unload_adapter("a")
+        await engine.wake()
+        assert list(engine.adapters) == ["b"]
+        assert bits_of(await engine.generate(PROMPT, PARAMS, adapter="b")) == expected
+    with pytest.raises(penstock.EngineStoppedError):
+        await engine.unload_adapter("b")
 
 
 @pytest.mark.anyio

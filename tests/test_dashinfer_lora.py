@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from support.dashinfer import GREEDY, NAME, PROMPT, SUCCESS, generate, held, nat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CONFIG = make_config("llama")
 PARAM_ERROR = AsStatus.ALLSPARK_PARAM_ERROR
@@ -358,6 +358,34 @@ def test_model_needs_the_files_of_its_adapters_to_unload(loader: HuggingFaceMode
         engine.unload_device_mem(NAME)
     assert raised.value.status is IO_ERROR
     generate(engine, config=with_adapter("mine"))
+    end(engine)
+
+
+def test_lost_adapter_is_unloaded_before_the_model_is_loaded(
+    loader: HuggingFaceModel, tmp_path: Path
+) -> None:
+    engine = run(loader, swap_threshold=0)
+    adapter = write_adapter(tmp_path / "mine", CONFIG)
+    engine.load_lora(NAME, str(adapter))
+    engine.unload_device_mem(NAME)
+    shutil.rmtree(adapter)
+    with pytest.raises(AsError, match="mine") as raised:
+        engine.load_device_mem(NAME)
+    assert raised.value.status is IO_ERROR
+    assert engine.unload_lora(NAME, "mine") is SUCCESS
+    engine.load_device_mem(NAME)
+    assert generate(engine)
+    end(engine)
+
+
+def test_adapters_stay_beside_a_model_with_a_relative_path(
+    model: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    engine = run(serialise(model, Path("output"), lora_cfg=lora_cfg(folders, "lora-1", "lora-2")))
+    assert engine.load_lora(NAME, "lora-1") is SUCCESS
+    monkeypatch.chdir(folders)
+    assert engine.load_lora(NAME, "lora-2") is SUCCESS
     end(engine)
 
 

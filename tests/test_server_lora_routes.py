@@ -158,12 +158,13 @@ def test_server_without_adapters_has_no_routes(tiny_model: Path) -> None:
             assert path not in served.ask("/openapi.json")[1]["paths"]
 
 
-def test_asleep_model_is_status_503(tmp_path: Path) -> None:
+def test_asleep_model_loads_none_and_unloads(tmp_path: Path) -> None:
     with lora_server(tmp_path) as server:
-        assert server.load("n", "one")[0] == 200
+        for name in ("n", "o"):
+            assert server.load(name, "one")[0] == 200
         assert server.ask("/sleep", {}, headers=ADMIN)[0] == 200
         assert server.load("m", "one")[0] == 503
-        assert server.unload("n")[0] == 503
+        assert server.unload("o")[0] == 200
         assert server.names() == ["base", "n"]
         assert server.ask("/wake_up", {}, headers=ADMIN)[0] == 200
         assert server.ask("/v1/completions", {"model": "n", **COMPLETION})[0] == 200

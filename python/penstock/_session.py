@@ -275,6 +275,12 @@ class Session:
             name, path, replace=replace, progress=on_progress, check_cancelled=check_cancelled
         )
 
+    def unload_adapter(self, name: str, port: _core.Port, *, force: bool) -> None:
+        """Remove an adapter, also while asleep: `wake` fails if an adapter cannot be loaded."""
+        is_asleep = self._phase == "asleep" and not self._is_closed
+        native = self.native if is_asleep else self.check_open()
+        native.unload_adapter(name, port, force=force)
+
     @property
     def adapters(self) -> dict[str, _core.Adapter]:
         """The loaded adapters by name."""

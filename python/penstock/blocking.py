@@ -175,7 +175,7 @@ class Blocking:
     def unload_adapter(self, name: str, *, force: bool = False) -> None:
         """Remove an adapter and wait for the end of its requests; see `Engine.unload_adapter`."""
         port = Port(blocking=True)
-        self._session.check_open().unload_adapter(name, port, force=force)
+        self._session.unload_adapter(name, port, force=force)
         port.wait()
 
     @property

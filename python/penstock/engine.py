@@ -446,13 +446,14 @@ class Engine:
         """Remove an adapter; returns when the last request with it has ended and its memory is free.
 
         Requests that name it raise `AdapterNotFoundError` at once, and the name can be used again. Open
-        requests continue, or with `force` raise `GenerationError`. A cancellation only ends the wait.
+        requests continue, or with `force` raise `GenerationError`. A cancellation only ends the wait. An
+        engine that is asleep does not load the adapter again.
 
-        Raises `AdapterNotFoundError` if no adapter has the name, `EngineStoppedError` if the engine is not
-        open.
+        Raises `AdapterNotFoundError` if no adapter has the name, `EngineStoppedError` if the engine is
+        neither open nor asleep.
         """
         port = Port()
-        self._session.check_open().unload_adapter(name, port, force=force)
+        self._session.unload_adapter(name, port, force=force)
         await anyio.wait_readable(port.fileno())
 
     @property
