@@ -93,3 +93,10 @@ def test_soak_of_the_server_passes(tiny_model: Path) -> None:
     command = [sys.executable, str(SUITE.parent / "server_soak.py"), *options, str(tiny_model)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["passed"]), result
+
+
+def test_soak_of_adapters_passes(tiny_model: Path) -> None:
+    options = ("--cycles", "100", "--gaps", "0", "--streams", "3")
+    command = [sys.executable, str(SUITE.parent / "lora_soak.py"), *options, str(tiny_model)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout.splitlines()[-1:]) == (0, ["passed"]), result
