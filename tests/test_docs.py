@@ -28,6 +28,7 @@ PAGES = (
     "docs/lmdeploy.md",
     "docs/server.md",
     "docs/aibrix.md",
+    "docs/downloader.md",
 )
 OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
 SNIPPET = re.compile(
