@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import penstock
 import penstock.server
 from api_support import make_engine, wait_until
+from penstock.server.state import Progress
 from support.lora_server import ADMIN, LOAD, LoraServer, lora_server
 from support.serving import at_rest, held, serving
 
@@ -347,6 +348,17 @@ def test_names_are_unique_over_all_models(server: LoraServer, tiny_model: Path) 
             status, answer, _ = served.ask("/v1/completions", {"prompt": PROMPT})
             assert (status, answer["error"]["param"]) == (400, "model")
             assert served.ask("/sleep", {"model": "new"}, headers=ADMIN)[0] == 404
+
+
+def test_model_is_loading_until_its_adapters_are_loaded(server: LoraServer) -> None:
+    model = server.application.state.models["base"]
+    model.progress = Progress()
+    try:
+        status, answer, _ = server.ask("/health")
+        assert (status, answer["models"]["base"]["status"]) == (503, "loading")
+    finally:
+        model.progress = None
+    assert server.ask("/health")[0] == 200
 
 
 def test_model_that_is_not_open_has_no_adapters(tiny_model: Path) -> None:

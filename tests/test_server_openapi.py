@@ -16,6 +16,8 @@ from starlette.routing import Mount
 import penstock.server
 from api_support import make_engine, wait_until
 from penstock.server.sampling import LABELS, SAMPLING_FIELDS
+from support.adapters import write_adapter
+from support.checkpoints import make_config
 from support.serving import Served, at_rest, serving
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": CHAT["messages"]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
+    "/v1/load_lora_adapter": {"lora_name": "n", "lora_path": "one"},
+    "/v1/unload_lora_adapter": {"lora_name": "n"},
 }
 CHECKS: Any = (
     checks.not_a_server_error,
@@ -48,13 +52,18 @@ EXCLUDED = {"/sleep", "/wake_up"}
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, tool_parser="hermes", reasoning_parser="think") as engine:
+    parsers = {"tool_parser": "hermes", "reasoning_parser": "think"}
+    with make_engine(tiny_model, max_adapters=1, max_cpu_adapters=1024, **parsers) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def server(engine: penstock.Engine) -> Iterator[Served]:
-    settings = penstock.server.ServerSettings(api_keys=("key",), admin_api_keys=("boss",))
+def server(engine: penstock.Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("adapters")
+    write_adapter(root / "one", make_config("llama"), rank=1)
+    settings = penstock.server.ServerSettings(
+        api_keys=("key",), admin_api_keys=("boss",), lora_roots=(str(root),)
+    )
     with serving(penstock.server.app({"tiny": engine}, settings)) as server:
         yield server
 
@@ -71,14 +80,15 @@ def test_document_is_valid(document: dict[str, Any]) -> None:
 
 
 def test_document_has_all_routes_and_their_access(document: dict[str, Any]) -> None:
-    from penstock.server.application import _ROUTES
+    from penstock.server.application import _ADAPTER_ROUTES, _ROUTES
 
-    for method, path, handler, access in _ROUTES:
+    routes = (*_ROUTES, *_ADAPTER_ROUTES)
+    for method, path, handler, access in routes:
         operation = document["paths"][path.replace(":path", "")][method.lower()]
         assert operation["summary"] == str(handler.__doc__).partition("\n")[0]
         assert ("security" in operation) == (access != "open")
     names = [item["operationId"] for path in document["paths"].values() for item in path.values()]
-    assert len(names) == len(set(names)) == len(_ROUTES)
+    assert len(names) == len(set(names)) == len(routes)
 
 
 def test_sampling_parameters_have_types_and_descriptions(document: dict[str, Any]) -> None:

@@ -132,6 +132,13 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
+#: The names that vLLM has for options of the engine.
+_ALIASES = {
+    "max_adapters": "--max-loras",
+    "max_adapter_rank": "--max-lora-rank",
+    "max_cpu_adapters": "--max-cpu-loras",
+}
+
 _LISTS: dict[Any, click.ParamType] = {Sequence[int]: Integers(), Sequence[float]: Numbers()}  # type: ignore[type-arg]
 
 
@@ -163,7 +170,8 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
         keywords["help"] += " Units: K, M, G, T."
         return click.option(f"--{flag}", name, type=Size(), **keywords)
     plain = next((kind for kind in (int, float) if kind in kinds), str)
-    return click.option(f"--{flag}", name, type=plain, **keywords)
+    flags = [f"--{flag}", _ALIASES[name]] if name in _ALIASES else [f"--{flag}"]
+    return click.option(*flags, name, type=plain, **keywords)
 
 
 def _options_of(fields: type, groups: Mapping[str, Sequence[str]]) -> Decorator:

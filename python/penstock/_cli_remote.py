@@ -142,9 +142,10 @@ def check_source(model: str | None, options: Mapping[str, Any]) -> None:
         )
     names = {"served_name": "--model", "api_key": "--api-key", "api_key_file": "--api-key-file"}
     if model is None:
-        names = {name: f"--{name.replace('_', '-')}" for name in given(EngineOptions, options)}
+        names = {name: f"--{name.replace('_', '-')}" for name in (*given(EngineOptions, options), "adapter")}
+        names["modules"] = "--lora-modules"
     for name, flag in names.items():
-        if options[name] is not None:
+        if options[name] not in (None, ()):
             raise click.UsageError(f"{flag} has no effect {'with' if model is None else 'without'} --url.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import Command, engine_options_with, given, lines_of, server_options
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
 from penstock.server.tracing import endpoint_of_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock._cli_lora import LoraModule
 
 __all__ = ["serve"]
 
+#: The beginning of a value of `--lora-modules`.
+_MODULE = re.compile(r"\s*\{|[^-/=][^/=]*=")
 _File = click.Path(exists=True, dir_okay=False)
 
 #: Options of the engine that have another default here.
@@ -42,7 +48,19 @@ def tls_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command("serve", cls=Command)
+class _ServeCommand(Command):
+    """Takes several values of `--lora-modules` in a row, as vLLM does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, with the option before each of the values."""
+        found: list[str] = []
+        for arg in args:
+            follows = found[-2:-1] == ["--lora-modules"] and _MODULE.match(arg)
+            found += ["--lora-modules", arg] if follows else [arg]
+        return super().parse_args(ctx, found)
+
+
+@click.command("serve", cls=_ServeCommand)
 @click.argument("model", required=False)
 @click.option(
     "--model", "named", multiple=True, metavar="NAME=MODEL", help="A model and its name; repeatable."
@@ -52,6 +70,15 @@ def tls_options(function: Callable[..., None]) -> Callable[..., None]:
     "names",
     multiple=True,
     help="Name of MODEL; repeatable. Default: MODEL, of a path its last part.",
+)
+@click.option(
+    "--enable-lora",
+    is_flag=True,
+    help="Take LoRA adapters: max_adapters is 8 unless it is given. --lora-modules implies this.",
+)
+@lora_modules(
+    "LoRA adapter to load before the model is ready, also as a JSON object with name, path and "
+    "base_model_name; repeatable."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -90,7 +117,13 @@ def tls_options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @server_options
 @engine_options_with(_ENGINE_DEFAULTS)
-def serve(model: str | None, named: Sequence[str], names: Sequence[str], **options: Any) -> None:
+def serve(
+    model: str | None,
+    named: Sequence[str],
+    names: Sequence[str],
+    modules: Sequence[LoraModule],
+    **options: Any,
+) -> None:
     """Serve MODEL with OpenAI's API.
 
     The server listens before the model is loaded; /health reports the progress. SIGTERM or Ctrl-C lets
@@ -118,11 +151,14 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         aliases = dict.fromkeys(others, first)
     if not paths or (model is None and names):
         raise click.UsageError("Missing argument 'MODEL'.")
+    adapters = _modules_of(modules, paths, aliases)
     keys = [*options.pop("api_keys"), *lines_of(options["api_key_file"])]
     if "PENSTOCK_API_KEY" in os.environ:
         keys.append(os.environ["PENSTOCK_API_KEY"])
     admin_keys = [*options.pop("admin_api_keys"), *lines_of(options["admin_api_key_file"])]
     chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
+    folders = [str(Path(module.path).expanduser().absolute()) for module in modules]
+    chosen["lora_roots"] = (*chosen["lora_roots"], *folders)
     chosen["otlp_traces_endpoint"] = options["otlp_traces_endpoint"] or endpoint_of_environment()
     settings = ServerSettings(
         api_keys=tuple(keys),
@@ -130,6 +166,8 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         **{name: value for name, value in chosen.items() if value is not None},
     )
     engine_settings: dict[str, Any] = {**_ENGINE_DEFAULTS, **given(EngineOptions, options)}
+    if modules or options["enable_lora"]:
+        engine_settings = adapter_settings(engine_settings, len(modules))
 
     def maker(path: str) -> Callable[[Callable[[int, int], object]], penstock.Engine]:
         return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)
@@ -137,6 +175,7 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
     try:
         from penstock.server.listener import Address, Tls
         from penstock.server.logs import configure_logging
+        from penstock.server.serve import ModelSource
         from penstock.server.serve import serve as run
     except ModuleNotFoundError as error:
         raise click.ClickException(
@@ -147,7 +186,7 @@ def serve(model: str | None, named: Sequence[str], names: Sequence[str], **optio
         raise click.UsageError("TLS needs --tls-certfile.")
     configure_logging(options["log_level"], options["log_format"], has_access=options["access_log"])
     run(
-        {name: maker(path) for name, path in paths.items()},
+        {name: ModelSource(maker(path), adapters[name]) for name, path in paths.items()},
         aliases,
         settings,
         Address(options["host"], options["port"], options["uds"]),
@@ -160,3 +199,23 @@ def _name_of(model: str) -> str:
     """The name of a model without another one: responses have it, so it has no folders of this machine."""
     path = Path(model)
     return path.resolve().name if path.exists() else model
+
+
+def _modules_of(
+    modules: Sequence[LoraModule], models: Mapping[str, str], aliases: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """The paths of the adapters of each model by name. A single model gets all, whatever its name was."""
+    found: dict[str, dict[str, str]] = {name: {} for name in models}
+    names = {*models, *aliases}
+    for module in modules:
+        if module.name in names:
+            raise click.UsageError(
+                f"--lora-modules: {module.name!r} is the name of another model or adapter."
+            )
+        names.add(module.name)
+        base = next(iter(models)) if len(models) == 1 else aliases.get(module.base or "", module.base)
+        if base not in found:
+            message = f"--lora-modules {module.name!r}: base_model_name must be one of {', '.join(models)}."
+            raise click.UsageError(message)
+        found[base][module.name] = module.path
+    return found

@@ -21,6 +21,7 @@ import penstock
 from penstock import demo
 from penstock._cli_bench import bench
 from penstock._cli_chat import Reply, chat, one_line
+from penstock._cli_engine import lora_modules_option, open_engine, progress_bar, sampling_fields
 from penstock._cli_options import (
     Command,
     api_key,
@@ -38,7 +39,7 @@ from penstock._options import FILTERS, EngineOptions, Prompt, SamplingOptions
 from penstock.runtime.downloader.command import download
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from penstock._cli_chat import Answer
 
@@ -117,30 +118,6 @@ def main() -> None:
 # ---- shared by the commands
 
 
-@contextmanager
-def _progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows byte counts, on a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(desc=title, unit="B", unit_scale=True, leave=False, disable=None) as bar:
-
-        def show_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show_progress
-
-
-@contextmanager
-def _open(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
-    """Open an engine, with a progress bar on a terminal while it loads."""
-    with _progress_bar("loading") as show_progress:
-        engine = penstock.Engine(model, progress=show_progress, **given(EngineOptions, options))
-        engine.blocking.start()
-    with engine:
-        yield engine
-
-
 def _answer(
     engine: penstock.Engine, prompt: Prompt, params: penstock.SamplingParams, *, as_json: bool = False
 ) -> penstock.Result:
@@ -172,12 +149,12 @@ def _print_json(value: object) -> None:
 
 def _params(options: Mapping[str, Any]) -> penstock.SamplingParams:
     """The sampling parameters, which are checked before the model is loaded."""
-    return penstock.SamplingParams(**given(SamplingOptions, options))
+    return penstock.SamplingParams(**sampling_fields(options))
 
 
 def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any], *, as_json: bool) -> None:
     params = _params(options)
-    with _open(model, options) as engine:
+    with open_engine(model, options) as engine:
         result = _answer(engine, prompt, params, as_json=as_json)
     if result.finish_reason == "cancelled":
         sys.exit(INTERRUPTED)
@@ -199,6 +176,7 @@ def _text_of(prompt: str | None) -> str:
 @main.command("demo")
 @click.argument("question", default="Why is the sky blue?")
 @json_option
+@lora_modules_option
 @sampling_options
 @engine_options
 def _demo(question: str, *, as_json: bool, **options: Any) -> None:
@@ -215,6 +193,7 @@ def _demo(question: str, *, as_json: bool, **options: Any) -> None:
 @click.argument("model")
 @click.argument("prompt", required=False)
 @json_option
+@lora_modules_option
 @sampling_options
 @engine_options
 def _generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) -> None:
@@ -230,7 +209,7 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
     """The source of a chat's answers: an engine, or a server."""
     if model is not None:
         params = _params(options)
-        with _open(model, options) as engine:
+        with open_engine(model, options) as engine:
             yield lambda messages: Reply.of(_answer(engine, messages, params, as_json=as_json))
         return
     key = api_key(options["api_key"], options["api_key_file"])
@@ -253,6 +232,7 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 @click.option("--model", "served_name", help="Name of the server's model. Default: its first one.")
 @key_options("Options")
 @json_option
+@lora_modules_option
 @sampling_options
 @engine_options
 def _chat(
@@ -291,7 +271,7 @@ def _chat(
 @convert_options
 def _convert(model: str, output: str, *, overwrite: bool, **options: Any) -> None:
     """Write MODEL with packed weights, which open in a fraction of a second."""
-    with _progress_bar("converting") as show_progress:
+    with progress_bar("converting") as show_progress:
         settings: dict[str, Any] = given(EngineOptions, options)
         path = penstock.convert(model, output, overwrite=overwrite, progress=show_progress, **settings)
     click.echo(path)
@@ -350,7 +330,7 @@ main.add_command(bench)
 @engine_options
 def _bench_engine(model: str, *, as_json: bool, **options: Any) -> None:
     """Benchmark MODEL. Prints tokens per second of a 512-token prefill, and of decode batches 1, 8 and 32."""
-    with _open(model, options) as engine:
+    with open_engine(model, options) as engine:
         info = engine.info
         report: dict[str, Any] = {
             "architecture": info.architecture,

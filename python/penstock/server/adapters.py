@@ -57,19 +57,13 @@ class Adapters:
         seconds = self._settings.lora_timeout
         with self._reserved(name, model), anyio.move_on_after(seconds):
             async with self._slots:
-                find = anyio.to_thread.run_sync(
+                found = await anyio.to_thread.run_sync(
                     self._find, name, path, abandon_on_cancel=True, limiter=self._threads
                 )
-                found = await find
-                try:
+                with _load_errors(name, path, found):
                     await model.load_adapter(name, found, root=path, replace=replace)
-                except penstock.ConfigError as error:
-                    raise invalid("lora_name", name, error.limit or "a name") from error
-                except penstock.AdapterLoadError as error:
-                    raise _load_error(error, name, path, found) from error
             return
-        message = f"{name!r} was not loaded within {seconds:g} seconds (timeout); try again"
-        raise ApiError(503, f"service unavailable: the adapter {message}", code="timeout", retry_after=5)
+        raise _unavailable(f"{name!r} was not loaded within {seconds:g} seconds (timeout); try again")
 
     @contextmanager
     def _reserved(self, name: str, model: Model) -> Iterator[None]:
@@ -133,9 +127,26 @@ def _is_file(path: Path) -> bool:
         return False
 
 
+def _unavailable(reason: str) -> ApiError:
+    """The response for a load that can succeed later. AIBrix tries again because of the words."""
+    return ApiError(503, f"service unavailable: {reason}", code="unavailable", retry_after=5)
+
+
 def _not_found(name: str, path: str) -> ApiError:
     message = f"Loading lora {name[:64]} failed: No adapter found for {path[:256]}"
     return ApiError(404, message, param="lora_path", code="adapter_not_found")
+
+
+@contextmanager
+def _load_errors(name: str, path: str, found: str) -> Iterator[None]:
+    try:
+        yield
+    except penstock.ConfigError as error:
+        raise invalid("lora_name", name, error.limit or "a name") from error
+    except penstock.AdapterLoadError as error:
+        raise _load_error(error, name, path, found) from error
+    except penstock.EngineStoppedError as error:
+        raise _unavailable("the model is not open") from error
 
 
 def _load_error(error: penstock.AdapterLoadError, name: str, path: str, found: str) -> ApiError:
@@ -148,10 +159,10 @@ def _load_error(error: penstock.AdapterLoadError, name: str, path: str, found: s
         return ApiError(409, message, param="lora_name", code="conflict")
     message = str(error).replace(f"{found}/", "").replace(found, path)
     if isinstance(error, penstock.AdapterLimitError):
-        return ApiError(503, f"service unavailable: {message}", code="overloaded", retry_after=5)
+        return _unavailable(message)
     if isinstance(error.__cause__, penstock.ModelLoadError):  # of the download
         response = getattr(error.__cause__.__cause__, "response", None)
         if getattr(response, "status_code", None) in _REFUSALS:
             return _not_found(name, path)
-        return ApiError(503, f"service unavailable: {message}", code="unavailable", retry_after=5)
+        return _unavailable(message)
     return ApiError(400, message, param="lora_path")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import resource
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
     import penstock
     from penstock.server.settings import ServerSettings
 
-__all__ = ["serve"]
+__all__ = ["ModelSource", "serve"]
 
 logger = logging.getLogger("penstock.server")
 
 
+class ModelSource(NamedTuple):
+    """The function that makes the engine of a model, and the paths of its adapters by name."""
+
+    make: Callable[[Progress], penstock.Engine]
+    modules: Mapping[str, str] = MappingProxyType({})
+
+
 def serve(
-    models: Mapping[str, Callable[[Progress], penstock.Engine]],
+    models: Mapping[str, ModelSource],
     aliases: Mapping[str, str],
     settings: ServerSettings,
     address: Address,
@@ -36,16 +44,17 @@ def serve(
 ) -> None:
     """Load models and serve them until a signal.
 
-    `models` has a function for each name that makes its engine; `aliases` are further names of these.
+    `aliases` are further names of `models`.
     """
     context = None if tls is None else tls_context(tls)
     progress = {name: Progress() for name in models}
-    engines = {name: make(progress[name]) for name, make in models.items()}
+    engines = {name: source.make(progress[name]) for name, source in models.items()}
     engines |= {alias: engines[name] for alias, name in aliases.items()}
     application = app(engines, settings)
     application.state.hosts.add(address.host)
     for name, shown in progress.items():
-        application.state.models[name].progress = shown
+        model = application.state.models[name]
+        model.progress, model.modules = shown, models[name].modules
     config = uvicorn.Config(
         application,
         http=limited_protocol(settings),
