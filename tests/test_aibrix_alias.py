@@ -8,11 +8,15 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+from penstock.runtime.settings import settings_of_environment
 from support.aliases import ALIASES, assert_is_installed
-from support.serving import Served
+from support.runtime import FakeEngine
+from support.serving import Served, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 SCRIPTS = tomllib.loads((ALIASES / "aibrix" / "pyproject.toml").read_text())["project"]["scripts"]
 
@@ -44,6 +48,45 @@ def test_aibrix_runtime_takes_its_documented_options() -> None:
             process.terminate()
         process.stderr.read()
     assert process.returncode == 0
+
+
+def test_aibrix_runtime_reads_the_environment_of_aibrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    engine.show_metrics("sglang:num_queue_reqs 2\n")
+    with serving(engine) as served:
+        monkeypatch.setenv("INFERENCE_ENGINE", "sglang")
+        monkeypatch.setenv("INFERENCE_ENGINE_ENDPOINT", served.url)
+        with started("aibrix_runtime", "--port", 0) as process:
+            assert process.stderr is not None
+            found = re.search(rb":(\d+)$", process.stderr.readline().strip())
+            assert found
+            _, text, _ = Served(None, int(found[1])).ask("/metrics")
+            process.kill()
+    assert b"\naibrix:queue_size 2.0\n" in text
+
+
+def test_settings_have_the_variables_of_aibrix() -> None:
+    environment = {
+        "INFERENCE_ENGINE": "trtllm",
+        "INFERENCE_ENGINE_VERSION": "1.0",
+        "INFERENCE_ENGINE_ENDPOINT": "http://engine:9",
+        "METRIC_SCRAPE_PATH": "prometheus/metrics",
+        "METRICS_ENABLE_TRANSFORMATION": "0",
+        "METRICS_RAW_PASSTHROUGH_MODE": "yes",
+        "DOWNLOADER_LOCAL_DIR": "/m",
+        "AIBRIX_ENGINE_REGISTRY_PATH": "/r",
+    }
+    assert settings_of_environment(environment) == {
+        "engine": "trtllm",
+        "engine_version": "1.0",
+        "engine_endpoint": "http://engine:9",
+        "scrape_path": "prometheus/metrics",
+        "rename_metrics": False,
+        "raw_metrics": True,
+        "model_dir": "/m",
+        "registry_path": "/r",
+    }
+    assert settings_of_environment({}) == {}
 
 
 def test_aibrix_runtime_listens_on_all_addresses_by_default() -> None:

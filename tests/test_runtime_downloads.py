@@ -434,4 +434,19 @@ def test_folders_of_two_urls_are_never_mixed(runtime: Runtime, s3: S3) -> None:
     first = runtime.ask(LOAD, artifact(s3))[1]["local_path"]
     second = runtime.ask(LOAD, artifact(s3, artifact_url=f"s3://{BUCKET}/adapter/adapter_config.json"))[1]
     assert first != second["local_path"]
+    assert runtime.ask(LOAD, artifact(s3, artifact_url=f"s3://{BUCKET}/none/"))[0] == 404
     assert files_of(first) == ADAPTER
+
+
+def test_engine_without_adapters_downloads_nothing(s3: S3, tmp_path: Path) -> None:
+    with runtime_of(FakeEngine(), **folders(tmp_path), engine="trtllm", artifact_hosts=("*",)) as runtime:
+        assert runtime.ask(LOAD, artifact(s3))[0] == 501
+    assert not (tmp_path / "adapter_dir").exists()
+
+
+def test_adapter_in_another_folder_is_deleted_there(runtime: Runtime, s3: S3, tmp_path: Path) -> None:
+    folder = tmp_path / "model_dir" / "sub"
+    path = runtime.ask(LOAD, artifact(s3, local_dir=str(folder)))[1]["local_path"]
+    assert Path(path).is_relative_to(folder / "n")
+    assert runtime.ask(UNLOAD, {"lora_name": "n"})[0] == 200
+    assert not (folder / "n").exists()

@@ -142,6 +142,8 @@ def test_process_is_small_and_ends_with_status_0(tmp_path: Path) -> None:
             assert runtime.ask(path, headers=key)[0] in (200, 502)
         assert runtime.ask(LOAD, {"lora_name": "a", "lora_path": "a/b"}, headers=key)[0] == 502
         assert runtime.ask(LOAD, {"lora_name": "a", "lora_path": "a/b"})[0] == 401
+        with runtime.send(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * (1 << 20)) as connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
         [resident] = re.findall(r"VmRSS:\s+(\d+)", _status(runtime.process.pid))
         assert int(resident) <= 60 << 10
     log = b"".join(runtime.application)

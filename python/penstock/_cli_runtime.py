@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -12,6 +13,9 @@ from penstock._cli_options import Command, lines_of, settings_options
 from penstock.runtime.settings import RuntimeSettings, settings_of_environment
 
 __all__ = ["aibrix_runtime", "runtime"]
+
+#: Of the extra `runtime`; some are imported after the start.
+_LIBRARIES = ("aiohttp", "msgspec", "prometheus_client", "starlette", "urllib3", "uvicorn")
 
 _File = click.Path(exists=True, dir_okay=False)
 _Port = click.IntRange(0, 65535)
@@ -69,13 +73,13 @@ def _run(host: str, port: int, options: dict[str, Any]) -> None:
     chosen = {field.name: options[field.name] for field in fields(RuntimeSettings)}
     given = {name: value for name, value in chosen.items() if value not in (None, ())}
     settings = RuntimeSettings(**{**settings_of_environment(), **given})
-    try:
-        from penstock.runtime.serve import serve
-        from penstock.server.listener import Address
-        from penstock.server.logs import configure_logging
-    except ModuleNotFoundError as error:
-        message = f"the runtime needs {error.name}: pip install 'penstock[runtime]'"
-        raise click.ClickException(message) from error
+    for name in _LIBRARIES:
+        if find_spec(name) is None:
+            raise click.ClickException(f"the runtime needs {name}: pip install 'penstock[runtime]'")
+    from penstock.runtime.serve import serve
+    from penstock.server.listener import Address
+    from penstock.server.logs import configure_logging
+
     configure_logging(options["log_level"], options["log_format"], has_access=True)
     serve(settings, Address(host, port))
 

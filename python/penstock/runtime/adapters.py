@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +46,8 @@ class Adapters:
         #: Of downloads.
         self._slots = slots
         self._folder = Path(settings.adapter_dir).resolve()
+        #: The folders of adapters that this runtime has downloaded.
+        self._paths: dict[str, Path] = {}
         self._locks: dict[str, anyio.Lock] = {}
         #: Operations that hold a lock or wait for it.
         self._users: Counter[str] = Counter()
@@ -94,7 +96,8 @@ class Adapters:
         async with self._alone(name):
             reply = await self._engine.unload_adapter(name, number, authorization)
             if deletes:
-                await anyio.to_thread.run_sync(_delete, self._folder / name)
+                path = self._paths.pop(name, self._folder / name)
+                await anyio.to_thread.run_sync(_delete, path)
         return reply
 
     def num_waiting(self, name: str) -> int:
@@ -122,6 +125,7 @@ class Adapters:
         That of another URL is another one, so the files of two versions are never mixed.
         """
         url = re.sub("^hf://", "huggingface://", url)
+        self._engine.adapter_routes()  # otherwise the download is for nothing
         if urlsplit(url).scheme not in _SCHEMES:
             limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
             raise not_allowed("ValidationError", "artifact_url", url, limit)
@@ -140,13 +144,15 @@ class Adapters:
             resolve(url, options)
             with anyio.fail_after(self._settings.download_timeout):
                 async with self._slots:
-                    return await run(url, path, options)
+                    found = await run(url, path, options)
         except TimeoutError:
             message = f"the download took longer than {self._settings.download_timeout:g} seconds"
             raise ApiError(408, "TimeoutError", message) from None
         except DownloadError as error:
-            await anyio.to_thread.run_sync(_delete, path.parent)
+            await anyio.to_thread.run_sync(_delete, path)
             raise download_error(error) from error
+        self._paths[name] = path.parent
+        return found
 
 
 def _check_folder_name(name: str) -> None:
@@ -155,8 +161,10 @@ def _check_folder_name(name: str) -> None:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder, or a link in its place."""
+    """Delete a folder, or a link in its place, and the folder of its adapter if that is empty."""
     if folder.is_symlink():
         folder.unlink()
     else:
         shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()

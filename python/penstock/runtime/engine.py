@@ -136,7 +136,7 @@ class EngineClient:
 
     async def load_adapter(self, name: str, path: str, authorization: str | None) -> str:
         """Load an adapter; returns the text of the engine."""
-        route = self._adapter_routes()[0]
+        route = self.adapter_routes()[0]
         fields = {"lora_name": name, "lora_path": path}
         reply = await self._repeat(route, fields, authorization)
         _check(reply, f"loading the adapter {name!r}")
@@ -144,7 +144,7 @@ class EngineClient:
 
     async def unload_adapter(self, name: str, number: int | None, authorization: str | None) -> Reply:
         """Unload an adapter; returns the response, which can be that the engine does not have it."""
-        route = self._adapter_routes()[1]
+        route = self.adapter_routes()[1]
         fields: dict[str, Any] = {"lora_name": name}
         if number is not None:
             fields["lora_int_id"] = number
@@ -164,7 +164,8 @@ class EngineClient:
             wait = min(2 * wait, _MAX_WAIT)
         return await self.request("POST", route, authorization=authorization, json=fields)
 
-    def _adapter_routes(self) -> tuple[str, str]:
+    def adapter_routes(self) -> tuple[str, str]:
+        """The routes that load and unload adapters. Raises an error 501 for an engine without them."""
         routes = _ADAPTER_ROUTES.get(self.kind)
         if routes is None:
             message = f"adapters of the engine {self.kind!r} are not supported"

@@ -50,7 +50,9 @@ class RunningEngine:
         self._phase: Phase = "active"
         self._transition = datetime.now(UTC)
         self._results: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        endpoint = f"http://127.0.0.1:{record.port}"
+        host = settings.engines_host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not of a listener
+        endpoint = f"http://[{host}]:{record.port}" if ":" in host else f"http://{host}:{record.port}"
         self.client = EngineClient(replace(settings, engine="vllm", engine_endpoint=endpoint))
         self._authorization = f"Bearer {key}"
 

@@ -96,6 +96,12 @@ class Supervisor:
                 group.start_soon(self._watch, engine)
 
     async def _watch(self, engine: RunningEngine) -> None:
+        try:
+            await self._look_at(engine)
+        except Exception:  # the others are still watched
+            logger.exception("engine of %s", engine.record.model_name)
+
+    async def _look_at(self, engine: RunningEngine) -> None:
         if engine.phase == "restarting":
             if self._clock() >= engine.next_start:
                 self._start(engine)
