@@ -1,4 +1,4 @@
-"""Many sessions on one engine at the same time, with cancels, rewinding and evictions."""
+"""Many sessions on one engine at the same time, with cancels, rewinding, adapters and evictions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+import penstock
 from api_support import assert_at_rest, assert_at_rest_blocking, run_in_threads
 from penstock.compat.lmdeploy.instances import Instance, ResponseType
+from penstock.compat.lmdeploy.messages import PytorchEngineConfig
+from support.adapters import write_adapter
+from support.checkpoints import make_config
 from support.lmdeploy import config, open_pipeline
 
 if TYPE_CHECKING:
@@ -21,19 +25,23 @@ SESSIONS, TURNS, TOKENS = 256, 3, 6
 #: Tokens of a request that is cancelled.
 LONG = 100
 
-#: The prompt of a turn and what followed it, for each turn of a session.
-Log = list[tuple[list[int], list[int]]]
+ADAPTERS = (None, "one", "two")
+
+#: The prompt of a turn, what followed it and its adapter, for each turn of a session.
+Log = list[tuple[list[int], list[int], str | None]]
 
 
 async def converse(pipe: Pipeline, number: int, log: Log) -> None:
-    """The turns of one session; some are cancelled, some rewind."""
+    """The turns of one session; some are cancelled, some rewind, some change the adapter."""
     chance = random.Random(number)
     history: list[int] = []
     for turn in range(TURNS):
         prompt = [chance.randrange(4, 500) for _ in range(chance.randint(1, 20))]
         step = chance.randint(1, len(history)) if history and chance.random() < 0.3 else 0
         is_cancelled, stop_after = chance.random() < 0.3, chance.randint(1, TOKENS)
+        adapter = chance.choice(ADAPTERS)
         options: dict[str, Any] = {"sequence_start": turn == 0, "sequence_end": False, "step": step}
+        options["adapter_name"] = adapter
         stream = pipe.generate(
             None, number, config(LONG if is_cancelled else TOKENS), input_ids=prompt, **options
         )
@@ -47,27 +55,35 @@ async def converse(pipe: Pipeline, number: int, log: Log) -> None:
                     break
         await stream.aclose()
         history = history[: step or None] + prompt
-        log.append((list(history), output))
+        log.append((list(history), output, adapter))
         history += output
         assert pipe.sessions.length(number) == len(history)
     pipe.end_session(number)
 
 
 @pytest.mark.anyio
-async def test_interleaved_sessions_equal_single_requests(tiny_model: Path) -> None:
-    with open_pipeline(
-        tiny_model, max_batch_size=64, cache_max_entry_count=96, cache_block_seq_len=16
-    ) as pipe:
+async def test_interleaved_sessions_equal_single_requests(tiny_model: Path, tmp_path: Path) -> None:
+    adapters = {
+        name: write_adapter(tmp_path / name, make_config("llama"), seed=seed)
+        for seed, name in enumerate(filter(None, ADAPTERS))
+    }
+    backend_config = PytorchEngineConfig(
+        max_batch_size=64, num_gpu_blocks=96, block_size=16, adapters=adapters
+    )
+    with open_pipeline(tiny_model, backend_config=backend_config) as pipe:
         logs: list[Log] = [[] for _ in range(SESSIONS)]
         async with anyio.create_task_group() as group:
             for number, log in enumerate(logs):
                 group.start_soon(converse, pipe, number, log)
         turns = [turn for log in logs for turn in log]
-        prompts = [prompt for prompt, _ in turns]
-        batch = pipe.engine.blocking.generate_many(
-            prompts, max_tokens=TOKENS, temperature=0.0, ignore_eos=True, use_prefix_cache=False
+        prompts = [prompt for prompt, _, _ in turns]
+        params = penstock.SamplingParams(
+            max_tokens=TOKENS, temperature=0.0, ignore_eos=True, use_prefix_cache=False
         )
-        for (_, output), item in zip(turns, batch, strict=True):
+        batch = pipe.engine.blocking.generate_many(
+            prompts, [params.replace(adapter=adapter) for *_, adapter in turns]
+        )
+        for (_, output, _), item in zip(turns, batch, strict=True):
             assert item.result is not None
             assert output[:TOKENS] == list(item.result.token_ids)[: len(output)]
         stats = pipe.engine.stats()
