@@ -1,6 +1,6 @@
 """64 threads start, read, stop, release and sync requests of two models, which stop, unload and start again.
 
-Meanwhile other models are installed, released and serialised. For longer:
+Meanwhile other models are installed, released and serialised, and adapters loaded and unloaded. For longer:
 `pytest tests/test_dashinfer_storm.py --storm-operations 2000`.
 """
 
@@ -18,6 +18,7 @@ from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 from penstock.compat.dashinfer.allspark.model_loader import HuggingFaceModel
+from support.adapters import write_adapter
 from support.checkpoints import make_config, write_checkpoint
 from support.dashinfer import SUCCESS, generate, install, native
 
@@ -37,6 +38,9 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     )
     for seed in range(6)
 ]
+#: The name of the adapter of both models, and a request with it.
+ADAPTER = "adapter"
+ADAPTED: tuple[list[int], dict[str, Any]] = ([7] * 7, {**REQUESTS[2][1], "lora_name": ADAPTER})
 FINISHED, INTERRUPTED = GenerateRequestStatus.GenerateFinished, GenerateRequestStatus.GenerateInterrupted
 #: Of calls that another thread's call can make invalid.
 REFUSED = {
@@ -49,13 +53,20 @@ REFUSED = {
 class Storm:
     """The operations of the threads, and what they found."""
 
-    def __init__(self, engine: Engine, model: Path, output: Path, num_operations: int) -> None:
+    def __init__(
+        self, engine: Engine, model: Path, output: Path, adapters: dict[str, Path], num_operations: int
+    ) -> None:
         self.engine = engine
+        self.adapters = adapters  # the directory of the adapter of each model
         self.model = model  # that of the first name
         self.output = output  # the directory of its serialised files
         self.num_operations = num_operations
         self.installing = threading.Lock()  # `install` replaces a function of the module
         self.expected = {name: [generate(engine, *request, name) for request in REQUESTS] for name in NAMES}
+        self.adapted: dict[str, list[int]] = {}
+        for name, path in adapters.items():
+            assert engine.load_lora(name, str(path)) is SUCCESS
+            self.adapted[name] = generate(engine, *ADAPTED, name)
         self.done: Counter[str] = Counter()
         self.errors: list[BaseException] = []
         self.shared: list[tuple[str, RequestHandle]] = []  # requests that several threads stop and release
@@ -72,13 +83,14 @@ class Storm:
             self.share,
             self.restart,
             self.look,
+            self.adapt,
             self.reload,
             self.install,
             self.serialise,
         ]
         try:
             for _ in range(self.num_operations):
-                operation = chance.choices(operations, [12, 12, 8, 8, 8, 8, 1, 4, 0.2, 0.2, 0.2])[0]
+                operation = chance.choices(operations, [12, 12, 8, 8, 8, 8, 1, 4, 8, 0.2, 0.2, 0.2])[0]
                 operation(chance)
                 self.done[operation.__name__] += 1
         except BaseException as error:  # noqa: BLE001 - reported by the test
@@ -170,6 +182,29 @@ class Storm:
         assert self.engine.stop_model("third") is AsStatus.ALLSPARK_PARAM_ERROR
         assert self.engine.start_request_ids(NAMES[0], None, [], {})[0] is not SUCCESS
 
+    def adapt(self, chance: random.Random) -> None:
+        """Run a request with an adapter, or load or unload the adapter."""
+        name, kind = chance.choice(NAMES), chance.random()
+        if kind < 0.1:
+            status = self.engine.unload_lora(name, ADAPTER)
+            others = {AsStatus.ALLSPARK_LORA_IN_USE, AsStatus.ALLSPARK_LORA_NOT_FOUND}
+            assert status in {SUCCESS, *others, *REFUSED}
+        elif kind < 0.4:
+            status = self.engine.load_lora(name, str(self.adapters[name]))
+            # One that is being unloaded counts until its requests have ended.
+            others = {
+                AsStatus.ALLSPARK_LORA_ALREADY_LOADED,
+                AsStatus.ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR,
+            }
+            assert status in {SUCCESS, *others, *REFUSED}
+        else:
+            status, handle, queue = self.engine.start_request_ids(name, None, *ADAPTED)
+            if handle is None or queue is None:
+                assert status in {AsStatus.ALLSPARK_LORA_NOT_FOUND, *REFUSED}
+            else:
+                self.finish(name, handle, queue, self.adapted[name])
+                self.done["adapted"] += 1
+
     def reload(self, chance: random.Random) -> None:
         """Unload a model and load it again."""
         name = chance.choice(NAMES)
@@ -204,10 +239,15 @@ def test_storm_of_threads_on_two_models_leaks_nothing(
     num_threads = threading.active_count()
     engine = Engine()
     models = (tiny_model, write_checkpoint(tmp_path / "model", make_config("qwen3"), seed=1))
+    adapters = {
+        name: write_adapter(tmp_path / name / ADAPTER, make_config(family))
+        for name, family in zip(NAMES, ("llama", "qwen3"), strict=True)
+    }
+    options: dict[str, Any] = {"max_num_seqs": 16, "max_model_len": 128, "kv_cache_blocks": 9}
     for name, model in zip(NAMES, models, strict=True):
-        install(engine, model, name, max_num_seqs=16, max_model_len=128, kv_cache_blocks=9)
+        install(engine, model, name, max_adapters=1, **options)
     num_operations = pytestconfig.getoption("--storm-operations")
-    storm = Storm(engine, tiny_model, tmp_path / "serialised", num_operations)
+    storm = Storm(engine, tiny_model, tmp_path / "serialised", adapters, num_operations)
     for name in NAMES:
         assert engine.stop_model(name) is SUCCESS
     assert storm.start(random.Random(0)) is None
@@ -218,7 +258,7 @@ def test_storm_of_threads_on_two_models_leaks_nothing(
     storm.finish(*started)
     run_in_threads(storm.run, range(NUM_THREADS))
     assert storm.errors == []
-    assert min(storm.done.pop("started"), storm.done.pop("denied")) > 0
+    assert min(storm.done.pop("started"), storm.done.pop("denied"), storm.done.pop("adapted")) > 0
     assert storm.done.total() == NUM_THREADS * num_operations
     for name in NAMES:
         assert engine.load_device_mem(name) is SUCCESS
