@@ -9,7 +9,7 @@ import pytest
 import penstock
 from api_support import bits_of, make_engine
 from support.adapters import write_adapter
-from support.checkpoints import make_config
+from support.checkpoints import make_config, tensor_shapes
 from support.running import random_prompt
 
 if TYPE_CHECKING:
@@ -123,13 +123,24 @@ def test_engine_without_adapters_refuses_them(tiny_model: Path, folders: list[Pa
         assert (engine.info.max_adapters, engine.info.memory.adapters) == (0, 0)
 
 
-def test_memory_is_that_of_the_real_ranks(engine: penstock.Engine, tmp_path: Path) -> None:
-    """That of the tensors and less than a page; not the memory of the highest rank."""
-    for rank in (8, 16, 64):
-        folder = write_adapter(tmp_path / str(rank), CONFIG, rank=rank)
-        size = engine.blocking.load_adapter(str(rank), folder).bytes
-        floats = 2 * rank * sum((128 + 128, 128 + 64, 128 + 64, 128 + 128, 128 + 192, 128 + 192, 192 + 128))
-        assert 4 * floats <= size < 4 * floats + 4096
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rank", [1, 2, 7, 8, 33, 64])
+def test_memory_is_that_of_the_real_ranks(rank: int, dtype: str, tiny_model: Path, tmp_path: Path) -> None:
+    """The formula of docs/adapters.md; the highest rank does not matter."""
+    config, size = make_config("llama"), 4 if dtype == "float32" else 2
+    shapes = [shape for name, shape in tensor_shapes(config) if "_proj" in name]
+    values = sum(rank * inputs + (rank + rank % 2) * outputs for outputs, inputs in shapes)
+    pages = -(-size * values // 4096)
+    folder = write_adapter(tmp_path, config, rank=rank, dtype=dtype)
+    with make_engine(tiny_model, max_adapters=1, max_adapter_rank=128) as engine:
+        assert engine.blocking.load_adapter("a", folder).bytes == 4096 * pages
+
+
+def test_memory_plan_has_the_adapters_and_a_buffer(tiny_model: Path) -> None:
+    limits = {"max_adapter_rank": 24, "adapter_cache_bytes": 1 << 20, "max_num_batched_tokens": 256}
+    with make_engine(tiny_model, max_adapters=2, **limits) as engine:
+        assert engine.info.adapter_cache_bytes == 1 << 20
+        assert engine.info.memory.adapters == (1 << 20) + 12 * 256 * 24
 
 
 def test_engine_that_is_not_open_loads_nothing(tiny_model: Path, folders: list[Path]) -> None:

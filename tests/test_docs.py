@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (
     "README.md",
     "docs/guide.md",
+    "docs/adapters.md",
     "docs/dashinfer.md",
     "docs/lmdeploy.md",
     "docs/server.md",
