@@ -175,7 +175,7 @@ def test_half_precision_base_computes_the_update_in_float32(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "w4a16"])
-def test_converted_base_has_the_bits_of_its_source(quantization: str, tmp_path: Path) -> None:
+def test_converted_base_has_the_bits_of_its_source(quantization: Any, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "base", CONFIG)
     converted = penstock.convert(model, tmp_path / "converted", quantization=quantization)
     adapter = write_adapter(tmp_path / "adapter", CONFIG, rank=16, lora_alpha=5)
