@@ -55,6 +55,7 @@ bench:  ## Benchmark the kernels and parts of the engine against the limits of t
 	cargo bench -p penstock-device --bench sampling -- --quick
 	cargo bench -p penstock-guidance --bench guidance
 	cargo bench -p penstock-kernels --bench kernels -- --quick
+	cargo bench -p penstock-models --bench adapter_steps -- --rounds 5 --ranks 16
 	cargo bench -p penstock-runner --bench control
 
 bench-suite: wheel $(DEV)  ## Compare whole models with other engines; writes benches/record (SUITE="--quick")

@@ -7,6 +7,7 @@
 //! to the plain step of the same round.
 
 #[path = "half_billion.rs"]
+#[allow(dead_code, reason = "each benchmark uses only a part")]
 mod half_billion;
 
 use std::error::Error;

@@ -357,6 +357,24 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
+    /// [`linear`](Self::linear) of the first rows of `x`, then [`add_adapters`](Self::add_adapters), with the same results.
+    #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
+    fn linear_with_adapters(
+        &mut self,
+        step: Self::Step<'_>,
+        rows: StepRows,
+        count: usize,
+        x: &Self::Operand,
+        weight: &Self::Matrix,
+        epilogue: Epilogue<&Self::Vector>,
+        matrix: u32,
+        adapters: &mut Self::Adapters,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.linear(0..count, x, weight, epilogue, out)?;
+        self.add_adapters(step, rows, x, weight, matrix, adapters, out)
+    }
+
     /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of
     /// k, epsilon) are given, rotates them in place, multiplies q by [`StepInputs::query_scales`], and writes k and v into the
     /// layer's cache.

@@ -105,12 +105,17 @@ impl Device {
     /// The product with the updates of matrix 1.
     fn product(&mut self, rows: &[(Range<usize>, u32)]) -> Vec<f32> {
         let Self { cpu, weight, x, out, adapters } = self;
-        cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
         let inputs = inputs(rows);
+        cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
         cpu.add_adapters(&inputs, StepRows::All, x, weight, 1, adapters, out).unwrap();
-        let mut values = vec![0.0; TOKENS * ROWS];
-        cpu.download(out, 0, &mut values).unwrap();
-        values
+        let mut apart = vec![0.0; TOKENS * ROWS];
+        cpu.download(out, 0, &mut apart).unwrap();
+        let (rows, store) = (StepRows::All, Epilogue::Store);
+        cpu.linear_with_adapters(&inputs, rows, TOKENS, x, weight, store, 1, adapters, out).unwrap();
+        let mut together = vec![0.0; TOKENS * ROWS];
+        cpu.download(out, 0, &mut together).unwrap();
+        assert_eq!(together, apart);
+        together
     }
 }
 

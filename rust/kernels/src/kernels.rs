@@ -8,19 +8,16 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use penstock_types::{Epilogue, WeightFormat};
+use penstock_types::WeightFormat;
 
 use crate::arch::{self, Table};
-use crate::generic::grid::{GridProduct, floats::GridFloatProduct};
-use crate::generic::matmul::{Output, Product, block_tiles, share_tiles};
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::RowTiles;
-use crate::grid::{GridLayout, is_supported};
 use crate::isa::{Isa, IsaError};
 use crate::kv::KvLayout;
 use crate::matrix::Matrix;
-use crate::operand::{Operand, OperandLayout};
-use crate::pool::{PanelClaims, Pool, SharedMut};
+use crate::operand::OperandLayout;
+use crate::pool::{Pool, SharedMut};
 use crate::rows::{Rows, RowsMut};
 
 /// The kernels of one instruction set. It has no state and is cheap to copy.
@@ -91,120 +88,6 @@ impl Kernels {
         layout
     }
 
-    /// `out[t][r] = sum over k of x[t][k] * matrix[r][k]`, then the epilogue.
-    ///
-    /// `matrices` are the parts of one matrix, one below the other. `x` is `[tokens, columns]`, in the form of
-    /// [`operand_layout`](Self::operand_layout); `out` is `[tokens, rows]`. The headers of the kernels say in which order
-    /// each sum is computed.
-    pub fn matmul(
-        &self,
-        pool: &Pool,
-        x: Operand<'_>,
-        tokens: usize,
-        matrices: &[Matrix<'_>],
-        epilogue: Epilogue<&[f32]>,
-        out: &mut [f32],
-    ) {
-        let columns = matrices.first().expect("a matrix").layout.columns;
-        let stride = matrices.iter().map(|matrix| matrix.layout.rows).sum();
-        let operand = self.operand_layout(matrices.iter().map(|matrix| matrix.layout.format), columns);
-        assert!(columns > 0, "{matrices:?} have no columns");
-        match (x, operand) {
-            (Operand::Floats(x), None) => assert_eq!(x.len(), tokens * columns, "x of {tokens} tokens"),
-            (Operand::Codes(x), Some(operand)) => {
-                assert_eq!(x.len(), tokens * operand.row_bytes, "codes of {tokens} tokens");
-                assert!(x.as_ptr().cast::<u32>().is_aligned(), "codes are aligned to 4 bytes");
-            }
-            _ => panic!("the rows have another form than the matrices read; this is a bug"),
-        }
-        assert_eq!(out.len(), tokens * stride, "out of {tokens} tokens");
-        if let Epilogue::Bias(bias) | Epilogue::AddBias(bias) = epilogue {
-            assert_eq!(bias.len(), stride, "bias");
-        }
-        for matrix in matrices {
-            if let WeightFormat::Grid(grid) = &matrix.layout.format {
-                assert!(is_supported(grid), "{grid:?}");
-            }
-            assert_eq!(matrix.layout.columns, columns, "columns of the parts of a matrix");
-            assert_eq!(matrix.bytes.len(), matrix.layout.bytes(), "bytes of {:?}", matrix.layout);
-        }
-        let shapes = if operand.is_some() { self.table.grid_tiles } else { self.table.tiles };
-        let tiles = RowTiles::new(tokens, shapes.max_rows());
-        // The unit of work is (token block, panel), panels fastest: the activations of a block stay in L2.
-        let blocks = RowTiles::new(tiles.count, block_tiles(shapes));
-        let panels: usize = matrices.iter().map(|matrix| matrix.layout.panels()).sum();
-        let claims = PanelClaims::new(pool, blocks.count, panels);
-        let unit = if tiles.count == 1 { shapes.panels_at_once(tokens) } else { 1 };
-        let limit = share_tiles(shapes) / tiles.count.clamp(1, block_tiles(shapes));
-        let out = SharedMut::new(out);
-        let run = |matrix: &Matrix<'_>, first_row: usize, panels: Range<usize>, tile_range: Range<usize>| {
-            let layout = matrix.layout;
-            let rows = first_row..first_row + layout.rows;
-            let output = Output {
-                rows: layout.rows,
-                stride,
-                epilogue: epilogue.map(|bias| &bias[rows.clone()]),
-                out: out.as_ptr().wrapping_add(first_row),
-            };
-            let weights = matrix.bytes.as_ptr();
-            // SAFETY: the table's instruction set is available; the pointers come from slices of the right lengths, which
-            // are borrowed here; every (block, panel) is claimed once; shares are within limits.
-            unsafe {
-                match (layout.format, x, operand) {
-                    (WeightFormat::Float(dtype), Operand::Floats(x), _) => {
-                        let product = Product { x: x.as_ptr(), columns, tokens: tiles, weights, output };
-                        (self.table.matmul.of(dtype))(&product, panels, tile_range);
-                    }
-                    (WeightFormat::Grid(grid), Operand::Floats(x), _) => {
-                        let layout = GridLayout::new(grid, columns);
-                        let multiply = self.table.multiply_decoded;
-                        let product = GridFloatProduct {
-                            x: x.as_ptr(),
-                            tokens: tiles,
-                            weights,
-                            layout,
-                            multiply,
-                            output,
-                        };
-                        (self.table.grid_float_matmul.of(grid.bits))(&product, panels, tile_range);
-                    }
-                    (WeightFormat::Grid(grid), Operand::Codes(x), Some(operand)) => {
-                        let (layout, kernel) =
-                            (GridLayout::new(grid, columns), self.table.grid_kernels.of(grid.bits));
-                        let product = GridProduct {
-                            x: x.as_ptr(),
-                            operand,
-                            tokens: tiles,
-                            weights,
-                            layout,
-                            kernel,
-                            output,
-                        };
-                        (self.table.grid_matmul)(&product, panels, tile_range);
-                    }
-                    _ => unreachable!("checked above"),
-                }
-            }
-        };
-        pool.share(&|worker| {
-            claims.for_each(worker, unit, limit, |mut share| {
-                while share.count > 0 {
-                    // The part of the share in one matrix.
-                    let (mut panel, mut row, mut index) = (share.panel, 0, 0);
-                    while panel >= matrices[index].layout.panels() {
-                        panel -= matrices[index].layout.panels();
-                        row += matrices[index].layout.rows;
-                        index += 1;
-                    }
-                    let count = share.count.min(matrices[index].layout.panels() - panel);
-                    run(&matrices[index], row, panel..panel + count, blocks.rows(share.block));
-                    share.panel += count;
-                    share.count -= count;
-                }
-            });
-        });
-    }
-
     /// Writes the rows of `x` in the form of `layout`.
     pub fn quantise(&self, pool: &Pool, x: Rows<'_>, layout: &OperandLayout, out: &mut [u8]) {
         assert_eq!(x.width(), layout.columns, "width of x");
@@ -221,27 +104,35 @@ impl Kernels {
         });
     }
 
-    /// Quantises rows that `compute` writes, one at a time, to a buffer of the worker.
+    /// Quantises rows that `compute` writes, one at a time, to `floats`, or to a buffer of the worker.
     fn quantise_rows(
         &self,
         pool: &Pool,
         count: usize,
         layout: &OperandLayout,
+        floats: Option<&mut [f32]>,
         out: &mut [u8],
         compute: &(dyn Fn(usize, *mut f32) + Sync),
     ) {
-        assert!(layout.columns <= OperandLayout::MOST_COLUMNS, "{layout:?} is too wide");
+        let columns = layout.columns;
+        assert!(columns <= OperandLayout::MOST_COLUMNS, "{layout:?} is too wide");
         assert_eq!(out.len(), count * layout.row_bytes, "bytes of the rows");
-        let out = SharedMut::new(out);
-        share_rows(pool, count, layout.columns, &|range| {
-            let mut floats = MaybeUninit::<[f32; OperandLayout::MOST_COLUMNS]>::uninit();
-            let floats = floats.as_mut_ptr().cast::<f32>();
+        if let Some(floats) = &floats {
+            assert_eq!(floats.len(), count * columns, "floats of the rows");
+        }
+        let (floats, out) = (floats.map(SharedMut::new), SharedMut::new(out));
+        share_rows(pool, count, columns, &|range| {
+            let mut buffer = MaybeUninit::<[f32; OperandLayout::MOST_COLUMNS]>::uninit();
             for row in range {
-                compute(row, floats);
                 // SAFETY: the table's instruction set is available; each row is visited once, and has been computed.
                 unsafe {
+                    let at = match &floats {
+                        Some(floats) => floats.slice(row * columns, columns).as_mut_ptr(),
+                        None => buffer.as_mut_ptr().cast(),
+                    };
+                    compute(row, at);
                     let to = out.slice(row * layout.row_bytes, layout.row_bytes);
-                    (self.table.quantise_row)(layout, floats, to.as_mut_ptr());
+                    (self.table.quantise_row)(layout, at, to.as_mut_ptr());
                 }
             }
         });
@@ -264,7 +155,8 @@ impl Kernels {
         });
     }
 
-    /// [`rms_norm`](Self::rms_norm) of each row, in the form of `layout`.
+    /// [`rms_norm`](Self::rms_norm) of each row, in the form of `layout`, and as `floats` if given.
+    #[expect(clippy::too_many_arguments, reason = "the operands of one operation")]
     pub fn rms_norm_codes(
         &self,
         pool: &Pool,
@@ -272,10 +164,11 @@ impl Kernels {
         weight: &[f32],
         eps: f32,
         layout: &OperandLayout,
+        floats: Option<&mut [f32]>,
         out: &mut [u8],
     ) {
         assert_eq!((x.width(), layout.columns), (weight.len(), weight.len()), "width of x, weight and out");
-        self.quantise_rows(pool, x.count(), layout, out, &|row, to| {
+        self.quantise_rows(pool, x.count(), layout, floats, out, &|row, to| {
             // SAFETY: the table's instruction set is available; `to` has a row.
             unsafe { (self.table.rms_norm)(x.row(row).as_ptr(), x.width(), weight, eps, to) }
         });
@@ -314,11 +207,18 @@ impl Kernels {
         self.gated(pool, Activation::GeluTanh, gate_up, out);
     }
 
-    /// [`silu_mul`](Self::silu_mul), in the form of `layout`.
-    pub fn silu_mul_codes(&self, pool: &Pool, gate_up: Rows<'_>, layout: &OperandLayout, out: &mut [u8]) {
+    /// [`silu_mul`](Self::silu_mul), in the form of `layout`, and as `floats` if given.
+    pub fn silu_mul_codes(
+        &self,
+        pool: &Pool,
+        gate_up: Rows<'_>,
+        layout: &OperandLayout,
+        floats: Option<&mut [f32]>,
+        out: &mut [u8],
+    ) {
         let width = layout.columns;
         assert_eq!(gate_up.width(), 2 * width, "width of gate_up and twice that of out");
-        self.quantise_rows(pool, gate_up.count(), layout, out, &|row, to| {
+        self.quantise_rows(pool, gate_up.count(), layout, floats, out, &|row, to| {
             // SAFETY: the table's instruction set is available; `to` has a row.
             unsafe { (self.table.gated)(Activation::Silu, gate_up.row(row).as_ptr(), width, to) }
         });

@@ -6,27 +6,31 @@
 //! B       a matrix in panels
 //! ```
 //!
-//! The products are Punica's (arXiv 2310.18547, section 4), "shrink" and "expand": each is one parallel region for all
-//! updates of a call.
+//! The products are Punica's (arXiv 2310.18547, section 4), "shrink" and "expand", for all updates of a call. They are
+//! parts of the parallel region of the product that they update: a worker first takes its share of the shrinks, and
+//! expands the output columns that it has computed as soon as all shrinks are complete. B is prefetched while the worker
+//! reads the weights of these columns.
 
 use std::ops::Range;
 
-use penstock_types::{Epilogue, LowRankShape, LowRankUpdate};
+use penstock_types::{LowRankShape, LowRankUpdate};
 
-use crate::generic::low_rank::Shrink;
-use crate::generic::matmul::{Output, Product, block_tiles};
-use crate::generic::tile::RowTiles;
+use crate::arch::Table;
+use crate::generic::low_rank::{Expand, Shrink};
 use crate::kernels::Kernels;
-use crate::matrix::MatrixLayout;
+use crate::matrix::{Matrix, MatrixLayout};
 use crate::panel::{LANES, panel_bytes, panel_index, write_floats};
-use crate::pool::{Claims, Pool, SharedMut};
-use crate::rows::{Rows, RowsMut};
+use crate::pool::{Claims, Pool, SharedMut, WaitableCounter};
+use crate::rows::Rows;
 
 /// Rows of A in a piece of work, and tokens.
-const SHRINK_ROWS: usize = 4;
+const SHRINK_ROWS: usize = 8;
 const SHRINK_TOKENS: usize = 32;
-/// Panels of B in a piece of work.
-const EXPAND_PANELS: usize = 8;
+/// Output columns in a piece of work, and tokens, if the product is complete already.
+const EXPAND_COLUMNS: usize = 8 * LANES;
+const EXPAND_TOKENS: usize = 96;
+/// The most bytes of B that are prefetched at once: a part of L2.
+const PREFETCHED: usize = 1 << 17;
 
 /// B.
 fn up(shape: &LowRankShape) -> MatrixLayout {
@@ -80,88 +84,89 @@ pub struct LowRankRows {
     pub updates: Range<usize>,
 }
 
+/// The updates of the rows of a product.
+#[derive(Debug)]
+pub struct LowRank<'a> {
+    /// The rows that the product reads, as float32.
+    pub x: Rows<'a>,
+    /// They do not overlap, nor do the output columns of the updates of a group.
+    pub groups: &'a [LowRankRows],
+    pub updates: &'a [LowRankUpdate],
+    /// Has A and B of all updates.
+    pub bytes: &'a [u8],
+    /// Room for the rank of every update of every row.
+    pub hidden: &'a mut [f32],
+}
+
 impl Kernels {
-    /// Adds to some rows of `out` the updates of these rows, times the rows of `x`.
-    ///
-    /// The rows of `groups` do not overlap, nor do the output columns of the updates of a group. `bytes` has all
-    /// updates. `hidden` has room for the rank of every update of every row.
-    #[expect(clippy::too_many_arguments, reason = "the operands of one operation")]
-    pub fn add_low_rank(
-        &self,
-        pool: &Pool,
-        x: Rows<'_>,
-        groups: &[LowRankRows],
-        updates: &[LowRankUpdate],
-        bytes: &[u8],
-        hidden: &mut [f32],
-        out: RowsMut<'_>,
-    ) {
-        check(x, groups, updates, bytes, hidden, &out);
-        let mut out = out;
-        let (hidden, stride) = (SharedMut::new(hidden), out.stride());
-        let out = out.shared();
-        let items = Items { groups, updates };
-        items.share(
-            pool,
-            |item| item.shrink_pieces(),
-            |item, piece| {
-                let LowRankUpdate { shape, scale, offset, .. } = *item.update;
-                let (tokens, rows) = item.shrink_piece(piece);
-                let call = Shrink {
-                    x: x.row(item.rows.start).as_ptr(),
-                    x_stride: x.stride(),
-                    columns: shape.columns,
-                    rows: bytes[offset..].as_ptr(),
-                    scale,
-                    out: hidden.as_ptr().wrapping_add(item.hidden),
-                    rank: shape.rank,
-                };
-                // SAFETY: the table's instruction set is available; the shapes were checked; each piece is claimed once.
-                unsafe { (self.table.shrink.of(shape.dtype))(&call, tokens, rows) }
-            },
-        );
-        let shapes = self.table.tiles;
-        let tiles = |item: &Item<'_>| RowTiles::new(item.rows.len(), shapes.max_rows());
-        let blocks = |item: &Item<'_>| RowTiles::new(tiles(item).count, block_tiles(shapes));
-        let panel_blocks = |item: &Item<'_>| up(&item.update.shape).panels().div_ceil(EXPAND_PANELS);
-        items.share(
-            pool,
-            |item| panel_blocks(item) * blocks(item).count,
-            |item, piece| {
-                let LowRankUpdate { shape, first_row, offset, .. } = *item.update;
-                let layout = up(&shape);
-                let (block, first) = (piece / panel_blocks(item), piece % panel_blocks(item) * EXPAND_PANELS);
-                let panels = first..layout.panels().min(first + EXPAND_PANELS);
-                let product = Product {
-                    x: hidden.as_ptr().cast_const().wrapping_add(item.hidden),
-                    columns: shape.rank,
-                    tokens: tiles(item),
-                    weights: bytes[offset + down_bytes(&shape)..].as_ptr(),
-                    output: Output {
-                        rows: layout.rows,
-                        stride,
-                        epilogue: Epilogue::Add,
-                        out: out.as_ptr().wrapping_add(item.rows.start * stride + first_row),
-                    },
-                };
-                // SAFETY: the table's instruction set is available; the shapes were checked; each piece is claimed once, and
-                // the first products are complete.
-                unsafe { (self.table.matmul.of(shape.dtype))(&product, panels, blocks(item).rows(block)) }
-            },
-        );
+    /// Adds the updates, times the rows of x, to the rows of `out`, each of `width` floats.
+    pub fn add_low_rank(&self, pool: &Pool, updates: LowRank<'_>, width: usize, out: &mut [f32]) {
+        assert!(out.len().is_multiple_of(width), "{} floats of rows of {width}", out.len());
+        let count = out.len() / width;
+        let updates = updates.start(self, pool, SharedMut::new(out), count, width);
+        let (blocks, parts) = (count.div_ceil(EXPAND_TOKENS), width.div_ceil(EXPAND_COLUMNS));
+        let claims = Claims::new(blocks * parts);
+        pool.share(&|_| {
+            updates.shrink();
+            while let Some(piece) = claims.next() {
+                let (row, column) = (piece / parts * EXPAND_TOKENS, piece % parts * EXPAND_COLUMNS);
+                let rows = row..count.min(row + EXPAND_TOKENS);
+                updates.expand(&rows, &(column..width.min(column + EXPAND_COLUMNS)));
+            }
+        });
     }
 }
 
-fn check(
-    x: Rows<'_>,
-    groups: &[LowRankRows],
-    updates: &[LowRankUpdate],
-    bytes: &[u8],
-    hidden: &[f32],
-    out: &RowsMut<'_>,
-) {
+impl<'a> LowRank<'a> {
+    /// Whether each panel of an update is part of a panel of a matrix.
+    pub(crate) fn is_aligned(&self, matrices: &[Matrix<'_>]) -> bool {
+        let is_part = |update: &LowRankUpdate| {
+            let mut first = 0;
+            matrices.iter().any(|matrix| {
+                let rows = first..first + matrix.layout.rows;
+                first = rows.end;
+                let end = update.first_row + update.shape.rows;
+                rows.contains(&update.first_row)
+                    && (update.first_row - rows.start).is_multiple_of(LANES)
+                    && end <= rows.end
+            })
+        };
+        let updates = |group: &LowRankRows| self.updates[group.updates.clone()].iter();
+        self.groups.iter().flat_map(updates).all(is_part)
+    }
+
+    /// The updates in a job on `pool`; `out` has `count` rows of `width` floats.
+    pub(crate) fn start(
+        self,
+        kernels: &Kernels,
+        pool: &Pool,
+        out: SharedMut<'a, f32>,
+        count: usize,
+        width: usize,
+    ) -> Updates<'a> {
+        check(&self, count, width);
+        let Self { x, groups, updates, bytes, hidden } = self;
+        let pieces = items(groups, updates).map(|item| item.shrink_pieces()).sum();
+        Updates {
+            table: kernels.table,
+            x,
+            groups,
+            updates,
+            bytes,
+            hidden: SharedMut::new(hidden),
+            out,
+            width,
+            claims: Claims::new(pieces),
+            pieces,
+            finished: pool.counter(),
+        }
+    }
+}
+
+fn check(low_rank: &LowRank<'_>, count: usize, width: usize) {
+    let LowRank { x, groups, updates, bytes, hidden } = low_rank;
     let (mut row, mut needed) = (0, 0);
-    for group in groups {
+    for group in *groups {
         assert!(group.rows.start >= row && !group.rows.is_empty(), "{groups:?} are not in order");
         row = group.rows.end;
         let mut column = 0;
@@ -170,7 +175,7 @@ fn check(
             assert!(shape.rank > 0, "{shape:?}");
             assert!(*first_row >= column, "the output columns of {updates:?} are not in order");
             column = first_row + shape.rows;
-            assert!(column <= out.width(), "{updates:?} have more output columns than {}", out.width());
+            assert!(column <= width, "{updates:?} have more output columns than {width}");
             assert!(
                 offset.checked_add(low_rank_bytes(shape)).is_some_and(|end| end <= bytes.len()),
                 "{updates:?}"
@@ -178,7 +183,7 @@ fn check(
             needed += group.rows.len() * shape.rank;
         }
     }
-    assert!(row <= x.count() && row <= out.count(), "rows {row} of {} and {}", x.count(), out.count());
+    assert!(row <= x.count() && row <= count, "rows {row} of {} and {count}", x.count());
     assert!(
         needed <= hidden.len(),
         "{needed} floats of the first products; there is room for {}",
@@ -186,11 +191,105 @@ fn check(
     );
 }
 
-/// Every update of every group.
-#[derive(Clone, Copy)]
-struct Items<'a> {
+/// The updates of a product in a job.
+pub(crate) struct Updates<'a> {
+    table: &'static Table,
+    x: Rows<'a>,
     groups: &'a [LowRankRows],
     updates: &'a [LowRankUpdate],
+    bytes: &'a [u8],
+    hidden: SharedMut<'a, f32>,
+    out: SharedMut<'a, f32>,
+    /// Floats of a row of `out`.
+    width: usize,
+    /// The pieces of the first products.
+    claims: Claims,
+    pieces: usize,
+    /// The number of pieces that are complete.
+    finished: WaitableCounter,
+}
+
+impl Updates<'_> {
+    /// Computes first products until all are claimed.
+    pub(crate) fn shrink(&self) {
+        let mut items = items(self.groups, self.updates);
+        let Some(mut item) = items.next() else { return };
+        let mut first = 0;
+        // Claims ascend, so each item is visited once.
+        while let Some(claimed) = self.claims.next() {
+            // Also if the kernel panics: another worker may wait.
+            let _finished = Finished(&self.finished);
+            while claimed - first >= item.shrink_pieces() {
+                first += item.shrink_pieces();
+                let Some(next) = items.next() else { return };
+                item = next;
+            }
+            let LowRankUpdate { shape, scale, offset, .. } = *item.update;
+            let (tokens, rows) = item.shrink_piece(claimed - first);
+            let call = Shrink {
+                x: self.x.row(item.rows.start).as_ptr(),
+                x_stride: self.x.stride(),
+                columns: shape.columns,
+                rows: self.bytes[offset..].as_ptr(),
+                scale,
+                out: self.hidden.as_ptr().wrapping_add(item.hidden),
+                rank: shape.rank,
+            };
+            // SAFETY: the table's instruction set is available; the shapes were checked; each piece is claimed once.
+            unsafe { (self.table.shrink.of(shape.dtype))(&call, tokens, rows) }
+        }
+    }
+
+    /// Prefetches the panels of B of some rows and columns of the output.
+    pub(crate) fn prefetch(&self, rows: &Range<usize>, columns: &Range<usize>) {
+        let mut left = PREFETCHED;
+        for item in items(self.groups, self.updates) {
+            let (tokens, panels) = (item.tokens(rows), item.panels(columns));
+            if tokens.is_empty() || panels.is_empty() {
+                continue;
+            }
+            let size = up(&item.update.shape).panel_bytes();
+            let bytes = (panels.len() * size).min(left);
+            left -= bytes;
+            let at = self.bytes[item.update.offset..].as_ptr();
+            let at = at.wrapping_add(down_bytes(&item.update.shape) + panels.start * size);
+            // SAFETY: the table's instruction set is available.
+            unsafe { (self.table.prefetch)(at, bytes) }
+        }
+    }
+
+    /// Waits for the first products and adds the second ones to some rows and columns of the output. A panel of an update
+    /// belongs to its first column.
+    pub(crate) fn expand(&self, rows: &Range<usize>, columns: &Range<usize>) {
+        self.finished.wait(|finished| finished == self.pieces);
+        for item in items(self.groups, self.updates) {
+            let (tokens, panels) = (item.tokens(rows), item.panels(columns));
+            if tokens.is_empty() || panels.is_empty() {
+                continue;
+            }
+            let LowRankUpdate { shape, first_row, offset, .. } = *item.update;
+            let call = Expand {
+                hidden: self.hidden.as_ptr().cast_const().wrapping_add(item.hidden),
+                rank: shape.rank,
+                rows: shape.rows,
+                panels: self.bytes[offset + down_bytes(&shape)..].as_ptr(),
+                out: self.out.as_ptr().wrapping_add(item.rows.start * self.width + first_row),
+                stride: self.width,
+            };
+            // SAFETY: the table's instruction set is available; the shapes were checked; the first products are complete, and
+            // the worker has claimed these rows and columns.
+            unsafe { (self.table.expand.of(shape.dtype))(&call, panels, tokens) }
+        }
+    }
+}
+
+/// Counts a piece when it is dropped.
+struct Finished<'a>(&'a WaitableCounter);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.increment();
+    }
 }
 
 /// One update of one group.
@@ -201,44 +300,17 @@ struct Item<'a> {
     hidden: usize,
 }
 
-impl<'a> Items<'a> {
-    fn each(self) -> impl Iterator<Item = Item<'a>> {
-        let mut hidden = 0;
-        self.groups
-            .iter()
-            .flat_map(move |group| {
-                self.updates[group.updates.clone()].iter().map(move |update| (&group.rows, update))
-            })
-            .map(move |(rows, update)| {
-                let item = Item { rows, update, hidden };
-                hidden += rows.len() * update.shape.rank;
-                item
-            })
-    }
-
-    /// Runs every piece of every item once, divided among the workers.
-    fn share(
-        self,
-        pool: &Pool,
-        pieces: impl Fn(&Item<'a>) -> usize + Sync,
-        run: impl Fn(&Item<'a>, usize) + Sync,
-    ) {
-        let claims = Claims::new(self.each().map(|item| pieces(&item)).sum());
-        pool.share(&|_| {
-            // A worker claims ascending pieces, so it visits every item once.
-            let mut items = self.each();
-            let Some(mut item) = items.next() else { return };
-            let mut first = 0;
-            while let Some(claimed) = claims.next() {
-                while claimed - first >= pieces(&item) {
-                    first += pieces(&item);
-                    let Some(next) = items.next() else { return };
-                    item = next;
-                }
-                run(&item, claimed - first);
-            }
-        });
-    }
+/// Every update of every group.
+fn items<'a>(groups: &'a [LowRankRows], updates: &'a [LowRankUpdate]) -> impl Iterator<Item = Item<'a>> {
+    let mut hidden = 0;
+    groups
+        .iter()
+        .flat_map(|group| updates[group.updates.clone()].iter().map(move |update| (&group.rows, update)))
+        .map(move |(rows, update)| {
+            let item = Item { rows, update, hidden };
+            hidden += rows.len() * update.shape.rank;
+            item
+        })
 }
 
 impl Item<'_> {
@@ -256,5 +328,19 @@ impl Item<'_> {
             (piece / self.row_blocks() * SHRINK_TOKENS, piece % self.row_blocks() * SHRINK_ROWS);
         let tokens = block..self.rows.len().min(block + SHRINK_TOKENS);
         (tokens, row..self.update.shape.rank.min(row + SHRINK_ROWS))
+    }
+
+    /// The tokens of the group that are among some rows of the output.
+    fn tokens(&self, rows: &Range<usize>) -> Range<usize> {
+        let inside = |row: usize| row.clamp(self.rows.start, self.rows.end) - self.rows.start;
+        inside(rows.start)..inside(rows.end)
+    }
+
+    /// The panels of B that begin in some columns of the output.
+    fn panels(&self, columns: &Range<usize>) -> Range<usize> {
+        let from = |column: usize| {
+            column.saturating_sub(self.update.first_row).min(self.update.shape.rows).div_ceil(LANES)
+        };
+        from(columns.start)..from(columns.end)
     }
 }

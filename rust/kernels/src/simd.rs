@@ -18,6 +18,10 @@ pub(crate) trait Simd: Copy {
     /// The shapes of the tiles of grid products: at most 6 rows and 2 panels.
     const GRID_TILES: TileShapes;
 
+    /// Whether the registers hold 16 accumulators beside 5 other vectors: the tiles of
+    /// [`shrink`](crate::generic::low_rank::shrink) are then of 4 tokens and 4 rows instead of 2 and 2.
+    const WIDE_SHRINK: bool = false;
+
     /// Whether [`mul_add`](Self::mul_add) rounds once.
     const IS_FUSED: bool = true;
 

@@ -6,10 +6,15 @@ mod common;
 
 use common::*;
 use penstock_kernels::{
-    Isa, Kernels, LowRankRows, Pool, Rows, RowsMut, low_rank_bytes, pack_low_rank, reference,
+    Kernels, LowRank, LowRankRows, Matrix, MatrixLayout, Operand, Pool, Rows, low_rank_bytes, pack_low_rank,
+    reference,
 };
-use penstock_types::{Dtype, LowRankShape, LowRankUpdate};
+use penstock_types::{
+    Activations, CodeBits, Dtype, Epilogue, Grid, LowRankShape, LowRankUpdate, Minimum, ScaleFormat,
+    WeightFormat,
+};
 use proptest::prelude::*;
+use std::ops::Range;
 
 /// An adapter of one product: its updates, and their matrices A and B.
 struct Adapter {
@@ -36,32 +41,49 @@ fn adapter(seed: u64, columns: usize, parts: &[usize], dtype: Dtype) -> Adapter 
     Adapter { updates, matrices }
 }
 
+/// The operands of the updates of groups of rows.
+#[derive(Default)]
+struct Operands {
+    updates: Vec<LowRankUpdate>,
+    bytes: Vec<u8>,
+    rows: Vec<LowRankRows>,
+    hidden: Vec<f32>,
+}
+
+impl Operands {
+    fn new(groups: &[(Range<usize>, &Adapter)]) -> Self {
+        let mut all = Self::default();
+        for (range, adapter) in groups {
+            let first = all.updates.len();
+            for (update, (a, b)) in adapter.updates.iter().zip(&adapter.matrices) {
+                let offset = all.bytes.len();
+                all.bytes.resize(offset + low_rank_bytes(&update.shape), 0xff);
+                pack_low_rank(&update.shape, a, b, &mut all.bytes[offset..]);
+                all.updates.push(LowRankUpdate { offset, ..*update });
+                all.hidden.resize(all.hidden.len() + update.shape.rank * range.len(), f32::NAN);
+            }
+            all.rows.push(LowRankRows { rows: range.clone(), updates: first..all.updates.len() });
+        }
+        all
+    }
+
+    fn of<'a>(&'a mut self, x: &'a [f32], columns: usize) -> LowRank<'a> {
+        let Self { updates, bytes, rows, hidden } = self;
+        LowRank { x: Rows::dense(x, columns), groups: rows, updates, bytes, hidden }
+    }
+}
+
 /// Adds the adapter of each group of rows to `out`.
 fn add(
     kernels: &Kernels,
     pool: &Pool,
     x: &[f32],
     columns: usize,
-    groups: &[(std::ops::Range<usize>, &Adapter)],
+    groups: &[(Range<usize>, &Adapter)],
     out: &mut [f32],
     width: usize,
 ) {
-    let (mut updates, mut bytes, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-    let mut hidden = 0;
-    for (range, adapter) in groups {
-        let first = updates.len();
-        for (update, (a, b)) in adapter.updates.iter().zip(&adapter.matrices) {
-            let offset = bytes.len();
-            bytes.resize(offset + low_rank_bytes(&update.shape), 0xff);
-            pack_low_rank(&update.shape, a, b, &mut bytes[offset..]);
-            updates.push(LowRankUpdate { offset, ..*update });
-            hidden += update.shape.rank * range.len();
-        }
-        rows.push(LowRankRows { rows: range.clone(), updates: first..updates.len() });
-    }
-    let mut hidden = vec![f32::NAN; hidden];
-    let (x, out) = (Rows::dense(x, columns), RowsMut::dense(out, width));
-    kernels.add_low_rank(pool, x, &rows, &updates, &bytes, &mut hidden, out);
+    kernels.add_low_rank(pool, Operands::new(groups).of(x, columns), width, out);
 }
 
 /// The reference, in f64 from A to B.
@@ -76,11 +98,6 @@ fn expected(x: &[f32], columns: usize, adapter: &Adapter, out: &mut [f32], width
     }
 }
 
-/// Kernels that do not round the first products to bf16.
-fn exact_kernels(dtype: Dtype) -> impl Iterator<Item = Kernels> {
-    all_kernels().filter(move |kernels| dtype != Dtype::Bf16 || kernels.isa() != Isa::Avx512Bf16)
-}
-
 fn check_against_reference(tokens: usize, parts: &[usize], columns: usize, dtype: Dtype, seed: u64) {
     let width: usize = parts.iter().sum();
     let (x, old) = (random_floats(seed, tokens * columns), random_floats(seed + 1, tokens * width));
@@ -88,7 +105,7 @@ fn check_against_reference(tokens: usize, parts: &[usize], columns: usize, dtype
     let mut want = old.clone();
     expected(&x, columns, &adapter, &mut want, width);
     let pool = Pool::new(2).unwrap();
-    for kernels in exact_kernels(dtype) {
+    for kernels in all_kernels() {
         let mut got = old.clone();
         add(&kernels, &pool, &x, columns, &[(0..tokens, &adapter)], &mut got, width);
         let what = format!("{tokens} x {parts:?} x {columns} {dtype:?} on {kernels:?}");
@@ -149,6 +166,72 @@ fn row_has_the_same_bits_alone_and_beside_others() {
                 add(&kernels, pool, &x, columns, &groups, &mut together, width);
                 assert_same_bits(&together, &alone, &format!("{dtype:?} on {kernels:?}"));
             }
+        }
+    }
+}
+
+/// The product of `tokens` rows with matrices of `parts` rows and their adapters, and the two operations one after the
+/// other.
+fn check_together(tokens: usize, parts: &[usize], columns: usize, format: WeightFormat, aligned: bool) {
+    let width: usize = parts.iter().sum();
+    let x = random_floats(1, tokens * columns);
+    let (old, bias) = (random_floats(2, tokens * width), random_floats(3, width));
+    // Unaligned updates begin in the middle of a panel.
+    let of_adapter = if aligned { parts.to_vec() } else { vec![7, width - 7] };
+    let adapters: Vec<_> = (0..3).map(|seed| adapter(seed, columns, &of_adapter, Dtype::Bf16)).collect();
+    let split = tokens.div_ceil(3);
+    let groups: Vec<_> =
+        [(0..split, 0), (split..tokens.min(2 * split), 1), (tokens.min(2 * split + 1)..tokens, 2)]
+            .into_iter()
+            .filter(|(rows, _)| !rows.is_empty())
+            .map(|(rows, index)| (rows, &adapters[index]))
+            .collect();
+    let packed = parts.iter().map(|rows| {
+        let layout = MatrixLayout { rows: *rows, columns, format };
+        (layout, pack(layout, &random_floats(*rows as u64, rows * columns)))
+    });
+    let packed: Vec<_> = packed.collect();
+    let matrices: Vec<_> = packed.iter().map(|(layout, bytes)| Matrix { layout: *layout, bytes }).collect();
+    for kernels in all_kernels() {
+        let layout = kernels.operand_layout(std::iter::once(format), columns);
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            let mut codes = vec![0; tokens * layout.map_or(0, |layout| layout.row_bytes())];
+            let operand = match &layout {
+                None => Operand::Floats(&x),
+                Some(layout) => {
+                    kernels.quantise(&pool, Rows::dense(&x, columns), layout, &mut codes);
+                    Operand::Codes(&codes)
+                }
+            };
+            let epilogue = Epilogue::AddBias(&*bias);
+            let (mut together, mut apart) = (old.clone(), old.clone());
+            let mut operands = Operands::new(&groups);
+            let updates = operands.of(&x, columns);
+            kernels.matmul_low_rank(&pool, operand, tokens, &matrices, epilogue, updates, &mut together);
+            kernels.matmul(&pool, operand, tokens, &matrices, epilogue, &mut apart);
+            let before = apart.clone();
+            add(&kernels, &pool, &x, columns, &groups, &mut apart, width);
+            assert!(groups.is_empty() || apart != before, "the updates change the product");
+            assert_same_bits(&together, &apart, &format!("{tokens} x {parts:?} {format:?} on {kernels:?}"));
+        }
+    }
+}
+
+#[test]
+fn product_with_updates_has_the_bits_of_both_operations() {
+    let int8 = Grid {
+        bits: CodeBits::Eight,
+        group: None,
+        scales: ScaleFormat::F32,
+        minimum: Minimum::Centred,
+        activations: Activations::Int8,
+    };
+    for format in [Dtype::Bf16.into(), WeightFormat::Grid(int8)] {
+        for aligned in [true, false] {
+            check_together(1, &[48, 16, 90], 70, format, aligned);
+            check_together(13, &[48, 17, 30], 70, format, aligned);
+            check_together(230, &[64, 300], 96, format, aligned);
         }
     }
 }

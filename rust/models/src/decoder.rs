@@ -229,19 +229,16 @@ impl<B: Backend> Decoder<B> {
         let outputs_all = inputs.output_rows.iter().copied().eq(0..tokens as u32);
         let (config, w) = (&self.config, workspace);
         let step = backend.upload(inputs, &mut w.rope, &w.slots, cache, w.adapters.as_ref())?;
-        let mut adapters = w.adapters.as_mut().filter(|_| !inputs.adapters.is_empty());
+        let adapters = w.adapters.as_mut().filter(|_| !inputs.adapters.is_empty());
+        let mut adapted = Adapted::<B> { step, adapters };
         let epsilon = config.norm_epsilon;
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
         backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
         for (index, layer) in layers.iter().enumerate() {
             let norm = &layer.attention_norm;
             backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
-            product(backend, tokens, &w.operand, &layer.qkv, &mut w.projected)?; // [t, q + 2 kv]
-            if let Some(adapters) = &mut adapters {
-                let (weight, matrix) = (&layer.qkv.weight, Product::Qkv.matrix(index));
-                let (rows, x, out) = (StepRows::All, &w.operand, &mut w.projected);
-                backend.add_adapters(step, rows, x, weight, matrix, adapters, out)?;
-            }
+            let updates = adapted.updates(StepRows::All, Product::Qkv.matrix(index));
+            product(backend, tokens, &w.operand, &layer.qkv, updates, &mut w.projected)?; // [t, q + 2 kv]
             let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
             backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.projected, index, cache)?;
             let last = index + 1 == layers.len();
@@ -262,26 +259,16 @@ impl<B: Backend> Decoder<B> {
             } else {
                 (tokens, &mut w.hidden, &w.operand)
             };
-            accumulate(backend, rows, attended, &layer.output, hidden)?;
-            if let Some(adapters) = &mut adapters {
-                let (weight, matrix) = (&layer.output.weight, Product::Output.matrix(index));
-                backend.add_adapters(step, of_step, attended, weight, matrix, adapters, hidden)?;
-            }
+            let updates = adapted.updates(of_step, Product::Output.matrix(index));
+            accumulate(backend, rows, attended, &layer.output, updates, hidden)?;
             let (norm, operand) = (&layer.mlp_norm, &mut w.operand);
             backend.rms_norm_for(&layer.gate_up.weight, rows, hidden, norm, epsilon, operand)?;
-            product(backend, rows, &w.operand, &layer.gate_up, &mut w.projected)?; // [t, 2 i]
-            if let Some(adapters) = &mut adapters {
-                let (weight, matrix) = (&layer.gate_up.weight, Product::GateUp.matrix(index));
-                let (x, out) = (&w.operand, &mut w.projected);
-                backend.add_adapters(step, of_step, x, weight, matrix, adapters, out)?;
-            }
+            let updates = adapted.updates(of_step, Product::GateUp.matrix(index));
+            product(backend, rows, &w.operand, &layer.gate_up, updates, &mut w.projected)?; // [t, 2 i]
             let (down, wide) = (&layer.down.weight, config.intermediate_size);
             backend.silu_mul(down, rows, wide, &w.projected, &mut w.operand)?; // [t, i]
-            accumulate(backend, rows, &w.operand, &layer.down, hidden)?;
-            if let Some(adapters) = &mut adapters {
-                let (weight, matrix) = (&layer.down.weight, Product::Down.matrix(index));
-                backend.add_adapters(step, of_step, &w.operand, weight, matrix, adapters, hidden)?;
-            }
+            let updates = adapted.updates(of_step, Product::Down.matrix(index));
+            accumulate(backend, rows, &w.operand, &layer.down, updates, hidden)?;
         }
         w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
@@ -332,26 +319,66 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// `out = linear(x)`
+/// The adapters of a step.
+struct Adapted<'s, 'a, B: Backend> {
+    step: B::Step<'s>,
+    /// `None` if no row has one.
+    adapters: Option<&'a mut B::Adapters>,
+}
+
+/// The updates of a product.
+struct Updates<'s, 'a, B: Backend> {
+    step: B::Step<'s>,
+    rows: StepRows,
+    matrix: u32,
+    adapters: &'a mut B::Adapters,
+}
+
+impl<'s, B: Backend> Adapted<'s, '_, B> {
+    /// The updates of these rows of the step, and of this matrix.
+    fn updates(&mut self, rows: StepRows, matrix: u32) -> Option<Updates<'s, '_, B>> {
+        let adapters = self.adapters.as_deref_mut()?;
+        Some(Updates { step: self.step, rows, matrix, adapters })
+    }
+}
+
+/// `out = linear(x)`, with the updates.
 fn product<B: Backend>(
     backend: &mut B,
     rows: usize,
     x: &B::Operand,
     linear: &Linear<B>,
+    updates: Option<Updates<'_, '_, B>>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
     let epilogue = linear.bias.as_ref().map_or(Epilogue::Store, Epilogue::Bias);
-    backend.linear(0..rows, x, &linear.weight, epilogue, out)
+    multiply(backend, rows, x, &linear.weight, epilogue, updates, out)
 }
 
-/// `out += linear(x)`
+/// `out += linear(x)`, with the updates.
 fn accumulate<B: Backend>(
     backend: &mut B,
     rows: usize,
     x: &B::Operand,
     linear: &Linear<B>,
+    updates: Option<Updates<'_, '_, B>>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
     let epilogue = linear.bias.as_ref().map_or(Epilogue::Add, Epilogue::AddBias);
-    backend.linear(0..rows, x, &linear.weight, epilogue, out)
+    multiply(backend, rows, x, &linear.weight, epilogue, updates, out)
+}
+
+fn multiply<B: Backend>(
+    backend: &mut B,
+    rows: usize,
+    x: &B::Operand,
+    weight: &B::Matrix,
+    epilogue: Epilogue<&B::Vector>,
+    updates: Option<Updates<'_, '_, B>>,
+    out: &mut B::Buffer,
+) -> Result<(), DeviceError> {
+    let Some(Updates { step, rows: of_step, matrix, adapters }) = updates else {
+        return backend.linear(0..rows, x, weight, epilogue, out);
+    };
+    backend.linear_with_adapters(step, of_step, rows, x, weight, epilogue, matrix, adapters, out)
 }

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use penstock_kernels::LowRankRows;
+use bytemuck::{cast_slice, cast_slice_mut};
+use penstock_kernels::{LowRank, LowRankRows, Rows};
 use penstock_types::{LowRankUpdate, PackedAdapter};
 
 use super::buffers::PAGE;
@@ -100,14 +101,17 @@ impl CpuAdapters {
         Ok(())
     }
 
-    /// The groups of rows of a product with a matrix, and their updates. The rows are those of the step or its output
-    /// rows.
-    pub(super) fn updates_of(
-        &mut self,
+    /// The updates of a product of a matrix with `columns` columns and rows of the step. `bytes` has the rows as float32 and
+    /// the memory of the adapters.
+    pub(super) fn updates_of<'a>(
+        &'a mut self,
         step: &StepInputs,
         rows: StepRows,
         matrix: u32,
-    ) -> (&[LowRankRows], &[LowRankUpdate]) {
+        columns: usize,
+        bytes: [&'a [u8]; 2],
+        hidden: &'a mut [u8],
+    ) -> LowRank<'a> {
         self.groups.clear();
         self.updates.clear();
         for AdapterRows { rows: all, adapter } in &step.adapters {
@@ -127,7 +131,14 @@ impl CpuAdapters {
                 self.groups.push(LowRankRows { rows, updates: start..self.updates.len() });
             }
         }
-        (&self.groups, &self.updates)
+        let count = self.groups.last().map_or(0, |group| group.rows.end);
+        LowRank {
+            x: Rows::dense(&cast_slice(bytes[0])[..count * columns], columns),
+            groups: &self.groups,
+            updates: &self.updates,
+            bytes: bytes[1],
+            hidden: cast_slice_mut(hidden),
+        }
     }
 
     /// Whether an adapter is loaded.

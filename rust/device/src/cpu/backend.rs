@@ -8,8 +8,8 @@ use std::task::{Poll, Waker};
 use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use penstock_kernels::{
-    AttentionCodes, MatrixLayout, Operand, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows,
-    RowsMut, Turn, is_supported, low_rank_bytes, pack_low_rank,
+    AttentionCodes, MatrixLayout, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows, RowsMut,
+    Turn, is_supported, low_rank_bytes, pack_low_rank,
 };
 use penstock_types::{
     AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
@@ -434,13 +434,14 @@ impl Backend for Cpu {
         let weight: &[f32] = cast_slice(weight);
         let width = weight.len();
         let x = Rows::dense(&cast_slice(x)[..rows * width], width);
-        if let Some(layout) = &reader.operand {
-            let codes = &mut codes[..rows * layout.row_bytes()];
-            kernels.rms_norm_codes(pool, x, weight, epsilon, layout, codes);
-        }
-        if reader.operand.is_none() || self.keeps_floats {
-            let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
-            kernels.rms_norm(pool, x, weight, epsilon, out);
+        let floats = &mut cast_slice_mut(floats)[..rows * width];
+        match &reader.operand {
+            None => kernels.rms_norm(pool, x, weight, epsilon, RowsMut::dense(floats, width)),
+            Some(layout) => {
+                let codes = &mut codes[..rows * layout.row_bytes()];
+                let floats = self.keeps_floats.then_some(floats);
+                kernels.rms_norm_codes(pool, x, weight, epsilon, layout, floats, codes);
+            }
         }
         Ok(())
     }
@@ -453,24 +454,14 @@ impl Backend for Cpu {
         epilogue: Epilogue<&CpuBuffer>,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let region = match weight.operand {
-            None => &x.floats,
-            Some(_) => &x.codes,
-        };
         let bias = epilogue.bias().map(|bias| &bias.0);
-        let regions = [Some(region), weight.weights.region(), bias, Some(&out.0)];
+        let regions = [Some(x.read_by(weight)), weight.weights.region(), bias, Some(&out.0)];
         let [x, bytes, bias, out] = lend_some(&mut self.arena, regions);
         let count = rows.len();
-        let x = match &weight.operand {
-            None => Operand::Floats(&cast_slice(x)[rows.start * weight.columns..rows.end * weight.columns]),
-            Some(layout) => {
-                Operand::Codes(&x[rows.start * layout.row_bytes()..rows.end * layout.row_bytes()])
-            }
-        };
         let out = &mut cast_slice_mut(out)[..count * weight.rows];
         let epilogue = epilogue.map(|_| cast_slice(bias));
         let matrices = &weight.matrices(bytes)[..weight.parts.len()];
-        self.kernels.matmul(&self.pool, x, count, matrices, epilogue, out);
+        self.kernels.matmul(&self.pool, weight.operand_rows(x, rows), count, matrices, epilogue, out);
         Ok(())
     }
 
@@ -486,12 +477,46 @@ impl Backend for Cpu {
     ) -> Result<(), DeviceError> {
         let [x, memory, hidden, out] =
             lend(&mut self.arena, [&x.floats, &adapters.memory, &adapters.hidden, &out.0]);
-        let (groups, updates) = adapters.updates_of(step, rows, matrix);
-        let Some(last) = groups.last() else { return Ok(()) };
-        let (count, columns, width) = (last.rows.end, weight.columns, weight.rows);
-        let x = Rows::dense(&cast_slice(x)[..count * columns], columns);
-        let out = RowsMut::dense(&mut cast_slice_mut(out)[..count * width], width);
-        self.kernels.add_low_rank(&self.pool, x, groups, updates, memory, cast_slice_mut(hidden), out);
+        let updates = adapters.updates_of(step, rows, matrix, weight.columns, [x, memory], hidden);
+        let Some(last) = updates.groups.last() else { return Ok(()) };
+        let out = &mut cast_slice_mut(out)[..last.rows.end * weight.rows];
+        self.kernels.add_low_rank(&self.pool, updates, weight.rows, out);
+        Ok(())
+    }
+
+    fn linear_with_adapters(
+        &mut self,
+        step: &StepInputs,
+        rows: StepRows,
+        count: usize,
+        x: &CpuOperand,
+        weight: &CpuMatrix,
+        epilogue: Epilogue<&CpuBuffer>,
+        matrix: u32,
+        adapters: &mut CpuAdapters,
+        out: &mut CpuBuffer,
+    ) -> Result<(), DeviceError> {
+        // Floats are both the operand of the product and that of the updates, and a region is lent once.
+        let codes = weight.operand.is_some().then_some(&x.codes);
+        let bias = epilogue.bias().map(|bias| &bias.0);
+        let regions = [
+            codes,
+            weight.weights.region(),
+            bias,
+            Some(&out.0),
+            Some(&x.floats),
+            Some(&adapters.memory),
+            Some(&adapters.hidden),
+        ];
+        let [codes, bytes, bias, out, floats, memory, hidden] = lend_some(&mut self.arena, regions);
+        let floats: &[u8] = floats;
+        let x = if weight.operand.is_some() { codes } else { floats };
+        let x = weight.operand_rows(x, 0..count);
+        let updates = adapters.updates_of(step, rows, matrix, weight.columns, [floats, memory], hidden);
+        let out = &mut cast_slice_mut(out)[..count * weight.rows];
+        let epilogue = epilogue.map(|_| cast_slice(bias));
+        let matrices = &weight.matrices(bytes)[..weight.parts.len()];
+        self.kernels.matmul_low_rank(&self.pool, x, count, matrices, epilogue, updates, out);
         Ok(())
     }
 
@@ -581,12 +606,14 @@ impl Backend for Cpu {
         let [gate_up, floats, codes] = lend(&mut self.arena, [&gate_up.0, &out.floats, &out.codes]);
         let (kernels, pool) = (&self.kernels, &self.pool);
         let gate_up = Rows::dense(&cast_slice(gate_up)[..rows * 2 * width], 2 * width);
-        if let Some(layout) = &reader.operand {
-            kernels.silu_mul_codes(pool, gate_up, layout, &mut codes[..rows * layout.row_bytes()]);
-        }
-        if reader.operand.is_none() || self.keeps_floats {
-            let out = RowsMut::dense(&mut cast_slice_mut(floats)[..rows * width], width);
-            kernels.silu_mul(pool, gate_up, out);
+        let floats = &mut cast_slice_mut(floats)[..rows * width];
+        match &reader.operand {
+            None => kernels.silu_mul(pool, gate_up, RowsMut::dense(floats, width)),
+            Some(layout) => {
+                let codes = &mut codes[..rows * layout.row_bytes()];
+                let floats = self.keeps_floats.then_some(floats);
+                kernels.silu_mul_codes(pool, gate_up, layout, floats, codes);
+            }
         }
         Ok(())
     }

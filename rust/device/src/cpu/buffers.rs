@@ -1,7 +1,10 @@
 //! The buffers of the CPU backend: regions of one arena, which lends their bytes to an operation while it runs.
 
+use std::ops::Range;
+
+use bytemuck::cast_slice;
 use bytes::Bytes;
-use penstock_kernels::{Matrix, MatrixLayout, OperandLayout};
+use penstock_kernels::{Matrix, MatrixLayout, Operand, OperandLayout};
 
 use super::numa::NumaMemory;
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
@@ -56,6 +59,16 @@ impl CpuMatrix {
         offset
     }
 
+    /// Some rows of an operand; `bytes` are those of [`CpuOperand::read_by`].
+    pub(super) fn operand_rows<'a>(&self, bytes: &'a [u8], rows: Range<usize>) -> Operand<'a> {
+        match &self.operand {
+            None => Operand::Floats(&cast_slice(bytes)[rows.start * self.columns..rows.end * self.columns]),
+            Some(layout) => {
+                Operand::Codes(&bytes[rows.start * layout.row_bytes()..rows.end * layout.row_bytes()])
+            }
+        }
+    }
+
     /// The parts with their bytes; those from `parts.len()` on are unspecified. `lent` has the bytes of the region.
     pub(super) fn matrices<'a>(&'a self, lent: &'a [u8]) -> [Matrix<'a>; MOST_PARTS] {
         let mut rest = match &self.weights {
@@ -74,6 +87,13 @@ impl CpuMatrix {
 pub struct CpuOperand {
     pub(super) floats: Region,
     pub(super) codes: Region,
+}
+
+impl CpuOperand {
+    /// The form that `matrix` reads.
+    pub(super) fn read_by(&self, matrix: &CpuMatrix) -> &Region {
+        if matrix.operand.is_some() { &self.codes } else { &self.floats }
+    }
 }
 
 /// Float32 values.

@@ -16,7 +16,7 @@ use std::ops::Range;
 use crate::generic::attention::{AttentionJob, AttentionShape};
 use crate::generic::grid::floats::{DecodedTile, GridFloatProduct};
 use crate::generic::grid::{GridKernel, GridProduct};
-use crate::generic::low_rank::Shrink;
+use crate::generic::low_rank::{Expand, Shrink};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
 use crate::generic::tile::TileShapes;
@@ -26,6 +26,7 @@ use penstock_types::{CodeBits, Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
 pub(crate) type ShrinkFn = unsafe fn(&Shrink, Range<usize>, Range<usize>);
+pub(crate) type ExpandFn = unsafe fn(&Expand, Range<usize>, Range<usize>);
 pub(crate) type GridFloatMatmulFn = unsafe fn(&GridFloatProduct<'_>, Range<usize>, Range<usize>);
 pub(crate) type CopyQueriesFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *mut f32);
 pub(crate) type AttendSplitFn = unsafe fn(&AttentionShape, &AttentionJob<'_>, *const f32, usize, *mut f32);
@@ -37,6 +38,8 @@ pub(crate) struct Table {
     pub(crate) tiles: TileShapes,
     pub(crate) matmul: PerDtype<MatmulFn>,
     pub(crate) shrink: PerDtype<ShrinkFn>,
+    pub(crate) expand: PerDtype<ExpandFn>,
+    pub(crate) prefetch: unsafe fn(*const u8, usize),
     pub(crate) grid_tiles: TileShapes,
     /// Products of rows of codes.
     pub(crate) grid_matmul: unsafe fn(&GridProduct<'_>, Range<usize>, Range<usize>),
@@ -175,6 +178,12 @@ macro_rules! compile_table {
                     f16: entry::shrink::<F16>,
                     bf16: entry::shrink::<Bf16>,
                 },
+                expand: PerDtype {
+                    f32: entry::expand::<F32>,
+                    f16: entry::expand::<F16>,
+                    bf16: entry::expand::<Bf16>,
+                },
+                prefetch: entry::prefetch,
                 grid_tiles: <$simd as $crate::simd::Simd>::GRID_TILES,
                 grid_matmul: entry::grid_matmul,
                 grid_kernels: PerBits {
@@ -275,6 +284,9 @@ macro_rules! compile_table {
                     = product::matmul;
                 fn shrink<E: PanelDtype>(call: &low_rank::Shrink, tokens: std::ops::Range<usize>, rows: std::ops::Range<usize>)
                     = low_rank::shrink;
+                fn expand<E: PanelDtype>(call: &low_rank::Expand, panels: std::ops::Range<usize>, tokens: std::ops::Range<usize>)
+                    = low_rank::expand;
+                fn prefetch(at: *const u8, bytes: usize) = low_rank::prefetch;
                 fn grid_matmul(p: &grid::GridProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)
                     = grid::grid_matmul;
                 fn grid_float_matmul<C: Codes>(p: &floats::GridFloatProduct<'_>, panels: std::ops::Range<usize>, tiles: std::ops::Range<usize>)

@@ -14,7 +14,7 @@ const SPINS: u32 = 2_000;
 const YIELDS: u32 = 2_000;
 
 #[derive(Debug)]
-pub(super) struct WaitableCounter {
+pub(crate) struct WaitableCounter {
     value: AtomicUsize,
     /// Whether a waiter spins and yields before it sleeps.
     spins: bool,
@@ -35,8 +35,13 @@ impl WaitableCounter {
         }
     }
 
+    /// Another counter at 0, whose waiters wait as those of this one.
+    pub(super) const fn another(&self) -> Self {
+        Self::new(self.spins)
+    }
+
     /// Waits until `condition` holds for the value, and returns the value. Writes before the change are visible.
-    pub(super) fn wait(&self, condition: impl Fn(usize) -> bool) -> usize {
+    pub(crate) fn wait(&self, condition: impl Fn(usize) -> bool) -> usize {
         let attempts = if self.spins { SPINS + YIELDS } else { 0 };
         for attempt in 0..attempts {
             // Acquire pairs with the writer's SeqCst (which is also a release).
@@ -77,7 +82,7 @@ impl WaitableCounter {
     }
 
     /// Adds one and wakes the waiters.
-    pub(super) fn increment(&self) {
+    pub(crate) fn increment(&self) {
         self.value.fetch_add(1, Ordering::SeqCst);
         self.wake();
     }

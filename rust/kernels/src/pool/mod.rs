@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use counter::WaitableCounter;
+pub(crate) use counter::WaitableCounter;
 use float_modes::Subnormals;
 pub(crate) use share::{Claims, PanelClaims, SharedMut};
 pub use turns::Turn;
@@ -265,6 +265,12 @@ impl Pool {
             resume_unwind(panic);
         }
         true
+    }
+
+    /// A counter at 0, on which the workers of a job wait for parts of it. A part must not wait for parts that no worker has
+    /// begun: a worker may join late, or not at all.
+    pub(crate) fn counter(&self) -> WaitableCounter {
+        self.state.generation.another()
     }
 
     /// Calls `each(i)` once for every `i` in `0..count`; workers claim indices in ascending order. Panics as
