@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
+from penstock.runtime.artifacts import secrets_of
 from support.remote import Asked, FileServer, Sent, serving_files
 from support.runtime import Answer, FakeEngine, Runtime, runtime_of
 from support.s3 import ACCESS, BUCKET, S3, serving_s3
@@ -345,6 +346,20 @@ def test_folder_stays_when_the_request_says_so(runtime: Runtime, s3: S3) -> None
     assert files_of(path) == ADAPTER
 
 
+def test_web_server_gets_the_headers_of_the_request(runtime: Runtime, hub: FileServer) -> None:
+    hub.files["/adapter.bin"] = b"weights"
+    url = f"{hub.url}/adapter.bin"
+    body = {"lora_name": "n", "artifact_url": url, "credentials": {"X-Token": "secret"}}
+    status, answer, _ = runtime.ask(LOAD, body)
+    assert (status, files_of(answer["local_path"])) == (200, {"adapter.bin": b"weights"})
+    assert {asked.headers["X-Token"] for asked in hub.requests} == {"secret"}
+    for headers in ({"X": "a\r\nEvil: 1"}, {"X\r\nEvil": "1"}, {"": "x"}, {"Host": "\x00"}):
+        other = {**body, "lora_name": "other", "credentials": headers}
+        status, error, _ = runtime.ask(LOAD, other)
+        assert (status, error["type"], error["param"]) == (422, "InvalidArgumentError", "headers")
+    assert not any("Evil" in asked.headers for asked in hub.requests)
+
+
 def test_dotted_name_is_accepted_to_the_end(runtime: Runtime, engine: FakeEngine, s3: S3) -> None:
     assert runtime.ask(LOAD, artifact(s3, lora_name="a.b"))[0] == 200
     assert engine.calls[0].body["lora_name"] == "a.b"
@@ -366,6 +381,7 @@ def test_credentials_come_from_a_mounted_secret(
     for name, value in KEYS.items():
         (secret / name).write_text(value + "\n")
     (secret / "..aws_secret_access_key").write_text("wrong")
+    assert secrets_of(runtime.application.state.settings, "my-secret") == KEYS
     body = artifact(s3, credentials=None, credentials_secret="my-secret")  # noqa: S106 - a name
     status, found, _ = runtime.ask(LOAD, body)
     assert (status, found["status"]) == (200, "success")

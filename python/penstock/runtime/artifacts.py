@@ -50,6 +50,9 @@ _CREDENTIALS = {
 #: Fields of `additional_config` that are options of the downloader.
 _CONFIG = frozenset({"endpoint", "region", "hf_endpoint", "hf_revision"})
 _SECRET_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+_HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]{1,256}", re.ASCII)
+#: Headers that the client of HTTP sets.
+_OWN_HEADERS = frozenset({"connection", "content-length", "host", "range", "transfer-encoding"})
 _MAX_SECRETS = 64
 _MAX_SECRET = 64 << 10
 _ERRORS: tuple[tuple[type[DownloadError], int, str], ...] = (
@@ -75,6 +78,9 @@ def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -
     """The options of a download that a request asks for, with the limits of the operator."""
     own = Options.load(uri)  # those of the environment
     options = Options.load(uri, extra)
+    if not all(_is_header(name, value) for name, value in options.headers.items()):
+        message = "headers: names and values of HTTP headers are expected, except of the message itself"
+        raise InvalidArgumentError(message, "headers")
     hosts = own.allowed_hosts
     if hosts is None:
         names = [urlsplit(url).hostname for url in (own.endpoint, own.hf_endpoint) if url]
@@ -85,6 +91,11 @@ def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -
     return msgspec.structs.replace(
         options, allowed_hosts=None if "*" in hosts else hosts, allowed_roots=roots
     )
+
+
+def _is_header(name: str, value: str) -> bool:
+    is_own = name.lower() in _OWN_HEADERS
+    return bool(_HEADER_NAME.fullmatch(name)) and not is_own and value.isascii() and value.isprintable()
 
 
 def request_options(uri: str, credentials: Mapping[str, str], config: Mapping[str, str]) -> dict[str, Any]:
