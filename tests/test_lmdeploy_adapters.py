@@ -240,6 +240,19 @@ def test_rank_of_the_engine_is_that_of_the_files(
         assert pipe.engine.config.max_adapter_rank == pipe.engine.adapters["a"].rank == 70
 
 
+def test_memory_holds_all_adapters(model: Path, tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [{"rank": rank} for rank in (1, 2, 3, 33, 64)]
+    options += [{"rank": 64, "dtype": "bfloat16"}, {"rank": 1, "modules": ("q_proj",)}]
+    adapters = {
+        f"a{index}": write_adapter(tmp_path / f"a{index}", CONFIG, **option)
+        for index, option in enumerate(options)
+    }
+    with open_pipeline(model, backend_config=PytorchEngineConfig(adapters=adapters)) as pipe:
+        for name in adapters:
+            assert pipe.infer("ab", GREEDY, adapter_name=name).finish_reason == "length"
+        assert all(adapter.on_device for adapter in pipe.engine.adapters.values())
+
+
 # ---- sessions
 
 

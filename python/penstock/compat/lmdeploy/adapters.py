@@ -21,6 +21,8 @@ _DEFAULT_NAME = "default"
 #: The rank in an `adapter_config.json` that has none.
 _DEFAULT_RANK = 8
 _MAX_RANK = 1024
+#: Bytes for each adapter, for the padding of small ones.
+_PADDING = 1 << 20
 
 
 def adapters_of(value: Any) -> dict[str, str]:
@@ -38,20 +40,24 @@ def adapters_of(value: Any) -> dict[str, str]:
 
 
 def add_adapters(options: EngineOptions, adapters: Mapping[str, str]) -> None:
-    """Add the options for these adapters: their number and, of those that are not on the hub, the rank."""
+    """Add the options for these adapters: their number and, unless one is on the hub, rank and memory."""
     if not adapters:
         return
     options["max_adapters"] = len(adapters)
-    ranks = [rank for path in adapters.values() if (rank := _rank(Path(path).expanduser())) is not None]
-    if len(ranks) == len(adapters):
+    known = [_rank_and_size(Path(path).expanduser()) for path in adapters.values()]
+    ranks, sizes = [rank for rank, _ in known], [size for _, size in known]
+    if all(ranks):
         options["max_adapter_rank"] = min(max(ranks), _MAX_RANK)
+        # Packed tensors have padding; those of two types are float32.
+        options["adapter_cache_bytes"] = sum(sizes) * 5 // 4 + max(sizes) + len(sizes) * _PADDING
 
 
-def _rank(path: Path) -> int | None:
-    """The highest rank in an adapter's configuration; `None` if it cannot be read."""
+def _rank_and_size(path: Path) -> tuple[int, int]:
+    """The highest rank in an adapter's configuration and the bytes of its tensors; 0 if they are unknown."""
     try:
+        size = (path / "adapter_model.safetensors").stat().st_size
         config = json.loads((path / "adapter_config.json").read_bytes())
         ranks = [config.get("r", _DEFAULT_RANK), *(config.get("rank_pattern") or {}).values()]
     except (OSError, ValueError, RecursionError, AttributeError):
-        return None
-    return max((rank for rank in ranks if type(rank) is int and rank > 0), default=None)
+        return 0, 0
+    return max((rank for rank in ranks if type(rank) is int and rank > 0), default=0), size
