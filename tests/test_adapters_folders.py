@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import shutil
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -275,3 +277,48 @@ def test_file_that_shrinks_later_does_not_matter(engine: penstock.Engine, folder
     shutil.rmtree(folder)
     assert run(engine, "adapter") == expected
     engine.blocking.unload_adapter("adapter")
+
+
+def damage(content: bytes, chance: random.Random) -> bytes:
+    """The content with some bytes replaced, inserted, removed or repeated."""
+    changed = bytearray(content)
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        end = min(len(changed), chance.choice((16, 300, 3000, len(changed))))
+        start = chance.randrange(max(end, 1))
+        length = chance.choice((0, 1, 1, 4, 30))
+        new = chance.choice(
+            (
+                bytes(chance.randrange(256) for _ in range(chance.choice((0, 1, 4)))),
+                chance.choice(
+                    (b"0", b"9", b"-1", b"1e9", b"null", b"true", b'"', b"[]", b"{}", b",", b"\\", b"(")
+                ),
+                bytes(changed[start : start + length]) * 2,
+            )
+        )
+        changed[start : start + length] = new
+    return bytes(changed)
+
+
+def test_random_damage_is_refused_or_has_no_effect_on_others(
+    engine: penstock.Engine, base: Any, folder: Path
+) -> None:
+    chance = random.Random(5)
+    small = write_adapter(folder, CONFIG, rank=1, modules=("q_proj", "up_proj"))
+    contents = {name: (small / name).read_bytes() for name in (SETTINGS, WEIGHTS)}
+    num_loaded = 0
+    for _ in range(200):
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        name = chance.choice((SETTINGS, WEIGHTS))
+        (folder / name).write_bytes(damage(contents[name], chance))
+        try:
+            engine.blocking.load_adapter("damaged", folder)
+        except penstock.AdapterLoadError:
+            continue
+        num_loaded += 1
+        with suppress(penstock.GenerationError):  # its outputs are not finite
+            run(engine, "damaged")
+        engine.blocking.unload_adapter("damaged")
+    assert 5 < num_loaded < 195
+    assert engine.adapters == {}
+    assert run(engine) == base

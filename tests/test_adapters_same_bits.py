@@ -188,6 +188,28 @@ def test_base_rows_have_the_bits_of_an_engine_without_adapters(model: Path, alon
     assert len(runs) == 3
 
 
+def test_16_threads_change_no_bit(model: Path, folders: dict[str, Path], alone: list[Any]) -> None:
+    with open_engine(model, folders, threads=16) as engine:
+        assert run_together(engine, requests()) == alone
+
+
+def test_matrices_of_two_types_have_the_bits_of_float32(model: Path, tmp_path: Path) -> None:
+    """A in float32 and B in float16, beside the same values in float32."""
+    wide, half = make_tensors(CONFIG), make_tensors(CONFIG, dtype="float16")
+    mixed = {name: half[name] if "lora_B" in name else values for name, values in wide.items()}
+    rounded = {name: ("F32", values.astype(np.float32)) for name, (_, values) in mixed.items()}
+    folders = {
+        "mixed": write_adapter_files(tmp_path / "mixed", {"r": 8}, mixed),
+        "rounded": write_adapter_files(tmp_path / "rounded", {"r": 8}, rounded),
+        "wide": write_adapter_files(tmp_path / "wide", {"r": 8}, wide),
+    }
+    prompt, params = requests()[0]
+    with open_engine(model, folders) as engine:
+        runs = [(prompt, params.replace(adapter=name)) for name in folders]
+        outputs = run_alone(engine, runs)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_has_the_bits_of_its_float32_values(dtype: str, model: Path, tmp_path: Path) -> None:
     half = make_tensors(CONFIG, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -312,3 +313,46 @@ async def test_many_adapters_move_together_for_a_large_one(tiny_model: Path, tmp
             assert {"s0", name} <= loaded
             assert sum(bytes_of[other] for other in loaded) <= memory
         request.cancel()
+
+
+@pytest.mark.parametrize("max_adapters", [1, 3])
+async def test_storm_of_loads_never_mixes_adapters(
+    max_adapters: int, tiny_model: Path, folders: list[Path]
+) -> None:
+    """Names change their adapters all the time; each output is that of one of the adapters of the name."""
+    own = {"a": (0, 1), "b": (2, 3)}
+    params = PARAMS.replace(max_tokens=20)
+    expected: dict[int, Any] = {}
+    limits = {"max_adapters": max_adapters, "max_cpu_adapters": 40, "max_num_seqs": 8}
+    async with make_engine(tiny_model, **limits) as engine:
+        for index in range(4):
+            await engine.load_adapter("alone", folders[index], replace=True)
+            expected[index] = await run(engine, "alone", params)
+        await engine.unload_adapter("alone")
+        base = await run(engine, None, params)
+
+        async def change(name: str) -> None:
+            for number in range(20):
+                folder = folders[own[name][number % 2]]
+                await engine.load_adapter(name, folder, replace=number % 4 != 3)
+                if number % 4 == 2:
+                    await engine.unload_adapter(name, force=number % 8 == 2)
+            await engine.load_adapter(name, folders[own[name][0]], replace=True)
+
+        async def ask(name: str) -> None:
+            missing = 6
+            while missing > 0:
+                with suppress(penstock.AdapterNotFoundError, penstock.GenerationError):  # it was unloaded
+                    found = await run(engine, name, params)
+                    assert found in [expected[index] for index in own[name]]
+                    missing -= 1
+                assert await run(engine, None, params) == base
+
+        async with anyio.create_task_group() as group:
+            for name in own:
+                group.start_soon(change, name)
+                for _ in range(4):
+                    group.start_soon(ask, name)
+        assert [await run(engine, name, params) for name in own] == [expected[0], expected[2]]
+        await assert_at_rest(engine)
+        assert {name: adapter.running for name, adapter in engine.adapters.items()} == {"a": 0, "b": 0}
