@@ -144,6 +144,9 @@ def test_process_is_small_and_ends_with_status_0(tmp_path: Path) -> None:
         assert runtime.ask(LOAD, {"lora_name": "a", "lora_path": "a/b"})[0] == 401
         with runtime.send(b"GET /healthz HTTP/1.1\r\nX: " + b"x" * (1 << 20)) as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
+        # The library of downloads is imported then.
+        body = {"model_uri": "s3://bucket/model/", "download_extra_config": {"ak": "x"}}
+        assert runtime.ask("/v1/model/download", body, headers=key)[0] == 422
         [resident] = re.findall(r"VmRSS:\s+(\d+)", _status(runtime.process.pid))
         assert int(resident) <= 60 << 10
     log = b"".join(runtime.application)
