@@ -277,16 +277,20 @@ def test_killed_downloads_resume_to_the_same_bytes(server: FileServer, forks: Fo
         others = server.num_sent - recorded_bytes(tmp_path)
         child = forks.start(*order)
         assert server.is_stopped.wait(20)
-        # In the other half, most of what was sent is lost in the buffers of the sockets.
-        while number % 2 and recorded_bytes(tmp_path) < server.num_sent - others - 4096:
-            threading.Event().wait(0.001)
+        if number % 2:  # in the other half, most of what was sent is lost in the buffers of the sockets
+            for _ in range(50):
+                if recorded_bytes(tmp_path) > server.num_sent - others - 4096:
+                    break
+                threading.Event().wait(0.001)
         os.kill(child, signal.SIGKILL)
         assert forks.wait() == signal.SIGKILL
         assert "model.safetensors" not in files_of(tmp_path)
         assert model_state(tmp_path) == ("partial", "huggingface")
     server.stop_after(None)
-    num_sent = server.num_sent
+    num_sent, num_recorded = server.num_sent, recorded_bytes(tmp_path)
     forks.start(*order)
     assert forks.wait() == 0
     assert files_of(tmp_path) == server.models[NAME]
-    assert server.num_sent - num_sent + num_sent * 0.4 < len(content)
+    assert num_recorded > 4 * MIB
+    # The server can still send parts to sockets of processes that were killed.
+    assert server.num_sent - num_sent < len(content) - num_recorded + 4 * MIB
