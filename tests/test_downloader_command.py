@@ -23,6 +23,7 @@ from penstock.runtime.downloader import (
     Progress,
     default_local_dir,
     download_model,
+    model_state,
     run,
 )
 from support.aliases import ALIASES
@@ -231,6 +232,7 @@ def test_two_processes_with_one_target_download_once(server: FileServer, tmp_pat
     second = start(*arguments, HF_ENDPOINT=server.url)
     assert second.stderr is not None
     assert "waiting for another download" in second.stderr.readline()
+    assert model_state(tmp_path / "tiny") == ("downloading", "huggingface")
     server.stop_after(None)
     assert finish(first)[:2] == (0, f"{tmp_path / 'tiny'}\n")
     assert finish(second)[:2] == (0, f"{tmp_path / 'tiny'}\n")

@@ -199,6 +199,7 @@ def test_threads_end_with_the_download(server: FileServer, tmp_path: Path) -> No
     "sent",
     [
         Sent(206, b"x" * MIB, {"Content-Range": f"bytes 5-{MIB + 4}/{len(CONTENT)}"}),
+        Sent(206, b"x" * (MIB - 5), {"Content-Range": f"bytes 5-{MIB - 1}/{len(CONTENT)}"}),
         Sent(206, b"x" * MIB),
         Sent(206, b"x" * MIB, {"Content-Range": "bytes nonsense"}),
         Sent(200, CONTENT, {"Content-Encoding": "gzip"}),
@@ -278,6 +279,16 @@ def test_redirect_from_https_to_http_is_refused(
         with pytest.raises(AccessDeniedError, match="not encrypted"):
             download(resolve(uri, Options.load(uri, {}, {})), tmp_path / "b")
     assert server.requests == []
+
+
+def test_forced_download_does_not_resume(server: FileServer, tmp_path: Path) -> None:
+    server.faults.append(lambda asked: Sent(400) if (asked.range() or (0,))[0] else None)
+    with pytest.raises(TransferError):
+        fetch(server, tmp_path, num_threads=1)
+    server.faults.clear()
+    seen: list[Progress] = []
+    assert fetch(server, tmp_path, force_download=True, progress=seen.append) == CONTENT
+    assert seen[-1].fetched_bytes == len(CONTENT)
 
 
 # ---- limits and disks

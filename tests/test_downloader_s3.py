@@ -22,7 +22,7 @@ from penstock.runtime.downloader import (
     model_state,
     resolve,
 )
-from support.remote import FakeClock, files_of, serving_files
+from support.remote import FakeClock, etag_of, files_of, serving_files
 from support.s3 import ACCESS, BUCKET, S3, S3Request, serving_s3
 
 if TYPE_CHECKING:
@@ -101,6 +101,8 @@ def test_parts_are_ranges_and_fit_together(s3: S3, tmp_path: Path) -> None:
     ranges = {request.headers["RANGE"] for request in s3.asked("parts/model.safetensors")}
     expected = {"bytes=0-65535", "bytes=65536-131071", "bytes=131072-196607", "bytes=196608-204799"}
     assert (len(s3.asked("parts/model.safetensors")), ranges) == (4, expected)
+    versions = {request.headers["IF_MATCH"] for request in s3.asked("parts/model.safetensors")}
+    assert versions == {etag_of(content)}
 
 
 def test_suffixes_have_blanks_in_the_environment(s3: S3, tmp_path: Path) -> None:

@@ -197,12 +197,13 @@ def test_other_weights_beside_safetensors_are_left_out(server: FileServer, tmp_p
 
 
 def test_safetensors_begin_first_and_large_files_before_small(server: FileServer, tmp_path: Path) -> None:
+    server.models[NAME]["large.json"] = bytes(200_000)
     fetch(server, tmp_path, num_threads=1)
     names = list(dict.fromkeys(asked.path.rpartition("/")[2] for asked in server.asked("/resolve/")))
     assert names[:3] == [
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
-        "tokenizer.json",
+        "large.json",
     ]
 
 

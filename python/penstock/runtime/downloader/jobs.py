@@ -24,6 +24,7 @@ __all__ = ["Job"]
 
 MAX_RESTARTS = 3
 MAX_BUFFER = 1 << 20
+MAX_PARTS = 10_000
 
 
 class Job:
@@ -57,15 +58,23 @@ class Job:
         options, size = self._source.options, self._file.size
         if size is None or size < options.part_threshold or not self._file.version or self._ignores_ranges:
             return 1
-        return -(-size // options.part_chunksize)
+        return -(-size // self._part_size)
 
-    def needed_bytes(self) -> int:
+    @property
+    def _part_size(self) -> int:
+        return max(self._source.options.part_chunksize, -(-(self._file.size or 0) // MAX_PARTS))
+
+    def needed_bytes(self, *, is_fresh: bool) -> int:
         """The bytes on disk that the file still takes."""
+        if not is_fresh and self._target.may_be_current(self._file):
+            return 0
         size = self._file.size or 0
         return max(0, size - PartialFile.allocated_bytes(self._target.state, self._file))
 
     def begin(self, *, is_fresh: bool) -> list[int]:
-        """Open the file; returns the parts that are incomplete. `is_fresh` ignores a file that is here."""
+        """Open the file; returns the parts that are incomplete. `is_fresh` ignores what is here."""
+        if is_fresh and not self._num_restarts:
+            PartialFile.remove(self._target.state, self._file)
         may_be_here = not is_fresh and self._target.may_be_current(self._file)
         needs_checksum = self.num_parts > 1 or PartialFile.allocated_bytes(self._target.state, self._file) > 0
         if needs_checksum or may_be_here or self._num_restarts:
@@ -75,7 +84,7 @@ class Job:
         if may_be_here and self._is_here():
             self._counts.add_found(self._file.size or 0)
             return []
-        part_size = self._source.options.part_chunksize if self.num_parts > 1 else None
+        part_size = self._part_size if self.num_parts > 1 else None
         self._partial = partial = PartialFile(self._target.state, self._file, part_size)
         self._counts.add_found(sum(partial.done))
         self._start_hash()

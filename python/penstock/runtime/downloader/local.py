@@ -71,8 +71,7 @@ class LocalSource:
             return
         if not self.path.is_dir():
             raise ModelNotFoundError(f"{self.path}: no such file or directory")
-        for folder, folders, names in os.walk(self.path):
-            folders[:] = [name for name in folders if not (Path(folder) / name).is_symlink()]
+        for folder, _, names in os.walk(self.path):
             for name in names:
                 path = Path(folder) / name
                 relative = path.relative_to(self.path).as_posix()

@@ -26,7 +26,7 @@ MIN_RESUMED = 1 << 20
 MIN_PART_SIZE = 1 << 16
 _OFFSET = 4096
 _COUNT = struct.Struct("<Q")
-_HASH_CHUNK = 4 << 20
+_HASH_CHUNK = 1 << 20
 
 
 def hash_file(hasher: Hasher, file: int, start: int, stop: int) -> None:
@@ -38,6 +38,12 @@ def hash_file(hasher: Hasher, file: int, start: int, stop: int) -> None:
 
 def _key_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:40]
+
+
+def _remove(folder: int, key: str) -> None:
+    for name in (f"{key}.state", f"{key}.part"):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
 
 
 class PartialFile:
@@ -60,7 +66,7 @@ class PartialFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if done is None else 0)
         if done is None:
             self.close()
-            self._remove_state()
+            _remove(folder, self._name)
         self._data = os.open(f"{self._name}.part", flags, 0o644, dir_fd=folder)
         #: The complete bytes of each part.
         self.done = done or [0] * self.num_parts
@@ -115,19 +121,17 @@ class PartialFile:
         self.close()
         target.publish(f"{self._name}.part", file.name)
         target.record(file, size)
-        self._remove_state()
+        _remove(self._folder, self._name)
 
     def discard(self) -> None:
         """Remove the file and its record."""
         self.close()
-        self._remove_state()
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._name}.part", dir_fd=self._folder)
+        _remove(self._folder, self._name)
 
-    def _remove_state(self) -> None:
-        """Remove the record."""
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._name}.state", dir_fd=self._folder)
+    @staticmethod
+    def remove(folder: int, file: RemoteFile) -> None:
+        """Remove what an earlier download left of this file."""
+        _remove(folder, _key_of(file.name))
 
     def close(self) -> None:
         """Close the descriptors."""

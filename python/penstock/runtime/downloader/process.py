@@ -61,7 +61,9 @@ async def run(
 
     # -P: modules in the current directory are not found.
     command = [sys.executable, "-P", "-m", "penstock.runtime.downloader.child"]
-    process = await anyio.open_process(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
+    process = await anyio.open_process(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, start_new_session=True
+    )
     try:
         if process.stdin is None or process.stdout is None:
             raise errors.DownloadError("the child process has no pipes")

@@ -272,12 +272,11 @@ def _xml(content: bytes, uri: str) -> ET.Element:
 
 def _checksum(reply: Reply, size: int) -> Checksum | None:
     """The first checksum of the whole object that can be computed; an ETag is an MD5 of some objects only."""
-    if reply.header("x-amz-checksum-type") != "COMPOSITE":
-        for algorithm in _CHECKSUMS:
-            text = reply.header(f"x-amz-checksum-{algorithm}")
-            checksum = of_base64(algorithm, text) if text else None
-            if checksum is not None and start_hasher(checksum, size) is not None:
-                return checksum
+    for algorithm in _CHECKSUMS:
+        text = reply.header(f"x-amz-checksum-{algorithm}")
+        checksum = of_base64(algorithm, text) if text else None
+        if checksum is not None and start_hasher(checksum, size) is not None:
+            return checksum
     etag = re.fullmatch(r'"([0-9a-f]{32})"', reply.header("ETag") or "")
     encryption = reply.header("x-amz-server-side-encryption")
     own_key = reply.header("x-amz-server-side-encryption-customer-algorithm")

@@ -90,8 +90,12 @@ class Target:
         self.directory = directory
         self._source = source
         self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        self.state, _ = self._open_parent(f"{_STATE}/{_LOCK}", create=True)
-        self._manifest = -1
+        self.state = self._manifest = -1
+        try:
+            self.state, _ = self._open_parent(f"{_STATE}/{_LOCK}", create=True)
+        except BaseException:
+            self.close()
+            raise
         self._files: dict[str, dict[str, Any]] = {}
 
     def close(self) -> None:

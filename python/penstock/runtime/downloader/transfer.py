@@ -133,7 +133,7 @@ def _transfer(
             counts.add_file()
         else:
             jobs.append(Job(source, file, target, workers.session, counts))
-    needed = sum(job.needed_bytes() for job in jobs)
+    needed = sum(job.needed_bytes(is_fresh=is_fresh) for job in jobs)
     if needed > (free := target.free_bytes()):
         message = f"{target.directory}: {needed} bytes are needed, {free} are free"
         raise InsufficientSpaceError(message)
