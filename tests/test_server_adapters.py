@@ -54,6 +54,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
+    """A server without adapters, of which three sequences have a slot."""
+    with lora_server(tmp_path_factory.mktemp("narrow"), max_num_seqs=3) as server:
+        yield server
+
+
 @pytest.fixture
 def extra(server: LoraServer) -> Iterator[str]:
     """The name of an adapter that a test may unload; its files are those of "one"."""
@@ -239,6 +246,29 @@ def test_unloaded_adapter_finishes_its_requests(server: LoraServer, extra: str) 
     assert (status, answer["choices"]) == (200, expected)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_batch_ends_if_its_adapter_is_unloaded_before_the_rest(narrow: LoraServer, stream: bool) -> None:  # noqa: FBT001
+    assert narrow.load("extra", narrow.root / "one")[0] == 200
+    body = {"model": "extra", "prompt": [PROMPT] * 20, "max_tokens": 2, "stream": stream}
+    answers: list[Any] = []
+    with held(narrow.engine):
+        running = in_thread(lambda: answers.append(narrow.ask("/v1/completions", body)))
+        wait_until(lambda: num_unfinished(narrow, "extra") == 3)  # as many as run at the same time
+        unloading = in_thread(lambda: narrow.unload("extra"))
+        wait_until(lambda: "extra" not in narrow.engine.adapters)
+    running.join()
+    unloading.join()
+    status, answer, _ = answers[0]
+    error = json.loads(answer.decode().strip().split("\n\n")[-1].removeprefix("data: ")) if stream else answer
+    assert status == (200 if stream else 404)
+    assert error["error"] == {
+        "message": "the model does not exist: its adapter was unloaded",
+        "type": "not_found_error",
+        "param": "model",
+        "code": "model_not_found",
+    }
+
+
 @pytest.mark.parametrize("path", REQUESTS)
 def test_forced_unload_is_an_error_of_its_requests(server: LoraServer, extra: str, path: str) -> None:
     body = {"model": extra, **long(path)}
@@ -292,30 +322,29 @@ def test_loads_and_unloads_do_not_disturb_streams(server: LoraServer) -> None:
     assert texts == [expected] * 3
 
 
-def test_metrics_name_the_adapters_in_use(tmp_path: Path) -> None:
+def test_metrics_name_the_adapters_in_use(narrow: LoraServer) -> None:
     names = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
 
-    def labels(server: LoraServer) -> list[str]:
-        families = text_string_to_metric_families(server.ask("/metrics")[1].decode())
+    def labels() -> list[str]:
+        families = text_string_to_metric_families(narrow.ask("/metrics")[1].decode())
         found = [family for family in families if family.name == "vllm:lora_requests_info"]
         [sample] = found[0].samples
         assert abs(sample.value - time.time()) < 60
         return [sample.labels[name] for name in names]
 
-    with lora_server(tmp_path, max_num_seqs=3) as server:
-        for name in ("b", "a", "d", "c"):
-            assert server.load(name, server.root / "one")[0] == 200
-        assert labels(server) == ["4", "", ""]
-        with held(server.engine):
-            threads = []
-            for name in ("b", "a", "d", "c"):  # two of them have a slot
-                body = {"model": name, "prompt": PROMPT, "max_tokens": 2}
-                threads.append(in_thread(partial(server.ask, "/v1/completions", body)))
-                wait_until(lambda name=name: num_unfinished(server, name) == 1)  # type: ignore[misc]
-            assert labels(server) == ["4", "a,b", "c,d"]
-        for thread in threads:
-            thread.join()
-        assert labels(server) == ["4", "", ""]
+    for name in "badc":
+        assert narrow.load(name, narrow.root / "one")[0] == 200
+    assert labels() == ["4", "", ""]
+    with held(narrow.engine):
+        threads = []
+        for name in "badc":  # two of them have a slot
+            body = {"model": name, "prompt": PROMPT, "max_tokens": 2}
+            threads.append(in_thread(partial(narrow.ask, "/v1/completions", body)))
+            wait_until(lambda name=name: num_unfinished(narrow, name) == 1)  # type: ignore[misc]
+        assert labels() == ["4", "a,b", "c,d"]
+    for thread in threads:
+        thread.join()
+    assert labels() == ["4", "", ""]
 
 
 # ---- several models

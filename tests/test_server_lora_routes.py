@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock.server
-from api_support import make_engine, run_in_threads
+from api_support import make_engine, run_in_threads, wait_until
 from support.adapters import write_adapter
 from support.lora_server import (
     ADMIN,
@@ -181,6 +182,9 @@ class FakeHub(ModuleType):
         super().__init__("huggingface_hub")
         self.folder = folder
         self.asked: list[str] = []
+        #: While this is clear, nothing is downloaded.
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         base = type("HfHubHTTPError", (OSError,), {"response": None})
         self.errors = SimpleNamespace(HfHubHTTPError=base)
         for name in ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"):
@@ -190,6 +194,7 @@ class FakeHub(ModuleType):
     def snapshot_download(self, name: str, **options: Any) -> str:
         """The folder of a repository."""
         self.asked.append(name)
+        self.may_answer.wait(60)
         assert set(options["allow_patterns"]) == {"adapter_config.json", "adapter_model.safetensors"}
         if name == "org/one":
             return str(self.folder)
@@ -232,3 +237,39 @@ def test_hub_is_asked_only_if_allowed(tmp_path: Path, monkeypatch: pytest.Monkey
         assert server.load("m", "org/local")[0] in (400, 404)
         assert hub.asked == asked
         assert server.names() == ["base", "n"]
+
+
+def test_loads_under_way_keep_their_names_and_have_a_bound(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two loads at a time; a model cannot get an adapter of a name that another one is loading."""
+    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    settings = penstock.server.ServerSettings(admin_api_keys=("boss",), allow_lora_downloads=True)
+    statuses: list[int] = []
+    with make_engine(tiny_model, max_adapters=4) as first, make_engine(tiny_model, max_adapters=4) as second:
+        application = penstock.server.app({"first": first, "second": second}, settings)
+        with serving(application) as served:
+
+            def load(name: str, model: str) -> int:
+                body = {"lora_name": name, "lora_path": "org/one", "model": model}
+                status: int = served.ask(LOAD, body, headers=ADMIN)[0]
+                statuses.append(status)
+                return status
+
+            hub.may_answer.clear()
+            threads = [threading.Thread(target=load, args=(name, "first")) for name in "abc"]
+            for thread in threads:
+                thread.start()
+            adapters = application.state.adapters
+            wait_until(lambda: sum(adapters._loads.values()) == 3)
+            wait_until(lambda: len(hub.asked) == 2)
+            assert [load(name, "second") for name in "abc"] == [409] * 3
+            assert [row["id"] for row in served.ask("/v1/models")[1]["data"]] == ["first", "second"]
+            assert len(hub.asked) == 2
+            hub.may_answer.set()
+            for thread in threads:
+                thread.join()
+            assert statuses == [409] * 3 + [200] * 3
+            assert load("d", "second") == 200
+            assert (list(first.adapters), list(second.adapters)) == (["a", "b", "c"], ["d"])
