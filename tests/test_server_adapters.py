@@ -8,8 +8,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -201,25 +199,15 @@ def test_adapter_of_an_application_is_listed(server: LoraServer) -> None:
         _, row, _ = server.ask("/v1/models/own")
         assert (row["root"], row["parent"]) == (str(path), "base")
         assert server.ask("/v1/completions", {"model": "own", "prompt": PROMPT})[0] == 200
+        assert server.load("own", path)[0] == 200
+        server.engine.blocking.load_adapter("own", server.root / "one", replace=True)
+        assert server.ask("/v1/models/own")[1]["root"] == str(server.root / "one")
+        server.engine.blocking.load_adapter("base", path)  # the model has precedence
+        assert server.names() == ["base", "one", "own", "two"]
+        assert server.ask("/v1/models/base")[1]["parent"] is None
     finally:
-        server.engine.blocking.unload_adapter("own")
-
-
-def test_clients_use_an_adapter_as_model(server: LoraServer) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        assert [model.id for model in client.models.list()] == ["base", "one", "two"]
-        assert client.models.retrieve("one").id == "one"
-        chat = client.chat.completions.create(model="one", messages=CHAT, max_tokens=4)
-        assert chat.model == "one"
-        embeddings = client.embeddings.create(model="two", input="Hello")
-        assert embeddings.model == "two"
-        with pytest.raises(openai.NotFoundError, match="does not exist"):
-            client.completions.create(model="three", prompt="Hello")
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as other:
-        message = other.messages.create(model="one", messages=CHAT, max_tokens=4)
-        assert message.model == "one"
-        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-            other.messages.create(model="three", messages=CHAT, max_tokens=4)
+        for name in ("own", "base"):
+            server.engine.blocking.unload_adapter(name)
 
 
 # ---- adapters that are unloaded

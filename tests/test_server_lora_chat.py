@@ -1,9 +1,11 @@
-"""Chats with an adapter of a server: the chat page, and `penstock chat --url`."""
+"""Clients of a server with adapters: those of OpenAI and Anthropic, the chat page, `penstock chat --url`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import anthropic
+import openai
 import pytest
 from click.testing import CliRunner
 from playwright.sync_api import expect
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
+CHAT: list[Any] = [{"role": "user", "content": "Hello"}]
 GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
@@ -54,3 +57,20 @@ def test_chat_of_the_command_line_takes_an_adapter_as_model(server: LoraServer) 
     done = CliRunner().invoke(main, ["chat", "--url", server.url, "Hello", "--model", "three"])
     assert done.exit_code == 1
     assert "'three' does not exist" in done.output
+
+
+def test_clients_use_an_adapter_as_model(server: LoraServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["base", "one", "two"]
+        assert client.models.retrieve("one").id == "one"
+        chat = client.chat.completions.create(model="one", messages=CHAT, max_tokens=4)
+        assert chat.model == "one"
+        embeddings = client.embeddings.create(model="two", input="Hello")
+        assert embeddings.model == "two"
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.completions.create(model="three", prompt="Hello")
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as other:
+        message = other.messages.create(model="one", messages=CHAT, max_tokens=4)
+        assert message.model == "one"
+        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+            other.messages.create(model="three", messages=CHAT, max_tokens=4)
