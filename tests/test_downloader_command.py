@@ -255,6 +255,21 @@ def test_interrupt_ends_a_download_and_its_lock(server: FileServer, tmp_path: Pa
     assert finish(start(*arguments, HF_ENDPOINT=server.url))[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import penstock.cli", ("msgspec", "urllib3", "botocore")),
+        ("from penstock.runtime.downloader import Options, download, resolve, run", ("urllib3", "botocore")),
+    ],
+)
+def test_libraries_are_imported_by_downloads_only(statement: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys\n{statement}\nprint([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[]\n"
+
+
 def test_function_of_aibrix_downloads(server: FileServer, tmp_path: Path) -> None:
     extra = {"hf_endpoint": server.url}
     path = download_model(NAME, str(tmp_path), "named", extra, True)  # noqa: FBT003 - AIBrix's signature

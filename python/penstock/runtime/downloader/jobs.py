@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Job"]
 
 MAX_RESTARTS = 3
-MAX_BUFFER = 1 << 20
+MAX_BUFFER = 256 << 10
 MAX_PARTS = 10_000
 
 
