@@ -55,14 +55,14 @@ def test_valid_name_is_accepted(name: str, engine: penstock.Engine, folders: lis
 
 
 def test_unknown_name_lists_those_that_are_loaded(engine: penstock.Engine, folders: list[Path]) -> None:
-    with pytest.raises(penstock.AdapterNotFoundError, match="none is"):
+    with pytest.raises(penstock.AdapterNotFoundError, match="no adapter is loaded"):
         output(engine, "a")
     engine.blocking.load_adapter("b", folders[0])
     engine.blocking.load_adapter("c", folders[1])
-    with pytest.raises(penstock.AdapterNotFoundError, match="loaded are b, c") as caught:
+    with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are b, c") as caught:
         output(engine, "a")
     assert (caught.value.field, caught.value.value) == ("adapter", "a")
-    with pytest.raises(penstock.AdapterNotFoundError, match="loaded are b, c"):
+    with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are b, c"):
         engine.blocking.unload_adapter("a")
 
 

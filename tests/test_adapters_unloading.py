@@ -155,10 +155,8 @@ async def test_unload_waits_for_open_requests(engine: penstock.Engine, folders: 
         await settle()
         assert not is_unloaded.is_set()
         # The name is free at once, and other adapters can be loaded and unloaded.
-        with pytest.raises(penstock.AdapterNotFoundError, match="loaded are b"):
+        with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are b"):
             await run(engine, "a")
-        with pytest.raises(penstock.AdapterNotFoundError):
-            await engine.unload_adapter("a")
         await engine.load_adapter("c", folders[2])
         await engine.unload_adapter("b")
         await engine.load_adapter("a", folders[3])
@@ -215,7 +213,21 @@ async def test_forced_unload_ends_waiting_requests(tiny_model: Path, folders: li
         await assert_at_rest(engine)
 
 
-async def test_force_ends_the_wait_of_another_unload(engine: penstock.Engine, folders: list[Path]) -> None:
+async def test_force_ends_the_wait_of_another_unload(engine: penstock.Engine) -> None:
+    request = await start(engine, "a")
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.unload_adapter, "a")
+        await settle()
+        await engine.unload_adapter("a", force=True)
+    with pytest.raises(penstock.GenerationError, match='adapter "a" was unloaded'):
+        await request.result()
+    with pytest.raises(penstock.AdapterNotFoundError):
+        await engine.unload_adapter("a")
+
+
+async def test_force_ends_requests_of_the_named_adapter_only(
+    engine: penstock.Engine, folders: list[Path]
+) -> None:
     """The second adapter of the name is unloaded by force; the first waits for its request."""
     request = await start(engine, "a")
     async with anyio.create_task_group() as group:

@@ -3166,6 +3166,9 @@ class Engine:
     def profile(self) -> list[ProfileRow]:
         """Raises `RuntimeError` unless `EngineConfig.profile` is set."""
 
+    def check_adapter_name(self, name: str) -> None:
+        """Raises `ConfigError` for a name that no adapter can have, and without `max_adapters`."""
+
     def load_adapter(
         self,
         name: str,

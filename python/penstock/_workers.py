@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -92,21 +92,27 @@ class Workers:
 _workers: RunVar[Workers] = RunVar("penstock.workers")
 #: The thread of work that holds the interpreter for long: several would leave the event loop little of it.
 _python_worker: RunVar[Workers] = RunVar("penstock.python_worker")
+#: The threads that load adapters, which takes longer than the work for a request.
+_loaders: RunVar[Workers] = RunVar("penstock.loaders")
+#: Kinds of work: the variable of its threads, and their number.
+_KINDS = {"short": (_workers, MAX_THREADS), "python": (_python_worker, 1), "load": (_loaders, 2)}
 
 
 async def run_slow(
-    function: Callable[[Callable[[], None]], Returned], *, holds_interpreter: bool = False
+    function: Callable[[Callable[[], None]], Returned],
+    *,
+    kind: Literal["short", "python", "load"] = "short",
 ) -> Returned:
     """Call `function` in a worker thread of the running event loop, as soon as one is free.
 
-    A cancellation abandons the thread: the callable that `function` is given raises from then on. One
-    function that holds the interpreter for long runs at a time.
+    A cancellation abandons the thread: the callable that `function` is given raises from then on. Work that
+    holds the interpreter for long is of the kind `python`; one of these functions runs at a time.
     """
-    variable = _python_worker if holds_interpreter else _workers
+    variable, num_threads = _KINDS[kind]
     try:
         workers = variable.get()
     except LookupError:
-        workers = Workers(1 if holds_interpreter else MAX_THREADS)
+        workers = Workers(num_threads)
         variable.set(workers)
     return await workers.run(function)
 

@@ -162,7 +162,9 @@ class Engine:
         """Load the model again after `sleep`, from the same files and with the same configuration.
 
         Outputs are the same as before, bit for bit. The prefix cache is empty and the numbers of `stats()`
-        start from zero. `progress` is called as in `start`. Does nothing if the engine is open.
+        start from zero. `progress` is called as in `start`. Does nothing if the engine is open. Adapters are
+        loaded again, too, with other contents if their files have changed; one that cannot be loaded is an
+        `AdapterLoadError`; `unload_adapter` drops it.
 
         Raises as `start` does; after an error or a cancellation the engine is asleep, and `wake` can be
         called again. Raises `EngineStoppedError` if the engine was never opened or is closed.
@@ -397,7 +399,7 @@ class Engine:
         if not in_thread:
             return function(lambda: None)
         self._session.check_room()
-        return await run_slow(function, holds_interpreter=is_large)
+        return await run_slow(function, kind="python" if is_large else "short")
 
     async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""
@@ -437,16 +439,17 @@ class Engine:
         adapter has the name, `AdapterLimitError` if `max_cpu_adapters` are loaded, and `EngineStoppedError`.
         A cancelled load has no effect, unless it was at its end.
         """
-        self._session.check_open()
+        self._session.check_open().check_adapter_name(name)
         directory = await _find_adapter(name, path)
         load = partial(self._session.load_adapter, name, directory, replace=replace, progress=progress)
-        return await run_slow(lambda check_cancelled: load(check_cancelled=check_cancelled))
+        return await run_slow(lambda check_cancelled: load(check_cancelled=check_cancelled), kind="load")
 
     async def unload_adapter(self, name: str, *, force: bool = False) -> None:
         """Remove an adapter; returns when the last request with it has ended and its memory is free.
 
         Requests that name it raise `AdapterNotFoundError` at once, and the name can be used again. Open
-        requests continue, or with `force` raise `GenerationError`. A cancellation only ends the wait. An
+        requests continue, or with `force` raise `GenerationError`, also in a second call while the first
+        waits. A beam search ends with `AdapterNotFoundError`. A cancellation only ends the wait. An
         engine that is asleep does not load the adapter again.
 
         Raises `AdapterNotFoundError` if no adapter has the name, `EngineStoppedError` if the engine is

@@ -317,6 +317,7 @@ pub struct AdapterUse {
     num_running: AtomicUsize,
     num_waiting: AtomicUsize,
     is_on_device: AtomicBool,
+    is_removed: AtomicBool,
 }
 
 // Relaxed: the numbers are independent, and nothing else is read because of them.
@@ -334,6 +335,15 @@ impl AdapterUse {
     /// Whether the adapter is on the device, from the next step on.
     pub fn is_on_device(&self) -> bool {
         self.is_on_device.load(Ordering::Relaxed)
+    }
+
+    /// Whether the engine has removed the adapter.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_removal(&self) {
+        self.is_removed.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn set(&self, num_running: usize, num_waiting: usize, is_on_device: bool) {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use penstock_engine::{AdapterId, AdapterUse};
@@ -10,14 +11,17 @@ use penstock_engine::{AdapterId, AdapterUse};
 /// The interval at which a load that waits for another one checks that it is wanted.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The most adapters in an error.
+const MAX_LISTED: usize = 10;
+
 /// An adapter that requests can name.
 #[derive(Debug)]
 pub struct Adapter {
     pub name: String,
     /// The directory that it was loaded from.
     pub path: PathBuf,
-    /// Distinguishes contents of the directory.
-    pub version: String,
+    /// A hash of the contents of its files.
+    pub version: u64,
     /// The name of the adapter in requests to the engine.
     pub id: AdapterId,
     pub usage: Arc<AdapterUse>,
@@ -33,15 +37,23 @@ pub struct Adapter {
 
 /// No adapter has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("adapter {name:?} is not loaded; {}", loaded(.names))]
+#[error("adapter {name:?} is not loaded; {}", loaded(.names, *.num_loaded))]
 pub struct AdapterNotFound {
     pub name: String,
-    /// The adapters that are loaded.
+    /// Some of the adapters that are loaded.
     pub names: Vec<String>,
+    pub num_loaded: usize,
 }
 
-fn loaded(names: &[String]) -> String {
-    if names.is_empty() { "none is".to_owned() } else { format!("loaded are {}", names.join(", ")) }
+fn loaded(names: &[String], num_loaded: usize) -> String {
+    let others = match num_loaded - names.len() {
+        0 => String::new(),
+        count => format!(" and {count} others"),
+    };
+    match names {
+        [] => "no adapter is loaded".to_owned(),
+        names => format!("the loaded adapters are {}{others}", names.join(", ")),
+    }
 }
 
 /// An adapter was not loaded.
@@ -51,6 +63,8 @@ pub enum AdapterLoadError<E> {
     Conflict(Arc<Adapter>),
     /// The caller did not wait.
     Abandoned,
+    /// The thread loads the name already.
+    Nested,
     /// The load failed.
     Failed(E),
 }
@@ -59,6 +73,10 @@ pub enum AdapterLoadError<E> {
 #[derive(Default)]
 pub struct Adapters {
     names: Mutex<BTreeMap<String, Entry>>,
+    /// Adapters that lost their name and have requests.
+    closing: Mutex<Vec<Arc<Adapter>>>,
+    /// Read while a request with an adapter is started.
+    starts: RwLock<()>,
     /// Notified when a load has ended.
     loaded: Condvar,
 }
@@ -67,7 +85,8 @@ pub struct Adapters {
 #[derive(Default)]
 struct Entry {
     adapter: Option<Arc<Adapter>>,
-    is_loading: bool,
+    /// The thread that loads an adapter of this name.
+    loading: Option<ThreadId>,
 }
 
 impl Adapters {
@@ -78,24 +97,67 @@ impl Adapters {
         found.ok_or_else(|| not_found(name, &names))
     }
 
+    /// Starts a request with the adapter of this name. An adapter that loses its name has the request then.
+    pub fn start<T, E: From<AdapterNotFound>>(
+        &self,
+        name: &str,
+        start: impl FnOnce(AdapterId) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _starting = self.starts.read().unwrap_or_else(PoisonError::into_inner);
+        start(self.get(name)?.id)
+    }
+
     /// All adapters, in the order of their names.
     pub fn all(&self) -> Vec<Arc<Adapter>> {
         self.lock().values().filter_map(|entry| entry.adapter.clone()).collect()
     }
 
-    /// Loads an adapter, unless the adapter of this name `is_same`, which is returned then. Another adapter of this name
-    /// is a conflict, or with `replace` is returned as the second value once the new one has the name. Waits for
-    /// another load of the name.
-    pub fn load<E>(
+    /// Loads an adapter under a name. `read` reads its files, and `finish` makes the adapter of them; it is given the
+    /// adapter that it replaces.
+    ///
+    /// If the adapter of this name has the same contents, it is returned. Another adapter of this name is a conflict, or
+    /// with `replace` loses the name to the new one and is returned as the second value. Waits for another load of the
+    /// name.
+    pub fn load<F, E>(
         &self,
         name: &str,
         replace: bool,
-        is_same: impl Fn(&Adapter) -> bool,
         is_wanted: &mut dyn FnMut() -> bool,
-        load: impl FnOnce() -> Result<Adapter, E>,
+        read: impl FnOnce() -> Result<(u64, F), E>,
+        finish: impl FnOnce(F, Option<&Adapter>) -> Result<Adapter, E>,
     ) -> Result<(Arc<Adapter>, Option<Arc<Adapter>>), AdapterLoadError<E>> {
+        let loading = self.begin(name, is_wanted)?;
+        let (version, files) = read().map_err(AdapterLoadError::Failed)?;
+        let former = self.get(name).ok();
+        match &former {
+            Some(adapter) if adapter.version == version => return Ok((Arc::clone(adapter), None)),
+            Some(adapter) if !replace => return Err(AdapterLoadError::Conflict(Arc::clone(adapter))),
+            _ => {}
+        }
+        let adapter = Arc::new(finish(files, former.as_deref()).map_err(AdapterLoadError::Failed)?);
+        let former = {
+            let mut names = self.lock();
+            names.get_mut(name).and_then(|entry| entry.adapter.replace(Arc::clone(&adapter)))
+        };
+        drop(loading);
+        if let Some(former) = &former {
+            self.close(former);
+        }
+        Ok((adapter, former))
+    }
+
+    /// Marks a name as being loaded by this thread, after another load of it.
+    fn begin<'a, E>(
+        &'a self,
+        name: &'a str,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<Loading<'a>, AdapterLoadError<E>> {
+        let this = thread::current().id();
         let mut names = self.lock();
-        while names.get(name).is_some_and(|entry| entry.is_loading) {
+        while let Some(thread) = names.get(name).and_then(|entry| entry.loading) {
+            if thread == this {
+                return Err(AdapterLoadError::Nested);
+            }
             names = self.loaded.wait_timeout(names, CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
             drop(names); // `is_wanted` may attach to an interpreter
             if !is_wanted() {
@@ -103,36 +165,40 @@ impl Adapters {
             }
             names = self.lock();
         }
-        let entry = names.entry(name.to_owned()).or_default();
-        if let Some(adapter) = &entry.adapter {
-            if is_same(adapter) {
-                return Ok((Arc::clone(adapter), None));
-            }
-            if !replace {
-                return Err(AdapterLoadError::Conflict(Arc::clone(adapter)));
-            }
-        }
-        entry.is_loading = true;
-        drop(names);
-        let loading = Loading { adapters: self, name };
-        let adapter = Arc::new(load().map_err(AdapterLoadError::Failed)?);
-        let former = loading
-            .adapters
-            .lock()
-            .get_mut(name)
-            .and_then(|entry| entry.adapter.replace(Arc::clone(&adapter)));
-        Ok((adapter, former))
+        names.entry(name.to_owned()).or_default().loading = Some(this);
+        Ok(Loading { adapters: self, name })
     }
 
-    /// Takes the name from an adapter.
-    pub fn remove(&self, name: &str) -> Result<Arc<Adapter>, AdapterNotFound> {
-        let mut names = self.lock();
-        let adapter = names.get_mut(name).and_then(|entry| entry.adapter.take());
-        let adapter = adapter.ok_or_else(|| not_found(name, &names))?;
-        if !names[name].is_loading {
-            names.remove(name);
+    /// Takes the name from an adapter. If the name stands for none, these are the adapters that lost it and still have
+    /// requests.
+    pub fn remove(&self, name: &str) -> Result<Vec<Arc<Adapter>>, AdapterNotFound> {
+        let taken = {
+            let mut names = self.lock();
+            let taken = names.get_mut(name).and_then(|entry| entry.adapter.take());
+            if taken.is_some() && names[name].loading.is_none() {
+                names.remove(name);
+            }
+            taken
+        };
+        if let Some(adapter) = taken {
+            self.close(&adapter);
+            return Ok(vec![adapter]);
         }
-        Ok(adapter)
+        let closing: Vec<_> = self.closing().iter().filter(|adapter| adapter.name == name).cloned().collect();
+        if closing.is_empty() { Err(not_found(name, &self.lock())) } else { Ok(closing) }
+    }
+
+    /// Waits for the requests that are being started with an adapter that has lost its name.
+    fn close(&self, adapter: &Arc<Adapter>) {
+        drop(self.starts.write());
+        self.closing().push(Arc::clone(adapter));
+    }
+
+    /// The adapters that lost their name, without those that the engine has removed.
+    fn closing(&self) -> MutexGuard<'_, Vec<Arc<Adapter>>> {
+        let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        closing.retain(|adapter| !adapter.usage.is_removed());
+        closing
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -141,8 +207,12 @@ impl Adapters {
 }
 
 fn not_found(name: &str, names: &BTreeMap<String, Entry>) -> AdapterNotFound {
-    let is_loaded = |(name, entry): (&String, &Entry)| entry.adapter.is_some().then(|| name.clone());
-    AdapterNotFound { name: name.to_owned(), names: names.iter().filter_map(is_loaded).collect() }
+    let loaded = names.iter().filter(|(_, entry)| entry.adapter.is_some()).map(|(name, _)| name);
+    AdapterNotFound {
+        name: name.to_owned(),
+        names: loaded.clone().take(MAX_LISTED).cloned().collect(),
+        num_loaded: loaded.count(),
+    }
 }
 
 /// The load of a name. When it is dropped, the load has ended.
@@ -155,7 +225,7 @@ impl Drop for Loading<'_> {
     fn drop(&mut self) {
         let mut names = self.adapters.lock();
         if let Some(entry) = names.get_mut(self.name) {
-            entry.is_loading = false;
+            entry.loading = None;
             if entry.adapter.is_none() {
                 names.remove(self.name);
             }
@@ -175,7 +245,7 @@ mod tests {
         Adapter {
             name: name.to_owned(),
             path: PathBuf::new(),
-            version: id.to_string(),
+            version: id,
             id: AdapterId(id),
             usage: Arc::default(),
             base_model: None,
@@ -189,14 +259,16 @@ mod tests {
 
     /// Loads version `id` under a name.
     fn load(adapters: &Adapters, name: &str, id: u64, replace: bool) -> Loaded {
-        let is_same = |adapter: &Adapter| adapter.version == id.to_string();
-        adapters.load(name, replace, is_same, &mut || true, || Ok(adapter(name, id)))
+        adapters.load(name, replace, &mut || true, || Ok((id, ())), |(), _| Ok(adapter(name, id)))
     }
 
     #[test]
     fn a_name_stands_for_one_adapter_until_it_is_removed() {
         let adapters = Adapters::default();
-        assert_eq!(adapters.get("a").unwrap_err().to_string(), "adapter \"a\" is not loaded; none is");
+        assert_eq!(
+            adapters.get("a").unwrap_err().to_string(),
+            "adapter \"a\" is not loaded; no adapter is loaded"
+        );
         let (first, former) = load(&adapters, "a", 1, false).unwrap();
         assert!(former.is_none());
         assert!(Arc::ptr_eq(&load(&adapters, "a", 1, true).unwrap().0, &first), "the same version");
@@ -205,18 +277,65 @@ mod tests {
         let (second, former) = load(&adapters, "a", 2, true).unwrap();
         assert!(former.is_some_and(|former| Arc::ptr_eq(&former, &first)));
         assert!(Arc::ptr_eq(&adapters.get("a").unwrap(), &second));
-        assert_eq!(adapters.remove("a").unwrap().id, AdapterId(2));
+        let ids = |removed: Vec<Arc<Adapter>>| removed.iter().map(|adapter| adapter.id.0).collect::<Vec<_>>();
+        assert_eq!(ids(adapters.remove("a").unwrap()), [2]);
+        assert_eq!(ids(adapters.remove("a").unwrap()), [1, 2], "those that the engine has not removed");
         assert_eq!(
-            adapters.remove("a").unwrap_err().to_string(),
-            "adapter \"a\" is not loaded; loaded are b"
+            adapters.remove("c").unwrap_err().to_string(),
+            "adapter \"c\" is not loaded; the loaded adapters are b"
         );
+    }
+
+    #[test]
+    fn error_lists_some_of_many_adapters() {
+        let adapters = Adapters::default();
+        for id in 0..14 {
+            load(&adapters, &format!("{id:02}"), id, false).unwrap();
+        }
+        let error = adapters.get("a").unwrap_err().to_string();
+        assert!(
+            error.ends_with("the loaded adapters are 00, 01, 02, 03, 04, 05, 06, 07, 08, 09 and 4 others"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn nested_load_of_a_name_is_an_error() {
+        let adapters = Adapters::default();
+        let finish = |(), _: Option<&Adapter>| {
+            assert!(matches!(load(&adapters, "a", 2, true), Err(AdapterLoadError::Nested)));
+            Ok::<_, ()>(adapter("a", 1))
+        };
+        adapters.load("a", false, &mut || true, || Ok((1, ())), finish).unwrap();
+        assert_eq!(adapters.get("a").unwrap().id, AdapterId(1));
+    }
+
+    #[test]
+    fn request_that_is_being_started_keeps_its_adapter() {
+        let adapters = Adapters::default();
+        load(&adapters, "a", 1, false).unwrap();
+        let (removed, is_removed) = mpsc::channel();
+        thread::scope(|scope| {
+            adapters
+                .start("a", |_| {
+                    scope.spawn(|| removed.send(adapters.remove("a").unwrap()).unwrap());
+                    while adapters.get("a").is_ok() {
+                        thread::yield_now();
+                    }
+                    assert!(is_removed.try_recv().is_err(), "the removal waits");
+                    Ok::<_, AdapterNotFound>(())
+                })
+                .unwrap();
+            is_removed.recv().unwrap();
+        });
     }
 
     #[test]
     fn failed_load_leaves_the_name_as_it_was() {
         let adapters = Adapters::default();
         let fail = |replace| {
-            let failed = adapters.load("a", replace, |_| false, &mut || true, || Err("no files"));
+            let finish = |(), _: Option<&Adapter>| unreachable!();
+            let failed = adapters.load("a", replace, &mut || true, || Err("no files"), finish);
             assert!(matches!(failed, Err(AdapterLoadError::Failed("no files"))));
         };
         fail(false);
@@ -234,16 +353,17 @@ mod tests {
         thread::scope(|scope| {
             let adapters = &adapters;
             let first = scope.spawn(move || {
-                let load = || {
+                let finish = |(), _: Option<&Adapter>| {
                     begun.send(()).unwrap();
                     wait.recv().unwrap();
                     Ok::<_, ()>(adapter("a", 1))
                 };
-                adapters.load("a", false, |_| false, &mut || true, load).unwrap().0
+                adapters.load("a", false, &mut || true, || Ok((1, ())), finish).unwrap().0
             });
             has_begun.recv().unwrap();
             assert!(adapters.get("a").is_err(), "it is not usable yet");
-            let unwanted = adapters.load("a", false, |_| true, &mut || false, || Err(()));
+            let finish = |(), _: Option<&Adapter>| unreachable!();
+            let unwanted = adapters.load("a", false, &mut || false, || Err(()), finish);
             assert!(matches!(unwanted, Err(AdapterLoadError::Abandoned)));
             let second = scope.spawn(|| load(adapters, "a", 1, false).unwrap().0);
             proceed.send(()).unwrap();

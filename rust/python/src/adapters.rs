@@ -1,9 +1,8 @@
 //! Adapters: loading and removing them, and the class `Adapter`.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use penstock_checkpoint::AdapterFiles;
 use penstock_engine::{AdapterError, Engine};
 use penstock_frontend::adapters::{Adapter, AdapterLoadError};
 use penstock_frontend::prompt::Frontend;
@@ -15,8 +14,6 @@ use crate::errors::{Error, Problem};
 
 /// The most characters of a name.
 const MAX_NAME: usize = 256;
-/// The files that an adapter consists of.
-const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 
 /// An adapter and its use at the moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +45,19 @@ impl From<&Adapter> for AdapterInfo {
     }
 }
 
+/// Names occur in lists that are separated by commas, and in logs.
+pub fn check_name(name: &str) -> Result<(), Error> {
+    let is_valid = (1..=MAX_NAME).contains(&name.chars().count())
+        && name.trim() == name
+        && !name.chars().any(|character| character == ',' || character.is_control());
+    if is_valid {
+        return Ok(());
+    }
+    let limit = format!("1 to {MAX_NAME} characters without commas, control characters and outer spaces");
+    let message = format!("name={name:?} is not allowed: it must be {limit}");
+    Err(Error::Config(Problem { message, field: "name".to_owned(), value: None, limit: Some(limit) }))
+}
+
 /// An adapter to be loaded.
 pub struct AdapterSource<'a> {
     pub name: &'a str,
@@ -57,18 +67,6 @@ pub struct AdapterSource<'a> {
 }
 
 impl AdapterSource<'_> {
-    /// Names occur in lists that are separated by commas, and in logs.
-    pub fn check(&self) -> Result<(), Error> {
-        let is_valid = (1..=MAX_NAME).contains(&self.name.chars().count())
-            && !self.name.chars().any(|character| character == ',' || character.is_control());
-        if is_valid {
-            return Ok(());
-        }
-        let limit = format!("1 to {MAX_NAME} characters without commas and control characters");
-        let message = format!("name={:?} is not allowed: it must be {limit}", self.name);
-        Err(Error::Config(Problem { message, field: "name".to_owned(), value: None, limit: Some(limit) }))
-    }
-
     /// Loads the adapter. A name that stands for another adapter is a conflict, unless it may be replaced; the requests of
     /// the other one end as usual.
     pub fn load(
@@ -78,10 +76,13 @@ impl AdapterSource<'_> {
         is_wanted: IsWanted<'_>,
         progress: ProgressCallback<'_>,
     ) -> Result<AdapterInfo, Error> {
-        let (engine, version) = (&frontend.engine, version(self.path));
-        let load = || self.read(engine, loader, &version, progress);
-        let is_same = |adapter: &Adapter| adapter.version == version;
-        match frontend.adapters.load(self.name, self.replace, is_same, is_wanted, load) {
+        let engine = &frontend.engine;
+        let read = || {
+            let files = loader.read(self.path)?;
+            Ok((files.version(), files))
+        };
+        let finish = |files: AdapterFiles, _: Option<&Adapter>| self.finish(engine, loader, &files, progress);
+        match frontend.adapters.load(self.name, self.replace, is_wanted, read, finish) {
             Ok((adapter, former)) => {
                 if let Some(former) = former {
                     engine.unload_adapter(former.id, None, None);
@@ -96,20 +97,24 @@ impl AdapterSource<'_> {
             Err(AdapterLoadError::Abandoned) => {
                 Err(Error::Defect("an abandoned load was awaited".to_owned()))
             }
+            Err(AdapterLoadError::Nested) => {
+                let message = format!("adapter {:?} is being loaded by this thread", self.name);
+                Err(Error::AdapterConflict(message))
+            }
             Err(AdapterLoadError::Failed(error)) => Err(self.error(error)),
         }
     }
 
-    fn read(
+    fn finish(
         &self,
         engine: &Engine,
         loader: &AdapterLoader,
-        version: &str,
+        files: &AdapterFiles,
         progress: ProgressCallback<'_>,
     ) -> Result<Adapter, LoadAdapterError> {
         let LoadedAdapter { id, usage, base_model, rank, num_modules, bytes } =
-            loader.load(engine, self.path, progress)?;
-        let (name, path, version) = (self.name.to_owned(), self.path.to_owned(), version.to_owned());
+            loader.load(engine, files, progress)?;
+        let (name, path, version) = (self.name.to_owned(), self.path.to_owned(), files.version());
         Ok(Adapter { name, path, version, id, usage, base_model, rank, num_modules, bytes })
     }
 
@@ -125,15 +130,4 @@ impl AdapterSource<'_> {
             _ => Error::AdapterFiles(message),
         }
     }
-}
-
-/// Distinguishes contents of an adapter's directory: the identity, size and time of its files.
-fn version(path: &Path) -> String {
-    let of_file = |name: &str| match fs::metadata(path.join(name)) {
-        Ok(file) => {
-            format!("{}-{}-{}-{}.{};", file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec())
-        }
-        Err(_) => ";".to_owned(), // the load fails
-    };
-    FILES.map(of_file).concat()
 }

@@ -14,7 +14,7 @@ use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::adapters::{AdapterInfo, AdapterSource};
+use crate::adapters::{AdapterInfo, AdapterSource, check_name};
 use crate::beams::BeamSearch;
 use crate::classes::{
     ModelInfo, PyAdapterInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
@@ -79,7 +79,7 @@ impl Engine {
         let started = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
             let resolved = std::mem::take(&mut prepared.params);
-            Ok((prepared.start(processors, &self.frontend.engine, port.inner())?, resolved))
+            Ok((prepared.start(processors, &self.frontend, port.inner())?, resolved))
         })?;
         let (state, resolved) = started.map_err(|error| prepare_error(params, error))?;
         let state = Arc::new(state);
@@ -104,6 +104,11 @@ impl Engine {
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
     }
 
+    fn check_adapter_name(&self, name: &str) -> Result<(), Error> {
+        check_name(name)?;
+        self.adapters.as_ref().map(drop).ok_or_else(no_adapters)
+    }
+
     #[pyo3(signature = (name, path, *, replace = false, progress = None, check_cancelled = None))]
     fn load_adapter(
         &self,
@@ -115,7 +120,7 @@ impl Engine {
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<PyAdapterInfo, Error> {
         let source = AdapterSource { name, path: &path, replace };
-        source.check()?;
+        check_name(name)?;
         processors::check_may_wait()?;
         let loader = self.adapters.as_ref().ok_or_else(no_adapters)?;
         self.check_process()?;
@@ -130,9 +135,16 @@ impl Engine {
     fn unload_adapter(&self, py: Python<'_>, name: &str, port: &Port, force: bool) -> Result<(), Error> {
         processors::check_may_wait()?;
         self.check_process()?;
-        let adapter = self.frontend.adapters.remove(name).map_err(Error::AdapterNotFound)?;
         let reason = force.then(|| format!("adapter {name:?} was unloaded"));
-        detach(py, || self.frontend.engine.unload_adapter(adapter.id, reason, Some(port.inner())))
+        detach(py, || {
+            let removed = self.frontend.adapters.remove(name).map_err(Error::AdapterNotFound)?;
+            let last = removed.len() - 1;
+            for (index, adapter) in removed.iter().enumerate() {
+                let port = (index == last).then_some(port.inner());
+                self.frontend.engine.unload_adapter(adapter.id, reason.clone(), port);
+            }
+            Ok(())
+        })?
     }
 
     fn adapters(&self) -> Vec<PyAdapterInfo> {

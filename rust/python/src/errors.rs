@@ -203,7 +203,7 @@ impl From<Error> for PyErr {
             }
             Error::AdapterNotFound(error) => {
                 let message = error.to_string();
-                let AdapterNotFound { name, names } = error;
+                let AdapterNotFound { name, names, .. } = error;
                 let value = name.into_pyobject(py).map(|name| name.into_any().unbind()).ok();
                 let limit = Some(format!("one of {names:?}"));
                 let problem = Problem { message, field: "adapter".to_owned(), value, limit };

@@ -84,16 +84,19 @@ impl AdapterLoader {
         }
     }
 
-    /// Reads an adapter's directory and registers the adapter with the engine of the model. Slow, and needs no other
-    /// thread until the end.
+    /// Reads the files of an adapter.
+    pub fn read(&self, path: &Path) -> Result<AdapterFiles, LoadAdapterError> {
+        Ok(AdapterFiles::open(path, self.limits.bytes.saturating_add(MAX_HEADER))?)
+    }
+
+    /// Packs an adapter and registers it with the engine of the model. Slow, and needs no other thread until the end.
     pub fn load(
         &self,
         engine: &Engine,
-        path: &Path,
+        files: &AdapterFiles,
         progress: ProgressCallback<'_>,
     ) -> Result<LoadedAdapter, LoadAdapterError> {
-        let files = AdapterFiles::open(path, self.limits.bytes.saturating_add(MAX_HEADER))?;
-        let packed = (self.pack)(&files, &self.model, self.limits, progress)?;
+        let packed = (self.pack)(files, &self.model, self.limits, progress)?;
         let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
         let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes.len() as u64));
         let (id, usage) = engine.load_adapter(Arc::new(packed), bytes)?;

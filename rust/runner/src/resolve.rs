@@ -130,7 +130,7 @@ pub(crate) fn reserve<B: Backend>(
 
 fn out_of_memory(error: &dyn Display, suggestions: &[String]) -> LaunchError {
     let fitting = match suggestions {
-        [] => "no other max_model_len, dtype or memory_ratio alone would fit".to_owned(),
+        [] => "no other max_model_len, dtype, adapter_cache_bytes or memory_ratio alone would fit".to_owned(),
         _ => format!("settings that fit: {}", suggestions.join(", or ")),
     };
     LaunchError::OutOfMemory(format!("{error}; {fitting}"))
@@ -264,7 +264,7 @@ mod tests {
             sizes(None, Some(1 << 40), None),
             sizes(Some(150_000), Some(80_000), Some(0.5)),
             EngineConfig { kv_cache_blocks: Some(40), ..config.clone() },
-            EngineConfig { max_adapters: 2, kv_cache_bytes: Some(100_000), ..config.clone() },
+            EngineConfig { max_adapters: 2, kv_cache_bytes: Some(150_000), ..config.clone() },
             EngineConfig { kv_cache_ratio: Some(0.3), host_cache_blocks: Some(9), ..config.clone() },
         ] {
             for available in (100_000..1_500_000).step_by(1_117) {

@@ -11,6 +11,7 @@ use regex_automata::meta::{BuildError, Regex};
 use regex_automata::util::syntax;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{CheckpointError, shown};
 use crate::json::{self, CONFIG_LIMIT, JsonObject};
@@ -19,13 +20,12 @@ const FILE: &str = "adapter_config.json";
 const MAX_RANK: u64 = 1 << 16;
 const MAX_PATTERNS: usize = 4096;
 /// The most bytes of all compiled expressions of a field. The time of a match is proportional to it.
-const EXPRESSIONS_LIMIT: usize = 1 << 18;
+const EXPRESSIONS_LIMIT: usize = 1 << 16;
 /// PEFT's default of `r` and `lora_alpha`.
 const DEFAULT: u32 = 8;
 
 /// Fields that describe the training or the file, or select modules, which the tensors do.
-const INERT: [&str; 30] = [
-    "alora_config",
+const INERT: [&str; 29] = [
     "alpha_pattern",
     "auto_mapping",
     "base_model_name_or_path",
@@ -62,6 +62,8 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 /// The ranks and scales of an adapter.
 pub(super) struct AdapterConfig {
     pub base_model: Option<String>,
+    /// Of the file.
+    pub hash: u64,
     rank: usize,
     alpha: f64,
     is_rank_stabilised: bool,
@@ -69,11 +71,11 @@ pub(super) struct AdapterConfig {
     alphas: Vec<(Key, f64)>,
 }
 
-/// The modules for which an entry of a pattern is.
+/// The modules that an entry of a pattern applies to.
 enum Key {
-    /// Those with this name, or with a name that ends with a dot and this; a dot in it is any character.
+    /// The modules with this name, or with a name that ends with a dot and this; a dot in it is any character.
     Name(String),
-    /// Those with a name that matches.
+    /// The modules with a name that matches.
     Expression(Regex),
 }
 
@@ -133,19 +135,16 @@ impl AdapterConfig {
         let is_rank_stabilised = reader.0.bool("use_rslora")?.unwrap_or(false);
         let base_model = reader.0.get("base_model_name_or_path").and_then(Value::as_str);
         let base_model = base_model.map(shown);
-        Ok(Self { base_model, rank, alpha, is_rank_stabilised, ranks, alphas })
+        let hash = xxh3_64(&bytes);
+        Ok(Self { base_model, hash, rank, alpha, is_rank_stabilised, ranks, alphas })
     }
 
-    /// The rank of a module's update.
-    pub(super) fn rank(&self, module: &str) -> usize {
-        first_match(&self.ranks, module).unwrap_or(self.rank)
-    }
-
-    /// The scale of a module's update.
-    pub(super) fn scale(&self, module: &str) -> f32 {
-        let (rank, alpha) =
-            (self.rank(module) as f64, first_match(&self.alphas, module).unwrap_or(self.alpha));
-        (alpha / if self.is_rank_stabilised { rank.sqrt() } else { rank }) as f32
+    /// The rank and the scale of a module's update.
+    pub(super) fn rank_and_scale(&self, module: &str) -> (usize, f32) {
+        let rank = first_match(&self.ranks, module).unwrap_or(self.rank);
+        let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
+        let divisor = if self.is_rank_stabilised { (rank as f64).sqrt() } else { rank as f64 };
+        (rank, (alpha / divisor) as f32)
     }
 }
 

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use config::AdapterConfig;
-use names::{Part, parse};
+use names::{Part, TensorName, parse};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::error::{CheckpointError, shown};
 use crate::json;
@@ -19,6 +20,8 @@ use crate::safetensors;
 use crate::tensor::{Tensor, TensorEntry};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
+/// The most modules of an adapter: more than any supported model has.
+const MAX_MODULES: usize = 4096;
 /// Names under which adapters are published that are not read.
 const SHARD_INDEXES: [&str; 2] = ["model.safetensors.index.json", "adapter_model.safetensors.index.json"];
 const PICKLED: &str = "adapter_model.bin";
@@ -27,6 +30,7 @@ const PICKLED: &str = "adapter_model.bin";
 pub struct AdapterFiles {
     path: PathBuf,
     base_model: Option<String>,
+    version: u64,
     file: MappedFile,
     modules: BTreeMap<String, Module>,
 }
@@ -62,18 +66,18 @@ impl AdapterFiles {
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, CheckpointError> {
         let config = AdapterConfig::read(path)?;
         let file = read_weights(path, max_bytes)?;
-        let mut pairs: BTreeMap<String, [Option<(String, TensorEntry)>; 2]> = BTreeMap::new();
+        let mut pairs: BTreeMap<String, (String, [Option<(String, TensorEntry)>; 2])> = BTreeMap::new();
         for (name, entry) in safetensors::tensors(&file, 0)? {
             let malformed = |problem: &str| {
                 CheckpointError::malformed(file.path(), format!("tensor {}", shown(&name)), problem)
             };
-            let (module, part) = parse(&name).map_err(&malformed)?;
-            let pair = pairs.entry(module.to_owned()).or_default();
+            let TensorName { module, wrapped, part } = parse(&name).map_err(&malformed)?;
+            let (other, pair) = pairs.entry(module).or_insert_with(|| (wrapped.clone(), [None, None]));
             let place = &mut pair[match part {
                 Part::A => 0,
                 Part::B => 1,
             }];
-            if place.is_some() {
+            if place.is_some() || *other != wrapped {
                 return Err(malformed("is a second tensor for the same part of a module"));
             }
             *place = Some((name, entry));
@@ -81,18 +85,28 @@ impl AdapterFiles {
         if pairs.is_empty() {
             return Err(CheckpointError::malformed(file.path(), "tensors", "there are none"));
         }
-        let modules = pairs.into_iter().map(|(name, pair)| {
-            let module = Module::new(&file, &name, pair, &config)?;
+        if pairs.len() > MAX_MODULES {
+            let problem = format!("of {} modules; the limit is {MAX_MODULES}", pairs.len());
+            return Err(CheckpointError::malformed(file.path(), "tensors", problem));
+        }
+        let modules = pairs.into_iter().map(|(name, (wrapped, pair))| {
+            let module = Module::new(&file, &wrapped, pair, &config)?;
             Ok((name, module))
         });
         let modules = modules.collect::<Result<_, CheckpointError>>()?;
+        let version = xxh3_64_with_seed(file.bytes(), config.hash);
         let base_model = config.base_model;
-        Ok(Self { path: path.to_owned(), base_model, file, modules })
+        Ok(Self { path: path.to_owned(), base_model, version, file, modules })
     }
 
     /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// A hash of the contents.
+    pub fn version(&self) -> u64 {
+        self.version
     }
 
     /// The model for which the adapter was trained, as the configuration names it.
@@ -147,18 +161,24 @@ impl Module {
             let problem = format!("shape {:?}; [_, {rank}] is expected, the rank of lora_A", b.1.shape);
             return malformed(format!("tensor {}", shown(&b.0)), problem);
         }
-        let expected = config.rank(name);
+        let (expected, scale) = config.rank_and_scale(name);
         if rank != expected {
             let problem = format!("rank {rank}; the configuration has {expected}");
             return malformed(format!("tensor {}", shown(&a.0)), problem);
         }
-        Ok(Self { a, b, scale: config.scale(name) })
+        Ok(Self { a, b, scale })
     }
 }
 
 /// The weights of a directory.
 fn read_weights(path: &Path, max_bytes: u64) -> Result<MappedFile, CheckpointError> {
     let weights = path.join(WEIGHTS);
+    if let Ok(metadata) = weights.metadata()
+        && metadata.len() > max_bytes
+    {
+        let problem = format!("{} bytes; adapter_cache_bytes has room for {max_bytes}", metadata.len());
+        return Err(CheckpointError::malformed(&weights, "size", problem));
+    }
     if let Some(bytes) = json::read(&weights, max_bytes)? {
         return Ok(MappedFile::in_memory(&weights, bytes.into()));
     }

@@ -21,8 +21,18 @@ const REFUSED: [(&str, &str); 6] = [
     (".lora_B.bias", "is the bias of an update, which is not supported"),
 ];
 
-/// The module of a tensor in the base model, and the part. The error completes a sentence about the tensor.
-pub(super) fn parse(name: &str) -> Result<(String, Part), &'static str> {
+/// The name of a tensor.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TensorName {
+    /// The module in the base model.
+    pub module: String,
+    /// The name of the module that patterns match: with the prefix of a wrapper.
+    pub wrapped: String,
+    pub part: Part,
+}
+
+/// Reads the name of a tensor. The error completes a sentence about the tensor.
+pub(super) fn parse(name: &str) -> Result<TensorName, &'static str> {
     if let Some((_, problem)) = REFUSED.iter().find(|(part, _)| name.contains(part)) {
         return Err(problem);
     }
@@ -37,9 +47,10 @@ pub(super) fn parse(name: &str) -> Result<(String, Part), &'static str> {
     if kind != "weight" {
         return Err(unknown);
     }
-    let module = module.strip_prefix(PREFIX).unwrap_or(module);
-    let wrapper = WRAPPERS.iter().find_map(|(from, to)| Some((to, module.strip_prefix(from)?)));
-    Ok((wrapper.map_or_else(|| module.to_owned(), |(to, rest)| format!("{to}{rest}")), part))
+    let wrapped = module.strip_prefix(PREFIX).unwrap_or(module).to_owned();
+    let wrapper = WRAPPERS.iter().find_map(|(from, to)| Some((to, wrapped.strip_prefix(from)?)));
+    let module = wrapper.map_or_else(|| wrapped.clone(), |(to, rest)| format!("{to}{rest}"));
+    Ok(TensorName { module, wrapped, part })
 }
 
 #[cfg(test)]
@@ -56,9 +67,13 @@ mod tests {
             "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight",
             "base_model.model.language_model.model.layers.0.self_attn.q_proj.lora_A.weight",
         ] {
-            assert_eq!(parse(name), Ok((module.to_owned(), Part::A)), "{name}");
+            let parsed = parse(name).unwrap();
+            assert_eq!((parsed.module.as_str(), parsed.part), (module, Part::A), "{name}");
+            let wrapped = name.split(".lora_A").next().unwrap();
+            assert_eq!(parsed.wrapped, wrapped.strip_prefix(PREFIX).unwrap_or(wrapped));
         }
-        assert_eq!(parse("lm_head.lora_B.weight"), Ok(("lm_head".to_owned(), Part::B)));
+        let parsed = parse("lm_head.lora_B.weight").unwrap();
+        assert_eq!((parsed.module.as_str(), parsed.part), ("lm_head", Part::B));
     }
 
     #[test]

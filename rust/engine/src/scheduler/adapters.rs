@@ -59,6 +59,12 @@ struct Entry {
     closing: Option<Vec<Box<dyn Send>>>,
 }
 
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.usage.note_removal();
+    }
+}
+
 impl Entry {
     /// Reports the numbers to other threads. Called after each change.
     fn publish(&self) {

@@ -105,14 +105,14 @@ impl Frontend {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<PreparedRequest, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
-        let adapter = self.adapter(params)?;
+        self.adapter(params)?;
         let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
         };
         let output = self.output_options(&params, text, &prompt, mode);
-        let request = Request { adapter, ..resolved.request(prompt.into()) };
+        let request = resolved.request(prompt.into());
         let request = self.constrain(&params, output.formats, request, is_wanted)?;
         Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
@@ -268,13 +268,21 @@ impl SamplingParams {
 impl PreparedRequest {
     /// Starts the request with these logits processors. `port` is notified of their events.
     pub fn start(
-        mut self,
+        self,
         processors: Vec<Arc<dyn LogitsProcessor>>,
-        engine: &Engine,
+        frontend: &Frontend,
         port: &Port,
     ) -> Result<RequestState, Error> {
-        self.request.processors = processors;
-        RequestState::start(engine, Arc::new(self.request), self.num_choices, self.output, port)
+        let Self { request, num_choices, output, .. } = self;
+        let name = output.adapter.clone();
+        let start = |adapter| {
+            let request = Request { adapter, processors, ..request };
+            RequestState::start(&frontend.engine, Arc::new(request), num_choices, output, port)
+        };
+        match name {
+            None => start(None),
+            Some(name) => frontend.adapters.start(&name, |id| start(Some(id))),
+        }
     }
 }
 
