@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 import penstock.server
 from api_support import make_engine, run_in_threads, wait_until
+from penstock.server.errors import ApiError
 from support.adapters import write_adapter
 from support.lora_server import (
     ADMIN,
@@ -126,6 +129,25 @@ def test_load_that_takes_too_long_is_status_503(tmp_path: Path) -> None:
         assert "timeout" in message
         assert server.names() == ["base"]
         assert server.ask("/v1/completions", COMPLETION)[0] == 200
+
+
+@pytest.mark.anyio
+async def test_adapters_are_loaded_on_each_event_loop(module_server: LoraServer) -> None:
+    engines, roots = {"base": module_server.engine}, (str(module_server.root),)
+    for seconds in (25.0, 1e-9):
+        settings = penstock.server.ServerSettings(lora_roots=roots, lora_timeout=seconds)
+        state = penstock.server.app(engines, settings).state
+        [model] = state.adapters.models
+        if seconds < 1:
+            with pytest.raises(ApiError, match="service unavailable"):
+                await state.adapters.load(model, "n", "one", replace=False)
+            continue
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(partial(state.adapters.load, model, "n", "one", replace=False))
+        assert list(model.adapters) == ["n"]
+        await state.adapters.unload("n", force=False)
+        assert model.adapters == {}
 
 
 def test_unload_waits_for_the_time_of_the_setting(tmp_path: Path) -> None:
