@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,9 +148,15 @@ def check(result: penstock.Result, logits: NDArray[np.float32], oracle: Oracle) 
     return theirs
 
 
+@functools.cache
+def base_logits(base: Path) -> NDArray[np.float32]:
+    """The logits of the prompt without an adapter."""
+    return run(base)[1]
+
+
 def assert_adapted(theirs: NDArray[np.float32], base: Path) -> None:
     """Check that the logits of an adapter are far from those of the base."""
-    _, plain = run(base)
+    plain = base_logits(base)
     assert np.abs(theirs[: len(PROMPT)] - plain[: len(PROMPT)]).max() > 0.02 * np.abs(plain).max()
 
 
