@@ -113,12 +113,16 @@ def test_replaced_adapter_leaves_no_blocks(
     assert run(engine, None) == (expected[None], 0)
 
 
-def test_same_files_again_keep_the_blocks(engine: penstock.Engine, folders: list[Path]) -> None:
-    first = engine.blocking.load_adapter("a", folders[0])
+def test_same_contents_again_keep_the_blocks(
+    engine: penstock.Engine, folders: list[Path], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    engine.blocking.load_adapter("a", folders[0])
     run(engine, "a")
-    for replace in (False, True):
-        assert engine.blocking.load_adapter("a", folders[0], replace=replace).path == first.path
-        assert run(engine, "a")[1] == CACHED
+    for folder in (folders[0], copy):
+        for replace in (False, True):
+            assert engine.blocking.load_adapter("a", folder, replace=replace).path == str(folders[0])
+            assert run(engine, "a")[1] == CACHED
 
 
 @pytest.mark.anyio
