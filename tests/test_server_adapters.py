@@ -273,6 +273,18 @@ def test_forced_unload_is_an_error_of_its_requests(server: LoraServer, extra: st
     assert answer["error"]["message"] == "the adapter 'extra' was unloaded"
 
 
+def test_unload_that_waits_can_be_forced(server: LoraServer, extra: str) -> None:
+    # An unread request does not end by itself.
+    request = server.engine.blocking.start_request(PROMPT, max_tokens=500, ignore_eos=True, adapter=extra)
+    thread = in_thread(lambda: server.unload(extra))
+    wait_until(lambda: extra not in server.engine.adapters)
+    assert server.unload(extra, force=True)[0] == 200
+    thread.join()
+    with pytest.raises(penstock.GenerationError, match="was unloaded"):
+        request.result()
+    assert server.unload(extra, force=True)[0] == 404
+
+
 @pytest.mark.parametrize("path", [path for path in REQUESTS if path != "/v1/embeddings"])
 def test_forced_unload_is_an_event_of_streams(server: LoraServer, extra: str, path: str) -> None:
     body = {"model": extra, **long(path), "stream": True}

@@ -88,9 +88,11 @@ def test_other_contents_are_a_conflict_unless_in_place(server: LoraServer) -> No
     assert server.load("n", "one")[0] == 409
 
 
-def test_changed_files_are_other_contents(server: LoraServer) -> None:
+def test_changed_files_are_other_contents_but_copies_are_not(server: LoraServer) -> None:
     folder = write_adapter(server.root / "changing", CONFIG, rank=2)
     assert server.load("n", folder)[0] == 200
+    copy = shutil.copytree(folder, server.root / "copy")
+    assert server.load("n", copy)[0] == 200
     write_adapter(folder, CONFIG, rank=4)
     assert server.load("n", folder)[0] == 409
     assert server.load("n", folder, load_inplace=True)[0] == 200

@@ -103,21 +103,19 @@ class Adapters:
         raise _not_found(name, given)
 
     async def unload(self, name: str, *, force: bool) -> None:
-        """Unload an adapter, and wait for its requests for the time of the settings."""
-        missing = ApiError(
-            404,
-            f"The lora adapter '{name[:64]}' cannot be found.",
-            param="lora_name",
-            code="adapter_not_found",
-        )
-        model = next((model for model in self._models if name in model.adapters), None)
-        if model is None:
-            raise missing
-        try:
-            with anyio.move_on_after(self._settings.lora_timeout):
-                await model.unload_adapter(name, force=force)
-        except penstock.AdapterNotFoundError as error:
-            raise missing from error
+        """Unload an adapter, and wait for its requests for the time of the settings.
+
+        The adapter of a former call that waits is not in the list, and can be unloaded with `force`.
+        """
+        for model in sorted(self.models, key=lambda model: name not in model.adapters):
+            try:
+                with anyio.move_on_after(self._settings.lora_timeout):
+                    await model.unload_adapter(name, force=force)
+            except penstock.AdapterNotFoundError:
+                continue
+            return
+        message = f"The lora adapter '{name[:64]}' cannot be found."
+        raise ApiError(404, message, param="lora_name", code="adapter_not_found")
 
 
 def _is_file(path: Path) -> bool:
