@@ -102,7 +102,9 @@ impl EngineCore {
                 self.scheduler.reset_prefix_cache(salt);
                 self.publish_stats();
             }
-            Message::LoadAdapter(adapter) => self.load_adapter(adapter),
+            Message::LoadAdapter(adapter, answer) => {
+                let _ = answer.send(self.load_adapter(adapter)); // the caller may have gone
+            }
             Message::UnloadAdapter(id, reason, done) => self.unload_adapter(id, reason, done, now),
             Message::Drain => self.is_draining = true,
             Message::Shutdown => self.stop(StopCause::Closed, now),
@@ -153,21 +155,11 @@ impl EngineCore {
         }
     }
 
-    fn load_adapter(&mut self, adapter: NewAdapter) {
-        let NewAdapter { id, weights, bytes, usage, answer } = adapter;
-        let Limits { max_adapters, max_registered_adapters, adapter_bytes: all, .. } = self.limits;
-        let limit = if max_adapters > 0 { max_registered_adapters } else { 0 };
-        let refused = if self.is_stopped {
-            Some(AdapterError::Stopped(self.gate.cause()))
-        } else if self.scheduler.num_adapters() >= limit {
-            Some(AdapterError::TooMany { limit })
-        } else {
-            (bytes > all).then_some(AdapterError::TooLarge { bytes, limit: all })
-        };
-        if refused.is_none() {
-            self.scheduler.register_adapter(id, weights, bytes, usage);
+    fn load_adapter(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
+        match self.is_stopped {
+            true => Err(AdapterError::Stopped(self.gate.cause())),
+            false => self.scheduler.register_adapter(adapter),
         }
-        let _ = answer.send(refused.map_or(Ok(()), Err)); // the caller may have gone
     }
 
     fn unload_adapter(&mut self, id: AdapterId, reason: Option<String>, done: Box<dyn Send>, now: Instant) {
@@ -176,8 +168,8 @@ impl EngineCore {
             while let Some(sequence) = self.scheduler.pop_with_adapter(id, now) {
                 self.end(sequence, FinishReason::Failed(reason.clone()), now);
             }
-            self.flush_finishes();
         }
+        self.flush_finishes();
     }
 
     /// The sequence of the next arrival: a choice of `request`, whose first choice has the id `first`.
@@ -307,9 +299,11 @@ impl EngineCore {
         self.pending_finishes.push((sequence.outbox, sequence.port, finish));
     }
 
-    /// Publishes the statistics and then pushes the last events: a consumer that receives one finds its blocks freed.
+    /// Publishes the statistics and then reports removed adapters and pushes the last events: a consumer that receives
+    /// one finds its blocks freed.
     fn flush_finishes(&mut self) {
         self.publish_stats();
+        self.scheduler.report_removals();
         for (outbox, port, finish) in self.pending_finishes.drain(..) {
             let listed = outbox.finish(finish);
             self.ringer.disconnect(port, listed);

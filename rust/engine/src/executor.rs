@@ -9,8 +9,8 @@ pub struct StepDone {
     pub plan: Box<StepPlan>,
     /// The output, complete if `result` is `Ok`.
     pub output: Box<StepOutput>,
-    /// If it is an error, copies of this plan and of later plans count as not made unless `output.copies_done` is set;
-    /// if the plan changes adapters, the device counts as lost then.
+    /// If it is an error, copies of this plan and of later plans count as not made unless `output.copies_done` is set.
+    /// If the plan changes adapters, the device counts as lost unless `output.adapters_changed` is set.
     pub result: Result<(), StepError>,
 }
 

@@ -18,7 +18,7 @@ use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::limits::{InvalidRequest, Limits};
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
-use crate::message::{AdapterError, Outbox, Start};
+use crate::message::{AdapterError, NewAdapter, Outbox, Start};
 use crate::output_budget::{OutputBudget, Reservation};
 use crate::port::{Port, RingOnDrop};
 use crate::prefix_cache::BlockHasher;
@@ -236,23 +236,45 @@ impl Engine {
         }
     }
 
-    /// Registers an adapter that takes `bytes` on the device, and returns its id, which requests name. It is loaded by
-    /// the first step that needs it.
+    /// Registers an adapter that takes `bytes` on the device, at most `Limits::adapter_bytes`, and returns its id, which
+    /// requests name. It is loaded by the first step that needs it.
     pub fn load_adapter(
         &self,
         weights: Arc<PackedAdapter>,
         bytes: u64,
     ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
+        self.register_adapter(weights, bytes, None)
+    }
+
+    /// Registers an adapter as `load_adapter` does. `former` no longer counts towards the limit, and takes requests until
+    /// it is unloaded, which is left to the caller.
+    pub fn replace_adapter(
+        &self,
+        former: AdapterId,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+    ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
+        self.register_adapter(weights, bytes, Some(former))
+    }
+
+    fn register_adapter(
+        &self,
+        weights: Arc<PackedAdapter>,
+        bytes: u64,
+        replaces: Option<AdapterId>,
+    ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
         self.process.check().map_err(AdapterError::Stopped)?;
         // Relaxed: ids need only be distinct.
         let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
         let usage = Arc::default();
-        self.inner.letterbox.load_adapter(id, weights, bytes, Arc::clone(&usage))?;
+        let adapter = NewAdapter { id, weights, bytes, usage: Arc::clone(&usage), replaces };
+        self.inner.letterbox.load_adapter(adapter)?;
         Ok((id, usage))
     }
 
     /// Removes an adapter: requests with it that are started after this returns are rejected. Those that are open end
-    /// as failed, for this reason, or without one continue. Rings the bell of `port` when the last has ended.
+    /// as failed, for this reason, or without one continue. Rings the bell of `port` when the last has ended. May be
+    /// called again while requests are open, with a reason too.
     pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>, port: Option<&Port>) {
         let removed = Box::new(port.map(|port| RingOnDrop(port.bell())));
         if self.process.is_current() {

@@ -10,14 +10,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use penstock_types::PackedAdapter;
-
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, unbounded};
 
 use crate::executor::StepDone;
 use crate::limits::Limits;
 use crate::message::{AdapterError, Message, NewAdapter, Start};
-use crate::request::{AdapterId, AdapterUse, Rejection, StopCause};
+use crate::request::{AdapterId, Rejection, StopCause};
 use crate::sequence::SchedulingKey;
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
@@ -245,16 +243,10 @@ impl Letterbox {
     }
 
     /// Registers an adapter. May wait, as `reset_prefix_cache`.
-    pub(crate) fn load_adapter(
-        &self,
-        id: AdapterId,
-        weights: Arc<PackedAdapter>,
-        bytes: u64,
-        usage: Arc<AdapterUse>,
-    ) -> Result<(), AdapterError> {
+    pub(crate) fn load_adapter(&self, adapter: NewAdapter) -> Result<(), AdapterError> {
         let (answer, answered) = bounded(1);
         // Without an engine, the message and its sender are dropped.
-        let _ = self.messages.send(Message::LoadAdapter(NewAdapter { id, weights, bytes, usage, answer }));
+        let _ = self.messages.send(Message::LoadAdapter(adapter, answer));
         answered.recv().unwrap_or_else(|_| Err(AdapterError::Stopped(self.gate.cause())))
     }
 

@@ -22,9 +22,9 @@ pub enum Message {
     /// The oldest step in flight is done.
     StepDone(StepDone),
     /// Register an adapter; the answer says whether there was room.
-    LoadAdapter(NewAdapter),
-    /// Take no more requests with an adapter, and end those that there are with this reason, if there is one. The value
-    /// is dropped when the last has ended.
+    LoadAdapter(NewAdapter, Sender<Result<(), AdapterError>>),
+    /// Take no more requests with an adapter; with a reason, end the open ones for it. The value is dropped when the
+    /// last has ended. An adapter can be unloaded again while its requests are open.
     UnloadAdapter(AdapterId, Option<String>, Box<dyn Send>),
     /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
     /// no longer shared.
@@ -42,25 +42,24 @@ pub struct NewAdapter {
     /// Bytes that it takes on the device.
     pub bytes: u64,
     pub usage: Arc<AdapterUse>,
-    pub answer: Sender<Result<(), AdapterError>>,
+    /// The adapter that is unloaded once this one is registered.
+    pub replaces: Option<AdapterId>,
 }
 
 /// The reason why an adapter was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
-    /// As many adapters as may be are registered.
-    #[error("{limit} adapters are loaded, which is the limit (max_cpu_adapters); unload one first")]
+    /// As many adapters are loaded as the limit allows, or twice as many with the unloaded ones that have open requests.
+    #[error(
+        "{loaded} adapters are loaded, and {closing} unloaded ones have open requests; max_cpu_adapters is {limit}"
+    )]
     TooMany {
-        /// The most that may be registered.
+        /// The adapters that take requests.
+        loaded: usize,
+        /// The adapters that were unloaded or replaced, and have open requests.
+        closing: usize,
+        /// The most adapters that take requests; see `Limits::max_registered_adapters`.
         limit: usize,
-    },
-    /// It takes more memory than all adapters may.
-    #[error("the adapter needs {bytes} bytes; adapter_cache_bytes is {limit}")]
-    TooLarge {
-        /// Its bytes.
-        bytes: u64,
-        /// The bytes of all adapters.
-        limit: u64,
     },
     /// The engine has stopped.
     #[error("{0}")]

@@ -1,5 +1,5 @@
-//! A step as data: the engine fills a [`StepPlan`], and the executor a [`StepOutput`]. Plain integers; no model, no
-//! device, no tensor.
+//! A step as data: the engine fills a [`StepPlan`], and the executor a [`StepOutput`]. Integers and shared requests and
+//! adapters; no model, no device, no tensor.
 //!
 //! Up to [`DEPTH`] steps are in flight. A plan may be submitted before the tokens sampled by the previous step are
 //! known: such a row sets [`ScheduledRow::follows_sample`], and its input is the token that was sampled last for its
@@ -132,7 +132,9 @@ pub struct StepPlan {
 pub struct StepOutput {
     /// [`StepPlan::step`] of its plan. Set by the engine.
     pub step: u64,
-    /// Whether the adapter changes and the copies of the plan were made. May be true though the step has failed.
+    /// Whether the adapter changes of the plan were made. May be true though the step has failed.
+    pub adapters_changed: bool,
+    /// Whether the copies of the plan were made. May be true though the step has failed.
     pub copies_done: bool,
     /// One entry per row of the plan, in row order.
     pub rows: Vec<RowOutput>,
@@ -162,8 +164,9 @@ impl StepPlan {
 impl StepOutput {
     /// Empties the output and keeps its buffers.
     pub fn clear(&mut self) {
-        let Self { step, copies_done, rows, sampled, positions, forced } = self;
+        let Self { step, adapters_changed, copies_done, rows, sampled, positions, forced } = self;
         *step = 0;
+        *adapters_changed = false;
         *copies_done = false;
         rows.clear();
         sampled.clear();

@@ -118,6 +118,7 @@ impl<B: Backend> Runner<B> {
         let mut turn = Some(self.turn());
         // First, because the rows of the next plan rely on it even if this one fails.
         self.change_adapters(plan)?;
+        output.adapters_changed = true;
         self.change_slots(plan)?;
         if !plan.copies.is_empty() {
             self.copy(&mut plan.copies.iter().copied())?;

@@ -20,7 +20,7 @@ impl EngineCore {
         match result.and_then(check) {
             Ok(()) => self.deliver(&plan, &mut output, &owners, now),
             // Without its changes the adapters on the device are unknown, and no row may run with another one's.
-            Err(StepError::Failed(text)) if output.copies_done || plan.adapter_changes.is_empty() => {
+            Err(StepError::Failed(text)) if output.adapters_changed || plan.adapter_changes.is_empty() => {
                 self.fail(&plan, output.copies_done, &owners, &text, now);
             }
             Err(StepError::Failed(text) | StepError::DeviceLost(text)) => {

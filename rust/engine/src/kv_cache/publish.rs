@@ -5,6 +5,7 @@ use std::time::Instant;
 use super::block_table::BlockTable;
 use super::manager::KvCacheManager;
 use crate::prefix_cache::{Chain, Location, Namespace, Tokens};
+use crate::request::AdapterId;
 
 impl KvCacheManager {
     /// Publishes the full blocks among the first `num_computed` tokens of a table; the steps that computed them are
@@ -82,6 +83,15 @@ impl KvCacheManager {
     pub fn reset_namespace(&mut self, namespace: &Namespace) {
         let Some(cache) = &mut self.prefix_cache else { return };
         cache.clear_namespace(namespace, |location| match location {
+            Location::Device(block) => self.pool.evict(block),
+            Location::Host(block) => self.host.free(block),
+        });
+    }
+
+    /// Removes the blocks of an adapter without sequences from the prefix cache.
+    pub fn reset_adapter(&mut self, adapter: AdapterId) {
+        let Some(cache) = &mut self.prefix_cache else { return };
+        cache.clear_adapter(adapter, |location| match location {
             Location::Device(block) => self.pool.evict(block),
             Location::Host(block) => self.host.free(block),
         });

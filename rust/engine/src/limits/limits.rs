@@ -51,7 +51,8 @@ pub struct Limits {
     pub max_adapters: usize,
     /// Bytes of the adapters on the device.
     pub adapter_bytes: u64,
-    /// Adapters that may be registered, those on the device included.
+    /// The most adapters that take requests, those on the device included. At most twice as many are in host memory,
+    /// those included that were unloaded or replaced and have open requests.
     pub max_registered_adapters: usize,
 }
 

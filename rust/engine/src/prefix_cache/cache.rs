@@ -9,6 +9,7 @@ use super::hash::BlockHasher;
 use super::lru::LruList;
 use super::namespace::{Namespace, Namespaces};
 use super::node::{Location, NONE, Node, NodeId, Parent};
+use crate::request::AdapterId;
 
 /// See the module `prefix_cache`.
 ///
@@ -259,6 +260,14 @@ impl PrefixCache {
                 self.unlist(node);
             }
             self.detach(node);
+        }
+    }
+
+    /// Removes all blocks of an adapter, as `clear_namespace` does.
+    pub fn clear_adapter(&mut self, adapter: AdapterId, mut on_unreferenced: impl FnMut(Location)) {
+        let namespaces: Vec<_> = self.namespaces.of_adapter(adapter).cloned().collect();
+        for namespace in namespaces {
+            self.clear_namespace(&namespace, &mut on_unreferenced);
         }
     }
 

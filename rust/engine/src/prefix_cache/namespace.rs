@@ -1,19 +1,20 @@
 //! Namespaces: sequences share blocks only within one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::request::AdapterId;
 
 use super::node::{NONE, Node, NodeId};
 
-/// Two sequences share a block only if their tokens and their namespaces are equal.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// Two sequences share a block only if their tokens and their namespaces are equal. The namespaces of an adapter are
+/// adjacent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Namespace {
-    /// The request's `cache_salt`.
-    pub salt: Option<Arc<str>>,
     /// The request's adapter, on which keys and values depend.
     pub adapter: Option<AdapterId>,
+    /// The request's `cache_salt`.
+    pub salt: Option<Arc<str>>,
 }
 
 /// Names a namespace for as long as it has blocks.
@@ -25,8 +26,7 @@ pub(super) struct NamespaceId(u32);
 /// Invariants: `ids` names exactly the occupied `entries`; their lists are not empty.
 #[derive(Debug, Default)]
 pub(super) struct Namespaces {
-    /// Hashed by the standard library's keyed function: clients choose salts.
-    ids: HashMap<Namespace, u32>,
+    ids: BTreeMap<Namespace, u32>,
     entries: Vec<Option<NamespaceEntry>>,
     free: Vec<u32>,
 }
@@ -40,6 +40,13 @@ struct NamespaceEntry {
 impl Namespaces {
     pub(super) fn find(&self, namespace: &Namespace) -> Option<NamespaceId> {
         self.ids.get(namespace).map(|id| NamespaceId(*id))
+    }
+
+    /// The namespaces of an adapter.
+    pub(super) fn of_adapter(&self, adapter: AdapterId) -> impl Iterator<Item = &Namespace> {
+        let first = Namespace { adapter: Some(adapter), salt: None };
+        let from_first = self.ids.range(first..).map(|(namespace, _)| namespace);
+        from_first.take_while(move |namespace| namespace.adapter == Some(adapter))
     }
 
     /// The id of a namespace to which a node is about to be added.

@@ -4,9 +4,10 @@
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
 //! the rows of the plan: so a row always finds its adapter, and never another one in its place.
 //!
-//! If the adapter of the first waiting sequence has no room, sequences without adapter and with loaded ones overtake it.
-//! For [`OVERTAKING_STEPS`] all loaded adapters collect sequences. After that, the least recently used of the pinned adapters take no more sequences, as many of them as leave
-//! too little room. So the adapter has room when the sequences that these adapters have then have ended.
+//! If the adapter of the first waiting sequence has no room, sequences without an adapter overtake it, and sequences with
+//! adapters that are loaded or have room. After [`OVERTAKING_STEPS`], only those adapters take more sequences that leave
+//! room for it: the most recently used of the pinned ones, and others that fit beside them. The adapter has room when
+//! the open sequences of the other pinned adapters have ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,20 +16,28 @@ use std::sync::Arc;
 use penstock_types::PackedAdapter;
 
 use crate::limits::Limits;
+use crate::message::{AdapterError, NewAdapter};
 use crate::request::{AdapterId, AdapterUse};
 use crate::sequence::SchedulingKey;
 use crate::step::AdapterChange;
 
-/// The number of steps for which all loaded adapters take more sequences although a sequence waits without room. Not
-/// 0, so that adapters take turns with many sequences each; not more than a part of an output, so that turns are short.
+/// The number of steps for which all adapters with room take more sequences although a sequence waits without room. Not
+/// 0, so that a loaded adapter computes many sequences; not more than a part of an output, so that the wait is short.
 const OVERTAKING_STEPS: u64 = 64;
+
+/// The values that are dropped to report that an adapter was removed.
+pub(super) type Removed = Vec<Box<dyn Send>>;
 
 /// All adapters.
 ///
 /// Invariants: an entry has the number at which it is in `loaded`; `bytes`, `num_pinned` and `pinned_bytes` are those
-/// of the loaded entries and of the entries with running sequences, all of which are loaded.
+/// of the loaded entries and of the entries with running sequences, all of which are loaded; `num_counted` entries
+/// count towards the limit.
 pub(super) struct Adapters {
     max_bytes: u64,
+    /// The most entries that count. All entries are at most twice as many.
+    max_registered: usize,
+    num_counted: usize,
     entries: BTreeMap<AdapterId, Entry>,
     /// By number.
     loaded: Vec<Option<AdapterId>>,
@@ -55,8 +64,10 @@ struct Entry {
     last_use: u64,
     /// For other threads.
     usage: Arc<AdapterUse>,
-    /// Dropped when the last sequence has ended; set if it takes no more sequences.
-    closing: Option<Vec<Box<dyn Send>>>,
+    /// Another adapter was registered in its place.
+    is_replaced: bool,
+    /// Set if it takes no more sequences.
+    closing: Option<Removed>,
 }
 
 impl Drop for Entry {
@@ -66,6 +77,11 @@ impl Drop for Entry {
 }
 
 impl Entry {
+    /// Whether it counts towards the limit.
+    fn is_counted(&self) -> bool {
+        self.closing.is_none() && !self.is_replaced
+    }
+
     /// Reports the numbers to other threads. Called after each change.
     fn publish(&self) {
         let num_waiting = self.sequences.len() - self.num_running;
@@ -77,6 +93,8 @@ impl Adapters {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             max_bytes: limits.adapter_bytes,
+            max_registered: limits.max_registered_adapters,
+            num_counted: 0,
             entries: BTreeMap::new(),
             loaded: vec![None; limits.max_adapters],
             bytes: 0,
@@ -87,15 +105,22 @@ impl Adapters {
         }
     }
 
-    /// Registers an adapter that takes `bytes` on the device, at most all that there are for adapters.
-    pub(super) fn register(
-        &mut self,
-        id: AdapterId,
-        weights: Arc<PackedAdapter>,
-        bytes: u64,
-        usage: Arc<AdapterUse>,
-    ) {
+    /// Registers an adapter. Loading has checked that it fits into the memory for adapters.
+    pub(super) fn register(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
+        let NewAdapter { id, weights, bytes, usage, replaces } = adapter;
         assert!(!self.loaded.is_empty() && bytes <= self.max_bytes, "{id} never fits; this is a bug");
+        let is_counted = |id: &AdapterId| self.entries.get(id).is_some_and(Entry::is_counted);
+        let replaced = replaces.filter(is_counted);
+        let num_others = self.num_counted - usize::from(replaced.is_some());
+        let limit = self.max_registered;
+        if num_others >= limit || self.entries.len() >= limit.saturating_mul(2) {
+            let (loaded, closing) = (self.num_counted, self.entries.len() - self.num_counted);
+            return Err(AdapterError::TooMany { loaded, closing, limit });
+        }
+        if let Some(replaced) = replaced {
+            self.entry(replaced).is_replaced = true;
+        }
+        self.num_counted = num_others + 1;
         let entry = Entry {
             weights,
             bytes,
@@ -104,10 +129,12 @@ impl Adapters {
             num_running: 0,
             last_use: 0,
             usage,
+            is_replaced: false,
             closing: None,
         };
         let former = self.entries.insert(id, entry);
         assert!(former.is_none(), "{id} is registered twice; this is a bug");
+        Ok(())
     }
 
     /// The registered adapters.
@@ -124,13 +151,14 @@ impl Adapters {
         self.entries.get(&id).is_some_and(|entry| entry.closing.is_none())
     }
 
-    /// Takes no more sequences with an adapter, and removes it when those that there are have ended; `done` is dropped
-    /// then.
-    pub(super) fn close(&mut self, id: AdapterId, done: Box<dyn Send>) {
-        if let Some(entry) = self.entries.get_mut(&id) {
-            entry.closing.get_or_insert_default().push(done);
-            self.remove_if_unused(id);
-        }
+    /// Takes no more sequences with an adapter. It is removed when the open ones have ended, and `done` is returned with
+    /// it. May be called several times.
+    #[must_use]
+    pub(super) fn close(&mut self, id: AdapterId, done: Box<dyn Send>) -> Option<Removed> {
+        let entry = self.entries.get_mut(&id)?;
+        self.num_counted -= usize::from(entry.is_counted());
+        entry.closing.get_or_insert_default().push(done);
+        self.remove_if_unused(id)
     }
 
     /// A sequence was added.
@@ -141,11 +169,12 @@ impl Adapters {
     }
 
     /// A sequence without a slot has ended.
-    pub(super) fn remove_sequence(&mut self, id: AdapterId, key: SchedulingKey) {
+    #[must_use]
+    pub(super) fn remove_sequence(&mut self, id: AdapterId, key: SchedulingKey) -> Option<Removed> {
         let entry = self.entry(id);
         entry.sequences.remove(&key);
         entry.publish();
-        self.remove_if_unused(id);
+        self.remove_if_unused(id)
     }
 
     /// The last sequence with an adapter in scheduling order: a follower comes after its leader.
@@ -153,11 +182,14 @@ impl Adapters {
         self.entries.get(&id)?.sequences.last().copied()
     }
 
-    fn remove_if_unused(&mut self, id: AdapterId) {
-        if self.entries[&id].closing.is_some() && self.entries[&id].sequences.is_empty() {
-            self.unload(id);
-            self.entries.remove(&id);
+    fn remove_if_unused(&mut self, id: AdapterId) -> Option<Removed> {
+        let is_unused = self.entries[&id].closing.is_some() && self.entries[&id].sequences.is_empty();
+        if !is_unused {
+            return None;
         }
+        self.unload(id);
+        let mut entry = self.entries.remove(&id)?;
+        entry.closing.take()
     }
 
     /// Whether a sequence with this adapter may get a slot: its adapter is loaded, or is once unused ones make room.
@@ -170,31 +202,54 @@ impl Adapters {
         count <= self.loaded.len() && bytes <= self.max_bytes
     }
 
-    /// The same if only these adapters were pinned.
-    pub(super) fn has_room_beside(&self, id: AdapterId, pinned: &BTreeSet<AdapterId>) -> bool {
-        let others = pinned.iter().filter(|other| **other != id);
-        let bytes = others.clone().map(|other| self.entries[other].bytes).sum::<u64>();
-        self.fit(others.count() + 1, bytes + self.entries[&id].bytes)
+    /// The first of these pinned adapters after which there is room for `id`, if they lose their sequences in this order.
+    pub(super) fn last_before_room(
+        &self,
+        id: AdapterId,
+        mut pinned: impl Iterator<Item = AdapterId>,
+    ) -> Option<AdapterId> {
+        let (mut count, mut bytes) = (self.num_pinned + 1, self.pinned_bytes + self.entries[&id].bytes);
+        pinned.find(|other| {
+            count -= 1;
+            bytes -= self.entries[other].bytes;
+            self.fit(count, bytes)
+        })
     }
 
-    /// The adapters with which sequences may overtake one that has waited for room for `blocked` for `num_steps`: those
-    /// that are loaded, and later the most recently used ones that are pinned and leave room.
-    pub(super) fn overtaking(&self, blocked: AdapterId, num_steps: u64) -> Vec<AdapterId> {
-        let mut loaded: Vec<_> = self.loaded.iter().flatten().copied().collect();
-        if num_steps < OVERTAKING_STEPS {
-            return loaded;
-        }
-        loaded.retain(|id| self.entries[id].num_running > 0);
-        loaded.sort_unstable_by_key(|id| Reverse(self.entries[id].last_use));
-        let mut bytes = self.entries[&blocked].bytes;
-        let stays = |(rank, id): &(usize, &AdapterId)| {
-            bytes += self.entries[*id].bytes;
-            self.fit(rank + 2, bytes)
+    /// The adapters with which sequences may overtake one that has waited for room for `blocked` for `num_steps`: the
+    /// adapters of waiting sequences that have room, and later only those that also leave room for `blocked`.
+    pub(super) fn overtaking(
+        &self,
+        blocked: AdapterId,
+        num_steps: u64,
+        waiting: impl Iterator<Item = AdapterId>,
+    ) -> Vec<AdapterId> {
+        let loaded = self.loaded.iter().flatten().copied();
+        // If as many are pinned as there may be, only these have room.
+        let candidates: Vec<_> = match self.num_pinned < self.loaded.len() {
+            true => waiting.filter(|id| self.has_room(*id)).collect(),
+            false => loaded.clone().collect(),
         };
+        if num_steps < OVERTAKING_STEPS {
+            return candidates;
+        }
+        let is_pinned = |id: &AdapterId| self.entries[id].num_running > 0;
+        let mut pinned: Vec<_> = loaded.filter(is_pinned).collect();
+        pinned.sort_unstable_by_key(|id| Reverse(self.entries[id].last_use));
+        let (mut staying, mut bytes) = (vec![], self.entries[&blocked].bytes);
         // The adapters that stay are used again and the others are not, so their order does not change.
-        let num_staying = loaded.iter().enumerate().take_while(stays).count();
-        loaded.truncate(num_staying);
-        loaded
+        for id in pinned {
+            let with_it = bytes + self.entries[&id].bytes;
+            if !self.fit(staying.len() + 2, with_it) {
+                break;
+            }
+            staying.push(id);
+            bytes = with_it;
+        }
+        let count = staying.len() + 2;
+        let leaves_room = |id: &AdapterId| self.fit(count, bytes + self.entries[id].bytes);
+        staying.extend(candidates.into_iter().filter(|id| !is_pinned(id) && leaves_room(id)));
+        staying
     }
 
     /// A sequence gets a slot; there is room for its adapter.
@@ -270,7 +325,10 @@ impl Adapters {
         entry.publish();
         self.bytes -= bytes;
         self.loaded[number as usize] = None;
-        let is_load = |change: &AdapterChange| matches!(change, AdapterChange::Load { number: other, .. } if *other == number);
+        let is_load = |change: &AdapterChange| match change {
+            AdapterChange::Load { number: loaded, .. } => *loaded == number,
+            AdapterChange::Unload { .. } => false,
+        };
         match self.changes.iter().position(is_load) {
             Some(load) => drop(self.changes.remove(load)),
             None => self.changes.push(AdapterChange::Unload { number }),
@@ -294,6 +352,9 @@ impl Adapters {
             keys.insert(key);
             *num_running += usize::from(is_running);
         }
+        let num_counted = self.entries.values().filter(|entry| entry.is_counted()).count();
+        assert_eq!(self.num_counted, num_counted, "adapters are miscounted; this is a bug");
+        assert!(num_counted <= self.max_registered, "too many adapters are registered; this is a bug");
         let (mut num_loaded, mut bytes, mut num_pinned, mut pinned_bytes) = (0, 0, 0, 0);
         for (id, entry) in &self.entries {
             let (keys, num_running) = found.remove(id).unwrap_or_default();
@@ -319,6 +380,6 @@ impl Adapters {
         let counts = (self.bytes, self.num_pinned, self.pinned_bytes);
         assert_eq!(counts, (bytes, num_pinned, pinned_bytes), "adapters are miscounted; this is a bug");
         assert!(bytes <= self.max_bytes, "too many adapters are loaded; this is a bug");
-        assert!(self.changes.len() <= 2 * self.loaded.len(), "changes pile up; this is a bug");
+        assert!(self.changes.len() <= 2 * self.loaded.len(), "too many changes of adapters; this is a bug");
     }
 }

@@ -17,7 +17,8 @@
 //! wait like every preempted sequence. A sequence whose consumer has not read since it was preempted is paused instead
 //! of admitted.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::scheduler::Scheduler;
@@ -87,7 +88,8 @@ impl Scheduler {
         let blocked = self.queue.get(first);
         let now = self.kv.next_step();
         let num_steps = now - blocked.blocked_since.unwrap_or(now);
-        let overtaking = self.adapters.overtaking(blocked.request.adapter?, num_steps);
+        let waiting = self.queue.adapters();
+        let overtaking = self.adapters.overtaking(blocked.request.adapter?, num_steps, waiting);
         self.queue.next_with(std::iter::once(None).chain(overtaking.into_iter().map(Some)))
     }
 
@@ -96,7 +98,8 @@ impl Scheduler {
     }
 
     /// Preempts one of the running sequences that yield to a waiting one, if its adapter has room without all of them.
-    /// Spares those that share their adapter with a sequence that does not yield.
+    /// Chooses the adapter first, so that no other one loses sequences in vain: an adapter comes when all its sequences
+    /// yield, and is spared if there is room without it.
     fn preempt_for_adapter(&mut self, key: SchedulingKey, now: Instant) -> bool {
         let Some(adapter) = self.queue.get(key).request.adapter else { return false };
         if !self.slots.iter().any(|running| yields_to(running, key)) {
@@ -104,16 +107,23 @@ impl Scheduler {
         }
         let staying = self.slots.iter().filter(|running| !yields_to(running, key));
         let staying = BTreeSet::from_iter(staying.filter_map(|running| running.sequence.request.adapter));
-        if !self.adapters.has_room_beside(adapter, &staying) {
-            return false;
+        // With the place in the order of the sequence that yields last.
+        let mut yielding = BTreeMap::new();
+        for running in self.slots.iter() {
+            let Some(id) = running.sequence.request.adapter.filter(|id| !staying.contains(id)) else {
+                continue;
+            };
+            let last = yielding.entry(id).or_insert_with(|| yield_order(running));
+            *last = yield_order(running).min(*last);
         }
-        let takes_room = |running: &Running| {
-            running.sequence.request.adapter.is_some_and(|id| id != adapter && !staying.contains(&id))
-        };
-        let yielding = self.slots.ranked().filter(|(_, running)| takes_room(running));
-        let Some((victim, _)) = yielding.max_by_key(|(_, running)| yield_order(running)) else {
-            return false;
-        };
+        let mut yielding: Vec<_> = yielding.into_iter().collect();
+        yielding.sort_unstable_by_key(|(_, last)| Reverse(*last));
+        let yielding = yielding.into_iter().map(|(id, _)| id);
+        let Some(chosen) = self.adapters.last_before_room(adapter, yielding) else { return false };
+        let has_it = |running: &Running| running.sequence.request.adapter == Some(chosen);
+        let sequences = self.slots.ranked().filter(|(_, running)| has_it(running));
+        let victim = sequences.max_by_key(|(_, running)| yield_order(running));
+        let (victim, _) = victim.expect("a pinned adapter has running sequences; this is a bug");
         self.preempt(victim, now);
         true
     }

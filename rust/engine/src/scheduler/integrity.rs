@@ -15,6 +15,7 @@ impl Scheduler {
         assert!(self.queue.num_new() <= self.max_waiting, "too many requests wait; this is a bug");
         assert!(self.num_paused() <= self.max_paused, "too many requests are paused; this is a bug");
         assert!(self.ended.is_empty(), "a request was left without its end; this is a bug");
+        assert!(self.removed.is_empty(), "a removed adapter was not reported; this is a bug");
         let tables = self.slots.iter().map(|running| &running.table);
         let swapped = self.queue.iter().filter_map(|sequence| sequence.swapped.as_ref());
         self.kv.check_integrity(tables, swapped);

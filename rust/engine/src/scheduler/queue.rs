@@ -127,6 +127,11 @@ impl WaitingQueue {
         self.first_of(adapters.filter_map(first))
     }
 
+    /// The adapters of the sequences that may be next.
+    pub(super) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
+        self.by_adapter.keys().filter_map(|adapter| *adapter)
+    }
+
     fn is_schedulable(&self, key: SchedulingKey) -> bool {
         self.visit();
         !self.get(key).is_all_planned()

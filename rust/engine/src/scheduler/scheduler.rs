@@ -3,17 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_types::{PackedAdapter, PreemptionMode, PreemptionVictim};
+use penstock_types::{PreemptionMode, PreemptionVictim};
 
-use super::adapters::Adapters;
+use super::adapters::{Adapters, Removed};
 use super::budget::TokenBudget;
 use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
+use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{AdapterId, AdapterUse, FinishReason, Overload, Rejection};
+use crate::request::{AdapterId, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -38,6 +39,8 @@ pub struct Scheduler {
     pub(super) is_staging: bool,
     /// Sequences that were ended by the scheduler; the core sends their last events.
     pub(super) ended: Vec<(Sequence, FinishReason)>,
+    /// Adapters that were removed; the core reports them.
+    pub(super) removed: Vec<Removed>,
     /// The counters of the engine; its gauges are zero here.
     pub(crate) counters: Counters,
     budget: TokenBudget,
@@ -60,6 +63,7 @@ impl Scheduler {
             admitted_at: 0,
             is_staging: false,
             ended: Vec::new(),
+            removed: Vec::new(),
             counters: Counters::default(),
             budget: TokenBudget::new(limits.max_num_batched_tokens, limits.max_num_seqs),
             rows: RowPlanner::new(limits.num_speculative_tokens),
@@ -288,8 +292,22 @@ impl Scheduler {
 
     fn remove_from_adapter(&mut self, sequence: &Sequence) {
         if let Some(adapter) = sequence.request.adapter {
-            self.adapters.remove_sequence(adapter, sequence.key);
+            let removed = self.adapters.remove_sequence(adapter, sequence.key);
+            self.note_removal(adapter, removed);
         }
+    }
+
+    /// Removes the blocks of an adapter that was removed: its id is not used again.
+    fn note_removal(&mut self, adapter: AdapterId, removed: Option<Removed>) {
+        if let Some(removed) = removed {
+            self.kv.reset_adapter(adapter);
+            self.removed.push(removed);
+        }
+    }
+
+    /// Tells those who wait for the removal of an adapter.
+    pub(crate) fn report_removals(&mut self) {
+        self.removed.clear();
     }
 
     fn remove_waiting(&mut self, key: SchedulingKey) -> Option<Sequence> {
@@ -366,25 +384,16 @@ impl Scheduler {
         self.adapters.is_open(id)
     }
 
-    /// The number of registered adapters.
-    pub(crate) fn num_adapters(&self) -> usize {
-        self.adapters.len()
-    }
-
     /// Registers an adapter; it is loaded when a sequence with it gets a slot.
-    pub(crate) fn register_adapter(
-        &mut self,
-        id: AdapterId,
-        weights: Arc<PackedAdapter>,
-        bytes: u64,
-        usage: Arc<AdapterUse>,
-    ) {
-        self.adapters.register(id, weights, bytes, usage);
+    pub(crate) fn register_adapter(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
+        self.adapters.register(adapter)
     }
 
-    /// Takes no more sequences with an adapter; `done` is dropped when those that there are have ended.
+    /// Takes no more sequences with an adapter; `done` is dropped by [`report_removals`](Self::report_removals) after
+    /// the open ones have ended.
     pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Box<dyn Send>) {
-        self.adapters.close(id, done);
+        let removed = self.adapters.close(id, done);
+        self.note_removal(id, removed);
     }
 
     /// Takes the last sequence with this adapter out, as long as there are some.

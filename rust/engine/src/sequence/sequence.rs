@@ -37,7 +37,7 @@ pub struct Sequence {
     pub(super) paused_since: Option<Instant>,
     /// Set while it waits for another choice of its request to compute the prompt.
     pub(crate) is_follower: bool,
-    /// The step before which it was first found to be the next without room for its adapter.
+    /// The step before which it was first found to be the next without room for its adapter, since it last had a slot.
     pub(crate) blocked_since: Option<u64>,
     /// Its key in the prefix cache.
     chain: Chain,
@@ -206,6 +206,7 @@ impl Sequence {
         }
         self.num_computed_once = self.num_computed_once.max(num_computed);
         self.num_planned = num_computed;
+        self.blocked_since = None;
         is_first
     }
 

@@ -85,8 +85,8 @@ impl Device {
     pub fn submit(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>) {
         assert!(self.steps.len() < DEPTH);
         assert_eq!((plan.step, output.step), (self.last_step + 1, plan.step));
-        let StepOutput { copies_done, rows, sampled, positions, forced, .. } = &*output;
-        assert!(!copies_done && rows.is_empty() && sampled.is_empty());
+        let StepOutput { adapters_changed, copies_done, rows, sampled, positions, forced, .. } = &*output;
+        assert!(!adapters_changed && !copies_done && rows.is_empty() && sampled.is_empty());
         assert!(positions.is_empty() && forced.is_empty());
         self.last_step = plan.step;
         self.most_copies = self.most_copies.max(plan.copies.len());
@@ -137,6 +137,7 @@ impl Device {
         }
         let (plan, mut output) = self.steps.pop_front().unwrap();
         self.change_adapters(&plan);
+        output.adapters_changed = true;
         self.assign_slots(&plan);
         self.make_copies(&plan);
         output.copies_done = true;
@@ -150,6 +151,18 @@ impl Device {
     pub fn fail(&mut self, text: &str) -> StepDone {
         let (plan, output) = self.steps.pop_front().unwrap();
         self.has_unknown_adapters |= !plan.adapter_changes.is_empty();
+        self.fail_copies(plan, output, text)
+    }
+
+    /// Fails the oldest plan after its changes of adapters, and before its copies are made.
+    pub fn fail_after_adapters(&mut self, text: &str) -> StepDone {
+        let (plan, mut output) = self.steps.pop_front().unwrap();
+        self.change_adapters(&plan);
+        output.adapters_changed = true;
+        self.fail_copies(plan, output, text)
+    }
+
+    fn fail_copies(&mut self, plan: Box<StepPlan>, output: Box<StepOutput>, text: &str) -> StepDone {
         for copy in &plan.copies {
             match *copy {
                 BlockCopy::Save { to, .. } => self.host[to.0 as usize] = self.garbage(),
@@ -164,6 +177,7 @@ impl Device {
     pub fn fail_after_copies(&mut self, text: &str) -> StepDone {
         let (plan, mut output) = self.steps.pop_front().unwrap();
         self.change_adapters(&plan);
+        output.adapters_changed = true;
         self.make_copies(&plan);
         output.copies_done = true;
         self.corrupt_rows(&plan);

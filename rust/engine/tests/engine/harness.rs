@@ -143,11 +143,27 @@ impl Harness {
 
     /// Registers an adapter that takes `bytes` on the device.
     pub fn load_adapter(&mut self, id: u64, bytes: u64) -> Result<Arc<AdapterUse>, AdapterError> {
+        let usage = Arc::default();
+        let adapter = NewAdapter {
+            id: AdapterId(id),
+            weights: oracle::weights(id),
+            bytes,
+            usage: Arc::clone(&usage),
+            replaces: None,
+        };
+        self.register_adapter(adapter).map(|()| usage)
+    }
+
+    /// Registers an adapter of one byte in the place of another one.
+    pub fn replace_adapter(&mut self, former: u64, id: u64) -> Result<(), AdapterError> {
+        let (weights, usage, replaces) = (oracle::weights(id), Arc::default(), Some(AdapterId(former)));
+        self.register_adapter(NewAdapter { id: AdapterId(id), weights, bytes: 1, usage, replaces })
+    }
+
+    pub fn register_adapter(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
         let (answer, answered) = bounded(1);
-        let (weights, usage) = (oracle::weights(id), Arc::default());
-        let (id, shared) = (AdapterId(id), Arc::clone(&usage));
-        self.handle(Message::LoadAdapter(NewAdapter { id, weights, bytes, usage: shared, answer }));
-        answered.try_recv().expect("it is answered at once").map(|()| usage)
+        self.handle(Message::LoadAdapter(adapter, answer));
+        answered.try_recv().expect("it is answered at once")
     }
 
     /// Removes an adapter. Returns the end of the removal.
@@ -199,6 +215,12 @@ impl Harness {
     /// Fails the oldest step after its copies are made. Returns their number.
     pub fn fail_after_copies(&mut self, text: &str) -> usize {
         let done = self.device.fail_after_copies(text);
+        self.deliver(done)
+    }
+
+    /// Fails the oldest step after its changes of adapters and before its copies. Returns the number of its copies.
+    pub fn fail_after_adapters(&mut self, text: &str) -> usize {
+        let done = self.device.fail_after_adapters(text);
         self.deliver(done)
     }
 

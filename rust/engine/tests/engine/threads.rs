@@ -13,7 +13,7 @@ use penstock_engine::{
 
 use crate::harness::Harness;
 use crate::oracle::{request, weights};
-use crate::threaded::{PATIENCE, Received, engine, eventually, limits, requests};
+use crate::threaded::{PATIENCE, Received, engine, eventually, gated_engine, limits, requests};
 
 #[test]
 fn choices_are_started_as_one() {
@@ -241,16 +241,40 @@ fn removals_of_adapters_ring_in_every_state_of_the_engine() {
     let load = |engine: &Engine| engine.load_adapter(weights(1), 8).map(|(id, _)| id);
     let ids = [load(&engine).unwrap(), load(&engine).unwrap()];
     assert_ne!(ids[0], ids[1]);
-    assert_eq!(load(&engine), Err(AdapterError::TooMany { limit: 2 }));
+    let full = Err(AdapterError::TooMany { loaded: 2, closing: 0, limit: 2 });
+    assert_eq!(load(&engine), full);
     unload(&engine, ids[0]);
     unload(&engine, ids[0]); // it is unknown now
     load(&engine).unwrap();
     let forked = engine.in_child();
     assert!(matches!(load(&forked), Err(AdapterError::Stopped(StopCause::Forked(_)))));
     unload(&forked, ids[1]);
-    assert_eq!(load(&engine), Err(AdapterError::TooMany { limit: 2 }), "a child changes nothing");
+    assert_eq!(load(&engine), full, "a child changes nothing");
     engine.shutdown();
     assert_eq!(load(&engine), Err(AdapterError::Stopped(StopCause::Closed)));
     unload(&engine, ids[1]);
     unload(&engine, AdapterId(0));
+}
+
+#[test]
+fn an_unload_that_waits_can_be_forced() {
+    let limits =
+        Limits { max_num_seqs: 1, max_adapters: 1, adapter_bytes: 8, max_registered_adapters: 1, ..limits() };
+    let (engine, _gate) = gated_engine(limits);
+    let (former, _) = engine.load_adapter(weights(1), 8).unwrap();
+    let [output, waiting, forced] = [(); 3].map(|()| Port::with_condvar());
+    let start =
+        |adapter| Received::start(&engine, &Arc::new(Request { adapter, ..request(4, 4, 0) }), &output);
+    let (_running, mut open) = (start(None), start(Some(former)));
+    let full = AdapterError::TooMany { loaded: 1, closing: 0, limit: 1 };
+    assert_eq!(engine.load_adapter(weights(2), 8).unwrap_err(), full);
+    engine.replace_adapter(former, weights(2), 8).unwrap();
+    engine.unload_adapter(former, None, Some(&waiting));
+    let full = AdapterError::TooMany { loaded: 1, closing: 1, limit: 1 };
+    assert_eq!(engine.load_adapter(weights(3), 8).unwrap_err(), full, "after the unload");
+    assert!(!waiting.wait(Some(Duration::ZERO)), "a request is open");
+    engine.unload_adapter(former, Some("unloaded".into()), Some(&forced));
+    assert!(forced.wait(Some(PATIENCE)) && waiting.wait(Some(PATIENCE)));
+    open.read_to_end(&output);
+    assert_eq!(open.reason, Some(FinishReason::Failed("unloaded".into())));
 }

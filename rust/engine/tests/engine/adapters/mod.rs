@@ -1,16 +1,16 @@
-//! Adapters: the one that is replaced, those that are pinned, refusals, failed steps, and prefixes.
+//! Adapters: replacement, pinning, refusals, and failed steps.
 
+mod fairness;
+mod prefixes;
 mod removal;
-mod turns;
 
 use std::sync::Arc;
 
-use crossbeam_channel::bounded;
 use penstock_engine::testing::{Message, NewAdapter};
 use penstock_engine::{AdapterError, AdapterId, Event, FinishReason, Limits, Rejection, Request, StopCause};
 use penstock_types::PackedAdapter;
 
-use crate::harness::{Client, Harness, cached, caching, check_ended, check_output, found, limits, read};
+use crate::harness::{Client, Harness, caching, check_ended, check_output, limits, read};
 use crate::oracle::{self, request};
 
 /// A harness with `num_adapters` registered adapters, from number 1 on, of which `max_adapters` may be loaded.
@@ -143,10 +143,9 @@ fn two_plans_in_flight_may_replace_the_same_adapter() {
 fn changes_that_no_plan_has_leave_nothing_behind() {
     let mut harness = harness(2, 1);
     let weights = oracle::weights(3);
-    let (observer, (answer, answered)) = (Arc::downgrade(&weights), bounded(1));
-    let adapter = NewAdapter { id: AdapterId(3), weights, bytes: 10, usage: Arc::default(), answer };
-    harness.handle(Message::LoadAdapter(adapter));
-    assert_eq!(answered.recv(), Ok(Ok(())));
+    let observer = Arc::downgrade(&weights);
+    let adapter = NewAdapter { id: AdapterId(3), weights, bytes: 10, usage: Arc::default(), replaces: None };
+    harness.register_adapter(adapter).unwrap();
     for id in [1, 3, 2, 3, 1, 3] {
         let mut client = harness.start(with_adapter(id, request(4, 4, 0)));
         assert_eq!(harness.stats().running, 1, "its adapter is to be loaded by the next plan");
@@ -161,24 +160,32 @@ fn changes_that_no_plan_has_leave_nothing_behind() {
 }
 
 #[test]
-fn an_adapter_that_is_too_large_is_refused_with_its_numbers() {
-    let mut harness = harness(0, 2);
-    let error = harness.load_adapter(1, 11).unwrap_err();
-    assert_eq!(error, AdapterError::TooLarge { bytes: 11, limit: 10 });
-    assert!(["11 bytes", "is 10"].iter().all(|number| error.to_string().contains(number)), "{error}");
-    let refused = harness.start(with_adapter(1, request(4, 4, 0))).drain();
+fn a_request_with_an_unknown_adapter_is_rejected() {
+    let mut harness = harness(1, 2);
+    let refused = harness.start(with_adapter(2, request(4, 4, 0))).drain();
     assert_eq!(refused, [Event::Rejected(Rejection::UnknownAdapter)]);
-    harness.load_adapter(2, 10).unwrap();
-    run_one(&mut harness, 2);
+}
+
+/// A harness of which at most `max_registered` adapters take requests.
+fn bounded_harness(max_registered: usize) -> Harness {
+    let limits = Limits { max_adapters: 1, adapter_bytes: 10, ..limits() };
+    Harness::new(Limits { max_registered_adapters: max_registered, ..limits })
+}
+
+fn too_many(loaded: usize, closing: usize, limit: usize) -> Result<(), AdapterError> {
+    Err(AdapterError::TooMany { loaded, closing, limit })
+}
+
+fn load(harness: &mut Harness, id: u64) -> Result<(), AdapterError> {
+    harness.load_adapter(id, 10).map(drop)
 }
 
 #[test]
 fn too_many_registered_adapters_are_refused_with_the_limit() {
-    let mut harness =
-        Harness::new(Limits { max_adapters: 1, adapter_bytes: 10, max_registered_adapters: 2, ..limits() });
+    let mut harness = bounded_harness(2);
     harness.load_adapter(1, 10).unwrap();
     harness.load_adapter(2, 10).unwrap();
-    assert_eq!(harness.load_adapter(3, 10).unwrap_err(), AdapterError::TooMany { limit: 2 });
+    assert_eq!(load(&mut harness, 3), too_many(2, 0, 2));
     assert!(harness.unload_adapter(1, None).is_done());
     harness.load_adapter(4, 10).unwrap();
     [2, 4].into_iter().for_each(|id| run_one(&mut harness, id));
@@ -186,19 +193,13 @@ fn too_many_registered_adapters_are_refused_with_the_limit() {
 
 #[test]
 fn refused_weights_are_freed() {
-    let mut harness = harness(0, 2);
+    let mut harness = bounded_harness(1);
+    load(&mut harness, 1).unwrap();
     let weights = Arc::new(PackedAdapter { updates: vec![], bytes: vec![0; 8] });
-    let (observer, (answer, answered)) = (Arc::downgrade(&weights), bounded(1));
-    let adapter = NewAdapter { id: AdapterId(1), weights, bytes: 11, usage: Arc::default(), answer };
-    harness.handle(Message::LoadAdapter(adapter));
-    assert!(answered.recv().unwrap().is_err());
+    let observer = Arc::downgrade(&weights);
+    let adapter = NewAdapter { id: AdapterId(2), weights, bytes: 1, usage: Arc::default(), replaces: None };
+    assert!(harness.register_adapter(adapter).is_err());
     assert_eq!(observer.strong_count(), 0);
-}
-
-#[test]
-fn an_engine_without_room_for_adapters_refuses_them() {
-    let mut harness = Harness::new(Limits { max_registered_adapters: 5, ..limits() });
-    assert_eq!(harness.load_adapter(1, 0).unwrap_err(), AdapterError::TooMany { limit: 0 });
 }
 
 #[test]
@@ -289,6 +290,19 @@ fn a_step_that_fails_after_its_changes_keeps_them() {
 }
 
 #[test]
+fn a_step_that_fails_between_adapters_and_copies_keeps_adapters() {
+    let mut harness = harness(2, 1);
+    let mut failed = harness.start(with_adapter(1, request(4, 4, 0)));
+    harness.plan();
+    harness.fail_after_adapters("a slot was not admitted");
+    check_ended(&mut failed, FinishReason::Failed("a slot was not admitted".into()));
+    run_one(&mut harness, 1);
+    assert_eq!(changes(&mut harness), [(0, Some(1))], "it is loaded already");
+    run_one(&mut harness, 2);
+    assert_eq!(changes(&mut harness), [(0, None), (0, Some(2))]);
+}
+
+#[test]
 fn a_step_that_fails_before_its_changes_stops_the_engine() {
     let mut harness = harness(2, 1);
     let mut clients = [
@@ -316,58 +330,4 @@ fn a_failed_step_without_changes_leaves_adapters_loaded() {
     check_ended(&mut failed, FinishReason::Failed("the step failed".into()));
     run_one(&mut harness, 1);
     assert_eq!(changes(&mut harness), [(0, Some(1))]);
-}
-
-#[test]
-fn prefixes_are_shared_within_an_adapter_and_a_salt_only() {
-    let mut harness = harness_with(2, Limits { max_adapters: 2, num_blocks: 200, ..caching() });
-    let mut requests = vec![];
-    for adapter in [None, Some(AdapterId(1)), Some(AdapterId(2))] {
-        for salt in [None, Some("mine"), Some("1")] {
-            requests.push(Request { adapter, cache_salt: salt.map(Into::into), ..request(33, 3, 0) });
-        }
-    }
-    for request in &requests {
-        assert_eq!(cached(&mut harness, request.clone()), found(0, 0));
-    }
-    for request in &requests {
-        assert_eq!(cached(&mut harness, request.clone()), found(32, 0));
-    }
-}
-
-#[test]
-fn an_adapter_that_is_loaded_again_finds_no_old_prefixes() {
-    let mut harness = harness_with(1, Limits { max_adapters: 1, ..caching() });
-    assert_eq!(cached(&mut harness, with_adapter(1, request(33, 3, 0))), found(0, 0));
-    assert!(harness.unload_adapter(1, None).is_done());
-    harness.load_adapter(2, 1).unwrap();
-    assert_eq!(cached(&mut harness, with_adapter(2, request(33, 3, 0))), found(0, 0));
-    assert_eq!(cached(&mut harness, with_adapter(2, request(33, 3, 0))), found(32, 0));
-}
-
-#[test]
-fn blocks_of_a_removed_adapter_are_evicted_for_others() {
-    let mut harness = harness_with(1, Limits { max_adapters: 1, num_blocks: 16, ..caching() });
-    cached(&mut harness, with_adapter(1, request(60, 4, 0)));
-    assert!(harness.unload_adapter(1, None).is_done());
-    assert_eq!(harness.stats().blocks_cached, 15, "full blocks");
-    assert_eq!(cached(&mut harness, request(60, 4, 0)), found(0, 0));
-    assert_eq!(cached(&mut harness, request(60, 4, 0)), found(56, 0));
-}
-
-#[test]
-fn a_reset_of_a_salt_covers_every_adapter() {
-    let mut harness = harness_with(1, Limits { max_adapters: 1, ..caching() });
-    let salted = |adapter: Option<u64>| Request {
-        adapter: adapter.map(AdapterId),
-        cache_salt: Some("mine".into()),
-        ..request(33, 3, 0)
-    };
-    for adapter in [None, Some(1)] {
-        cached(&mut harness, salted(adapter));
-    }
-    harness.handle(Message::ResetPrefixCache(Some("mine".into())));
-    for adapter in [None, Some(1)] {
-        assert_eq!(cached(&mut harness, salted(adapter)), found(0, 0));
-    }
 }

@@ -1,8 +1,8 @@
 //! The removal of adapters in every state of their requests.
 
-use penstock_engine::{AdapterError, Event, FinishReason, Limits, PreemptionMode, Rejection};
+use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Rejection};
 
-use super::{changes, harness, harness_with, run_one, with_adapter};
+use super::{bounded_harness, changes, harness, harness_with, load, run_one, too_many, with_adapter};
 use crate::harness::{Client, Harness, Removal, caching, check_ended, check_output, limits, read};
 use crate::oracle::request;
 
@@ -258,15 +258,52 @@ fn a_removal_before_the_load_waits_for_the_request() {
 }
 
 #[test]
-fn adapters_that_are_removed_count_until_their_requests_end() {
-    let limits = Limits { max_adapters: 2, adapter_bytes: 10, max_registered_adapters: 1, ..limits() };
-    let mut harness = Harness::new(limits);
-    harness.load_adapter(1, 1).unwrap();
-    let mut client = harness.start(with_adapter(1, request(4, 4, 0)));
-    let removal = harness.unload_adapter(1, None);
-    assert_eq!(harness.load_adapter(2, 1).unwrap_err(), AdapterError::TooMany { limit: 1 });
+fn removed_adapters_in_use_have_a_limit_of_their_own() {
+    let mut harness = bounded_harness(1);
+    let mut clients = vec![];
+    let mut removals = vec![];
+    for id in [1, 2] {
+        load(&mut harness, id).unwrap();
+        clients.push(harness.start(with_adapter(id, request(4, 4, id))));
+        assert_eq!(load(&mut harness, 9), too_many(1, id as usize - 1, 1));
+        removals.push(harness.unload_adapter(id, None));
+    }
+    let refused = load(&mut harness, 3);
+    assert_eq!(refused, too_many(0, 2, 1));
+    let text = "0 adapters are loaded, and 2 unloaded ones have open requests; max_cpu_adapters is 1";
+    assert_eq!(refused.unwrap_err().to_string(), text);
     harness.run();
-    check_output(&mut client, &harness.limits);
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
+    assert!(removals.iter().all(Removal::is_done));
+    load(&mut harness, 3).unwrap();
+}
+
+#[test]
+fn an_adapter_that_is_replaced_does_not_count() {
+    let mut harness = bounded_harness(2);
+    load(&mut harness, 1).unwrap();
+    load(&mut harness, 2).unwrap();
+    harness.replace_adapter(1, 3).unwrap();
+    harness.replace_adapter(2, 4).unwrap(); // before the first one is unloaded
+    run_one(&mut harness, 1);
+    assert_eq!(harness.replace_adapter(1, 5), too_many(2, 2, 2), "it was replaced before");
+    [1, 2].into_iter().for_each(|id| assert!(harness.unload_adapter(id, None).is_done()));
+    assert_eq!(load(&mut harness, 5), too_many(2, 0, 2));
+    assert_eq!(harness.replace_adapter(1, 5), too_many(2, 0, 2), "it is unknown now");
+    [3, 4].into_iter().for_each(|id| run_one(&mut harness, id));
+}
+
+#[test]
+fn adapters_are_replaced_while_their_requests_are_open() {
+    let mut harness = bounded_harness(1);
+    load(&mut harness, 1).unwrap();
+    let mut open = harness.start(with_adapter(1, request(4, 20, 0)));
+    harness.replace_adapter(1, 2).unwrap();
+    let removal = harness.unload_adapter(1, None);
+    let mut next = harness.start(with_adapter(2, request(4, 4, 1)));
+    assert_eq!(harness.replace_adapter(2, 3), too_many(1, 1, 1));
+    harness.run();
+    [&mut open, &mut next].into_iter().for_each(|client| check_output(client, &harness.limits));
     assert!(removal.is_done());
-    harness.load_adapter(2, 1).unwrap();
+    harness.replace_adapter(2, 3).unwrap();
 }

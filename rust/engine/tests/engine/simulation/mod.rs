@@ -126,6 +126,8 @@ struct Seen {
     failed_after_copies: u64,
     loaded_again: u64,
     lost_adapters: u64,
+    kept_adapters: u64,
+    replaced_adapters: u64,
     unknown_adapter: u64,
     unloaded: u64,
     removed_late: u64,
@@ -182,7 +184,10 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
         assert!(met > NUM_SCHEDULES / 80, "adapters hardly ever mattered: {seen:?}");
     }
-    assert!(seen.lost_adapters > 0, "no step failed that changes adapters: {seen:?}");
+    for met in [seen.lost_adapters, seen.kept_adapters] {
+        assert!(met > 0, "no step failed that changes adapters: {seen:?}");
+    }
+    assert!(seen.replaced_adapters > 0, "no adapter was replaced: {seen:?}");
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -301,13 +306,20 @@ impl World {
         if self.random.chance(3) {
             self.num_failed_steps += 1;
             if self.random.chance(50) {
-                if self.harness.device.changes_adapters() {
+                let changes_adapters = self.harness.device.changes_adapters();
+                let makes_changes = self.random.chance(50);
+                if changes_adapters && !makes_changes {
                     self.harness.fail(LOSS);
                     self.stopped.get_or_insert_with(lost);
                     self.seen.lost_adapters += 1;
                     return assert!(self.harness.core.is_stopped());
                 }
-                let has_copies = self.harness.fail(FAILURE) > 0;
+                self.seen.kept_adapters += u64::from(changes_adapters);
+                let num_copies = match makes_changes {
+                    true => self.harness.fail_after_adapters(FAILURE),
+                    false => self.harness.fail(FAILURE),
+                };
+                let has_copies = num_copies > 0;
                 self.has_restarted |= has_copies;
                 self.seen.failed_copies += u64::from(has_copies);
             } else {
@@ -353,12 +365,28 @@ impl World {
         if self.adapters.is_empty() || self.random.chance(60) {
             for _ in 0..self.random.between(1, 3) {
                 self.num_adapters += 1;
-                let (id, bytes) = (self.num_adapters, self.random.between(1, 6) as u64);
-                let limits = self.harness.limits.clone();
-                match self.harness.load_adapter(id, bytes) {
-                    Ok(_) => self.adapters.push(AdapterId(id)),
-                    Err(AdapterError::TooLarge { .. }) => assert!(bytes > limits.adapter_bytes),
-                    Err(AdapterError::TooMany { limit }) => assert_eq!(limit, 6),
+                let id = self.num_adapters;
+                let former = self.adapters.first().filter(|_| self.random.chance(30)).copied();
+                let loaded = match former {
+                    Some(former) => self.harness.replace_adapter(former.0, id),
+                    None => {
+                        let bytes = self.random.between(1, 6).min(self.harness.limits.adapter_bytes as usize);
+                        self.harness.load_adapter(id, bytes as u64).map(drop)
+                    }
+                };
+                match loaded {
+                    Ok(()) => {
+                        self.adapters.push(AdapterId(id));
+                        if let Some(former) = former {
+                            self.seen.replaced_adapters += 1;
+                            let removal = self.harness.unload_adapter(former.0, None);
+                            self.removals.push((former, removal));
+                            self.adapters.retain(|other| *other != former);
+                        }
+                    }
+                    Err(AdapterError::TooMany { loaded, closing, limit }) => {
+                        assert!(limit == 6 && (loaded == 6 || loaded + closing == 12), "{loaded}, {closing}");
+                    }
                     Err(AdapterError::Stopped(_)) => assert!(self.stopped.is_some()),
                 }
             }

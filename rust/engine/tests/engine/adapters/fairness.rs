@@ -116,17 +116,17 @@ fn a_hot_adapter_does_not_starve_a_cold_one() {
     (0..30).for_each(|_| traffic.step(&hot));
     let mut cold = traffic.harness.start(with_adapter(2, request(4, LENGTH, 0)));
     let num_steps = traffic.run_until_token(&mut cold, &hot);
-    assert!(num_steps > OVERTAKING_STEPS, "the hot adapter has its turn: {num_steps} steps");
+    assert!(num_steps > OVERTAKING_STEPS, "the hot adapter takes requests for {num_steps} steps");
     assert!(num_steps <= OVERTAKING_STEPS + LENGTH + LATENCY, "{num_steps} steps");
     assert!(traffic.longest_wait(1, 30..30 + OVERTAKING_STEPS - LENGTH) <= LATENCY);
     let before = traffic.num_steps;
     (0..2 * LENGTH).for_each(|_| traffic.step(&hot));
-    assert!(traffic.longest_wait(1, 0..before) <= 3 * LENGTH, "it has its next turn after the cold one");
+    assert!(traffic.longest_wait(1, 0..before) <= 3 * LENGTH, "it takes requests again after the cold one");
     assert!(traffic.longest_wait(0, 0..before) <= LATENCY, "requests without adapter never wait");
 }
 
 /// A cold adapter of `bytes` beside two hot ones of 4 bytes each: `kept` of them never wait.
-fn check_turn(bytes: u64, kept: &[u64]) {
+fn check_drained(bytes: u64, kept: &[u64]) {
     let mut harness = crowded(0, 8);
     for (id, bytes) in [(1, 4), (2, 4), (3, bytes)] {
         harness.load_adapter(id, bytes).unwrap();
@@ -147,8 +147,76 @@ fn check_turn(bytes: u64, kept: &[u64]) {
 
 #[test]
 fn only_adapters_that_leave_no_room_are_drained() {
-    check_turn(6, &[1]);
-    check_turn(7, &[]);
+    check_drained(6, &[1]);
+    check_drained(7, &[]);
+}
+
+/// One long request after another with adapter 1 of 6 bytes, for which a request with adapter 2 of 7 bytes waits for
+/// longer than it is overtaken.
+fn long_blocked() -> (Harness, Vec<Client>, Client) {
+    let mut harness = harness(0, 8);
+    for (id, bytes) in [(1, 6), (2, 7), (3, 3), (4, 4)] {
+        harness.load_adapter(id, bytes).unwrap();
+    }
+    let mut running = vec![harness.start(with_adapter(1, request(4, 50, 0)))];
+    let blocked = harness.start(with_priority(1, with_adapter(2, request(4, 40, 1))));
+    (0..40).for_each(|_| assert!(harness.step()));
+    running.push(harness.start(with_adapter(1, request(4, 50, 2))));
+    (0..30).for_each(|_| assert!(harness.step()));
+    assert_eq!((harness.stats().running, harness.stats().waiting), (1, 1));
+    (harness, running, blocked)
+}
+
+#[test]
+fn a_small_adapter_overtakes_one_without_room() {
+    let mut harness = harness(0, 8);
+    for (id, bytes) in [(1, 5), (2, 8), (3, 2), (4, 4)] {
+        harness.load_adapter(id, bytes).unwrap();
+    }
+    let start = |harness: &mut Harness, id| harness.start(with_adapter(id, request(4, 20, id)));
+    let mut clients = [1, 2, 3, 4].map(|id| start(&mut harness, id));
+    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 2), "5 and 2 of 10 bytes");
+    (0..4).for_each(|_| assert!(harness.step()));
+    let has_token = clients.each_mut().map(|client| !read(client).0.is_empty());
+    assert_eq!(has_token, [true, false, true, false]);
+}
+
+#[test]
+fn only_small_adapters_overtake_one_that_waits_for_long() {
+    let (mut harness, mut clients, blocked) = long_blocked();
+    clients.push(blocked);
+    for id in [4, 3] {
+        clients.push(harness.start(with_priority(1, with_adapter(id, request(4, 4, id)))));
+    }
+    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 2));
+    while harness.stats().running == 2 {
+        assert!(harness.step());
+    }
+    let [.., beside, small] = &mut clients[..] else { unreachable!() };
+    check_output(small, &harness.limits); // 7 and 3 of 10 bytes
+    assert!(read(beside).0.is_empty(), "7 and 4 of 10 bytes do not fit");
+    harness.run();
+    clients.remove(4);
+    clients.remove(3);
+    clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
+}
+
+#[test]
+fn a_preempted_request_is_overtaken_anew() {
+    let (mut harness, mut running, mut preempted) = long_blocked();
+    let mut tokens = vec![];
+    while tokens.is_empty() {
+        assert!(harness.step());
+        tokens = read(&mut preempted).0;
+    }
+    running.iter_mut().for_each(|client| check_output(client, &harness.limits));
+    let urgent = harness.start(with_adapter(1, request(4, 20, 3)));
+    assert_eq!((harness.stats().preemptions, harness.stats().running), (1, 1));
+    let later = harness.start(with_priority(1, with_adapter(1, request(4, 20, 4))));
+    (0..3).for_each(|_| assert!(harness.step())); // its tokens in flight arrive
+    assert_eq!((harness.stats().running, harness.stats().waiting), (2, 1));
+    harness.run();
+    [urgent, later].iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
 #[test]
@@ -182,6 +250,31 @@ fn only_sequences_that_take_room_are_preempted_for_an_adapter() {
     harness.step();
     let has_token = clients.each_mut().map(|client| !read(client).0.is_empty());
     assert_eq!(has_token, [true, false, true], "the newest has an adapter that stays");
+}
+
+#[test]
+fn one_adapter_is_preempted_at_a_time() {
+    let mut harness = harness(3, 2);
+    for id in [1, 2, 1, 2] {
+        harness.start(with_priority(1, with_adapter(id, request(4, 40, id))));
+    }
+    harness.step();
+    let _urgent = harness.start(with_adapter(3, request(4, 4, 3)));
+    assert_eq!((harness.stats().preemptions, harness.stats().running), (2, 3), "both of one adapter");
+}
+
+#[test]
+fn an_adapter_that_leaves_room_is_not_preempted() {
+    let mut harness = harness(0, 8);
+    for (id, bytes) in [(1, 8), (2, 1), (3, 5)] {
+        harness.load_adapter(id, bytes).unwrap();
+    }
+    for id in [1, 2] {
+        harness.start(with_priority(1, with_adapter(id, request(4, 40, id))));
+    }
+    harness.step();
+    let _urgent = harness.start(with_adapter(3, request(4, 4, 3)));
+    assert_eq!((harness.stats().preemptions, harness.stats().running), (1, 2), "1 and 5 of 10 bytes");
 }
 
 #[test]
