@@ -30,7 +30,7 @@ fn text_and_token_ids_give_the_same_prompt() {
     let prepare = |prompt| setup.frontend.prepare(&params(), prompt, Mode::Completion, || true).unwrap();
     let port = Port::with_condvar();
     for prompt in [Prompt::Text("né".to_owned()), Prompt::Tokens(bytes("né"))] {
-        let state = prepare(prompt).start(Vec::new(), &setup.frontend.engine, &port).unwrap();
+        let state = prepare(prompt).start(Vec::new(), &setup.frontend, &port).unwrap();
         crate::support::wait(&state, penstock_frontend::output::Milestone::End, &port);
         assert_eq!(&*state.result().unwrap().prompt_token_ids, bytes("né"));
     }

@@ -155,7 +155,7 @@ impl Setup {
         port: &Port,
     ) -> Result<RequestState, Error> {
         let prepared = self.frontend.prepare(params, Prompt::Text(prompt.to_owned()), mode, || true)?;
-        prepared.start(Vec::new(), &self.frontend.engine, port)
+        prepared.start(Vec::new(), &self.frontend, port)
     }
 
     /// The complete output of a request.
