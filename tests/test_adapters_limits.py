@@ -78,7 +78,6 @@ def test_limit_of_loaded_adapters_names_its_number(tiny_model: Path, folders: li
         assert list(engine.adapters) == ["b", "c"]
 
 
-@pytest.mark.xfail(strict=True, reason="the replaced adapter counts")
 def test_replacement_needs_no_free_place(tiny_model: Path, folders: list[Path]) -> None:
     with make_engine(tiny_model, max_adapters=1) as engine:
         for folder in folders:
@@ -91,11 +90,6 @@ def test_adapter_beyond_the_memory_names_the_bytes(tiny_model: Path, tmp_path: P
     large = write_adapter(tmp_path / "large", CONFIG, rank=32)
     with make_engine(tiny_model, max_adapters=1) as engine:
         needed = engine.blocking.load_adapter("large", large).bytes
-    with make_engine(tiny_model, max_adapters=1, adapter_cache_bytes=needed - 1) as engine:
-        limit = engine.info.adapter_cache_bytes
-        if limit < needed:  # it is rounded to whole pages
-            with pytest.raises(penstock.AdapterLoadError, match=rf"{needed} bytes.*adapter_cache_bytes is"):
-                engine.blocking.load_adapter("large", large)
     with make_engine(tiny_model, max_adapters=1, adapter_cache_bytes=needed - 4096) as engine:
         for _ in range(3):
             with pytest.raises(penstock.AdapterLoadError) as caught:

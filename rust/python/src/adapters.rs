@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use penstock_checkpoint::AdapterFiles;
-use penstock_engine::{AdapterError, Engine};
+use penstock_engine::AdapterError;
 use penstock_frontend::adapters::{Adapter, AdapterLoadError};
 use penstock_frontend::prompt::Frontend;
 use penstock_runner::ProgressCallback;
@@ -81,7 +81,11 @@ impl AdapterSource<'_> {
             let files = loader.read(self.path)?;
             Ok((files.version(), files))
         };
-        let finish = |files: AdapterFiles, _: Option<&Adapter>| self.finish(engine, loader, &files, progress);
+        let finish = |files: AdapterFiles, former: Option<&Adapter>| {
+            let former = former.map(|former| former.id);
+            let loaded = loader.load(engine, &files, former, progress)?;
+            Ok(self.adapter(loaded, files.version()))
+        };
         match frontend.adapters.load(self.name, self.replace, is_wanted, read, finish) {
             Ok((adapter, former)) => {
                 if let Some(former) = former {
@@ -105,17 +109,10 @@ impl AdapterSource<'_> {
         }
     }
 
-    fn finish(
-        &self,
-        engine: &Engine,
-        loader: &AdapterLoader,
-        files: &AdapterFiles,
-        progress: ProgressCallback<'_>,
-    ) -> Result<Adapter, LoadAdapterError> {
-        let LoadedAdapter { id, usage, base_model, rank, num_modules, bytes } =
-            loader.load(engine, files, progress)?;
-        let (name, path, version) = (self.name.to_owned(), self.path.to_owned(), files.version());
-        Ok(Adapter { name, path, version, id, usage, base_model, rank, num_modules, bytes })
+    fn adapter(&self, loaded: LoadedAdapter, version: u64) -> Adapter {
+        let LoadedAdapter { id, usage, base_model, rank, num_modules, bytes } = loaded;
+        let (name, path) = (self.name.to_owned(), self.path.to_owned());
+        Adapter { name, path, version, id, usage, base_model, rank, num_modules, bytes }
     }
 
     fn error(&self, error: LoadAdapterError) -> Error {

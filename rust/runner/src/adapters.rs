@@ -89,17 +89,22 @@ impl AdapterLoader {
         Ok(AdapterFiles::open(path, self.limits.bytes.saturating_add(MAX_HEADER))?)
     }
 
-    /// Packs an adapter and registers it with the engine of the model. Slow, and needs no other thread until the end.
+    /// Packs an adapter and registers it with the engine of the model; `former` is the adapter that it replaces, which
+    /// the caller unloads. Slow, and needs no other thread until the end.
     pub fn load(
         &self,
         engine: &Engine,
         files: &AdapterFiles,
+        former: Option<AdapterId>,
         progress: ProgressCallback<'_>,
     ) -> Result<LoadedAdapter, LoadAdapterError> {
         let packed = (self.pack)(files, &self.model, self.limits, progress)?;
         let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
         let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes.len() as u64));
-        let (id, usage) = engine.load_adapter(Arc::new(packed), bytes)?;
+        let (id, usage) = match former {
+            None => engine.load_adapter(Arc::new(packed), bytes)?,
+            Some(former) => engine.replace_adapter(former, Arc::new(packed), bytes)?,
+        };
         let base_model = files.base_model().map(str::to_owned);
         Ok(LoadedAdapter { id, usage, base_model, rank, num_modules, bytes })
     }
