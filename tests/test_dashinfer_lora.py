@@ -189,7 +189,7 @@ def test_reasons_name_the_fields_of_the_api(engine: Engine, caplog: pytest.LogCa
     assert caplog.messages[-1].endswith("has rank 33; lora_max_rank is 32")
     engine.load_lora(NAME, "lora-1")
     refusal(engine, with_adapter("other"))
-    assert caplog.messages[-1].endswith("loaded are lora-1")
+    assert caplog.messages[-1].endswith("the loaded adapters are lora-1")
 
 
 def test_lora_max_num_limits_the_loaded_adapters(

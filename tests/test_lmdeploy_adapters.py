@@ -336,7 +336,7 @@ async def test_logits_are_those_of_the_adapter(pipe: Pipeline, native: penstock.
 
 
 def test_score_with_an_unknown_adapter_raises(pipe: Pipeline) -> None:
-    with pytest.raises(penstock.AdapterNotFoundError, match="loaded are one, two"):
+    with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are one, two"):
         pipe.get_ppl([1, 2, 3], adapter_name="three")
 
 
