@@ -9,13 +9,25 @@ from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
 
-from penstock.runtime.artifacts import download_error, options_for, request_options, secrets_of
-from penstock.runtime.downloader import DownloadError, resolve, run
+from penstock.runtime.artifacts import (
+    credentials_of,
+    download_error,
+    options_for,
+    request_options,
+    scheme_of,
+)
+from penstock.runtime.downloader import (
+    DownloadCancelledError,
+    DownloadError,
+    TransferError,
+    model_state,
+    resolve,
+    run,
+)
 from penstock.runtime.errors import ApiError, not_allowed
 from penstock.server.paths import within
 
@@ -31,10 +43,14 @@ __all__ = ["Adapters"]
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _NAME_LIMIT = "1 to 100 letters, digits, - and _"
 #: Of adapters with a folder.
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is a letter or digit"
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is no dot"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
+#: The folder of a URL, below that of its adapter.
+_URL_FOLDER = "[0-9a-f]" * 12
+#: Statuses with which the engine refuses an adapter.
+_REFUSALS = frozenset({400, 404, 409, 422})
 
 
 class Adapters:
@@ -46,7 +62,7 @@ class Adapters:
         #: Of downloads.
         self._slots = slots
         self._folder = Path(settings.adapter_dir).resolve()
-        #: The folders of adapters that this runtime has downloaded.
+        #: The folders of adapters that this runtime has downloaded and the engine has loaded.
         self._paths: dict[str, Path] = {}
         self._locks: dict[str, anyio.Lock] = {}
         #: Operations that hold a lock or wait for it.
@@ -63,8 +79,9 @@ class Adapters:
             raise not_allowed("ValidationError", "lora_path", path, "a hub id, a path or a URL")
         async with self._alone(name):
             if "://" in path:
-                path = str(await self._fetched(name, path, {}))
-            elif not _HUB_ID.fullmatch(path):
+                await self._load_url(name, path, {}, authorization)
+                return
+            if not _HUB_ID.fullmatch(path):
                 found = within(path, self._settings.roots)
                 if found is None:
                     limit = "a hub id, or a path in the folder of adapters or another allowed one"
@@ -78,15 +95,13 @@ class Adapters:
         _check_folder_name(name)
         config = body.additional_config or {}
         if key := config.get("api-key"):
+            if not (key.isascii() and key.isprintable()):
+                raise ApiError(400, "ValidationError", "api-key is no key", param="additional_config.api-key")
             authorization = f"Bearer {key}"
-        credentials = body.credentials
-        if credentials is None:
-            secret = body.credentials_secret
-            credentials = await anyio.to_thread.run_sync(secrets_of, self._settings, secret)
+        credentials = await anyio.to_thread.run_sync(credentials_of, body, self._settings)
         async with self._alone(name):
             extra = request_options(url, credentials, config)
-            path = await self._fetched(name, url, extra, body.local_dir)
-            return path, await self._engine.load_adapter(name, str(path), authorization)
+            return await self._load_url(name, url, extra, authorization, body.local_dir)
 
     async def unload(
         self, name: str, number: int | None, authorization: str | None, *, deletes: bool
@@ -95,9 +110,9 @@ class Adapters:
         _check_folder_name(name)
         async with self._alone(name):
             reply = await self._engine.unload_adapter(name, number, authorization)
+            known = self._paths.pop(name, None)
             if deletes:
-                path = self._paths.pop(name, self._folder / name)
-                await anyio.to_thread.run_sync(_delete, path)
+                await anyio.to_thread.run_sync(_delete_all, self._folder / name, known)
         return reply
 
     def num_waiting(self, name: str) -> int:
@@ -117,16 +132,39 @@ class Adapters:
             if not self._users[name]:
                 del self._users[name], self._locks[name]
 
-    async def _fetched(
-        self, name: str, url: str, extra: Mapping[str, object], local_dir: str | None = None
-    ) -> Path:
-        """The folder of an adapter, which is downloaded unless it is there.
+    async def _load_url(
+        self,
+        name: str,
+        url: str,
+        extra: Mapping[str, object],
+        authorization: str | None,
+        local_dir: str | None = None,
+    ) -> tuple[Path, str]:
+        """Download an adapter unless it is there, and load it; returns its folder and the engine's text.
 
-        That of another URL is another one, so the files of two versions are never mixed.
+        A folder that this request has made is deleted if the engine refuses the adapter. The folder of the
+        adapter's last version is deleted when the engine has this one.
         """
         url = re.sub("^hf://", "huggingface://", url)
+        path = self._path_of(name, url, local_dir)
+        state, _ = await anyio.to_thread.run_sync(model_state, path)
+        await self._fetch(url, path, extra, keeps=state == "complete" or path == self._paths.get(name))
+        try:
+            text = await self._engine.load_adapter(name, str(path), authorization)
+        except ApiError as error:
+            if state == "absent" and error.status in _REFUSALS:
+                await anyio.to_thread.run_sync(_delete, path)
+            raise
+        last = self._paths.get(name, path)
+        self._paths[name] = path
+        if last != path:
+            await anyio.to_thread.run_sync(_delete, last)
+        return path, text
+
+    def _path_of(self, name: str, url: str, local_dir: str | None) -> Path:
+        """The folder of an adapter. That of another URL is another one, so versions are never mixed."""
         self._engine.adapter_routes()  # otherwise the download is for nothing
-        if urlsplit(url).scheme not in _SCHEMES:
+        if scheme_of(url) not in _SCHEMES:
             limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
             raise not_allowed("ValidationError", "artifact_url", url, limit)
         folder = self._folder
@@ -139,20 +177,23 @@ class Adapters:
         path = folder / name / sha256(url.encode()).hexdigest()[:12]
         if within(path, [folder]) is None:  # a link leads out of it
             raise not_allowed("ValidationError", "lora_name", name, "a folder in that of adapters")
+        return path
+
+    async def _fetch(self, url: str, path: Path, extra: Mapping[str, object], *, keeps: bool) -> None:
+        """Download to a folder, which an error for good deletes unless the engine may have its files."""
         try:
             options = options_for(url, extra, self._settings)
             resolve(url, options)
             with anyio.fail_after(self._settings.download_timeout):
                 async with self._slots:
-                    found = await run(url, path, options)
+                    await run(url, path, options)
         except TimeoutError:
             message = f"the download took longer than {self._settings.download_timeout:g} seconds"
             raise ApiError(408, "TimeoutError", message) from None
         except DownloadError as error:
-            await anyio.to_thread.run_sync(_delete, path)
+            if not keeps and not isinstance(error, (DownloadCancelledError, TransferError)):
+                await anyio.to_thread.run_sync(_delete, path)
             raise download_error(error) from error
-        self._paths[name] = path.parent
-        return found
 
 
 def _check_folder_name(name: str) -> None:
@@ -160,11 +201,16 @@ def _check_folder_name(name: str) -> None:
         raise not_allowed("ValidationError", "lora_name", name, _FOLDER_LIMIT)
 
 
-def _delete(folder: Path) -> None:
-    """Delete a folder, or a link in its place, and the folder of its adapter if that is empty."""
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+def _delete_all(folder: Path, known: Path | None) -> None:
+    """Delete the downloads of an adapter: the last one, and those of an earlier runtime in its folder."""
+    for path in {*folder.glob(_URL_FOLDER), *filter(None, [known])}:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a folder that a download has made, and its parent if that is empty; leave all others."""
+    if model_state(path)[0] in ("absent", "unknown") or path.resolve() != path:
+        return
+    shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
-        folder.parent.rmdir()
+        path.parent.rmdir()

@@ -24,14 +24,17 @@ from penstock.runtime.errors import ApiError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.runtime.bodies import DelegatedLoad
     from penstock.runtime.settings import RuntimeSettings
 
-__all__ = ["download_error", "options_for", "request_options", "secrets_of"]
+__all__ = ["credentials_of", "download_error", "options_for", "request_options", "scheme_of", "secrets_of"]
 
-#: Hosts of the hubs, and of the stores to which they redirect.
+#: Hosts of the hub, of the stores to which it redirects, of Amazon S3 and of TOS; with https only.
 _HOSTS = (
     *("huggingface.co", "*.huggingface.co", "*.hf.co"),
-    *("*.amazonaws.com", "*.amazonaws.com.cn", "*.volces.com", "*.ivolces.com"),
+    *("s3.amazonaws.com", "*.s3.amazonaws.com", "s3.*.amazonaws.com", "*.s3.*.amazonaws.com"),
+    *("s3.*.amazonaws.com.cn", "*.s3.*.amazonaws.com.cn"),
+    *("tos-*.volces.com", "*.tos-*.volces.com", "tos-*.ivolces.com", "*.tos-*.ivolces.com"),
 )
 #: Names of credentials in requests and secrets, and the options of the downloader.
 _CREDENTIALS = {
@@ -48,7 +51,9 @@ _CREDENTIALS = {
     "huggingface_token": "hf_token",
 }
 #: Fields of `additional_config` that are options of the downloader.
-_CONFIG = frozenset({"endpoint", "region", "hf_endpoint", "hf_revision"})
+_ENDPOINTS = frozenset({"endpoint", "hf_endpoint"})
+_CONFIG = _ENDPOINTS | {"region", "hf_revision"}
+_WEB = ("http", "https")
 _SECRET_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]{1,256}", re.ASCII)
 #: Headers that the client of HTTP sets.
@@ -74,10 +79,16 @@ def download_error(error: DownloadError) -> ApiError:
     return ApiError(502, type(error).__name__, str(error))
 
 
+def scheme_of(uri: str) -> str:
+    """The scheme of a URI; empty for a path or a hub id."""
+    scheme, separator, _ = uri.strip().partition("://")
+    return scheme.lower() if separator else ""
+
+
 def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -> Options:
     """The options of a download that a request asks for, with the limits of the operator."""
     own = Options.load(uri)  # those of the environment
-    options = Options.load(uri, extra)
+    options = _with_credentials(uri, extra, own)
     if not all(_is_header(name, value) for name, value in options.headers.items()):
         message = "headers: names and values of HTTP headers are expected, except of the message itself"
         raise InvalidArgumentError(message, "headers")
@@ -85,12 +96,31 @@ def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -
     if hosts is None:
         names = [urlsplit(url).hostname for url in (own.endpoint, own.hf_endpoint) if url]
         found = [pattern for name in names if name for pattern in (name, f"*.{name}")]
-        hosts = (*_HOSTS, *found)
+        named = (uri, str(extra.get("endpoint")), str(extra.get("hf_endpoint")))
+        is_plain = any(scheme_of(url) == "http" for url in named)
+        hosts = () if is_plain else _HOSTS
+        hosts = (*hosts, *(pattern for pattern in found if not is_plain or pattern not in _HOSTS))
     hosts = (*hosts, *settings.artifact_hosts)
     roots = own.allowed_roots if own.allowed_roots is not None else tuple(map(str, settings.roots))
     return msgspec.structs.replace(
         options, allowed_hosts=None if "*" in hosts else hosts, allowed_roots=roots
     )
+
+
+def _with_credentials(uri: str, extra: Mapping[str, Any], own: Options) -> Options:
+    """The options of a request. The operator's credentials are for the operator's endpoints only."""
+    options = Options.load(uri, extra)
+    if scheme_of(uri) in ("s3", "tos") and options.endpoint != own.endpoint and not extra.get("ak"):
+        message = "ak: a request that names an endpoint needs its credentials, ak and sk"
+        raise InvalidArgumentError(message, "ak")
+    if options.hf_endpoint != own.hf_endpoint and not extra.get("hf_token"):
+        from penstock.runtime.downloader.hub import _stored_token
+
+        if _stored_token() is not None:  # it would be sent
+            message = "hf_token: a request that names an endpoint needs its token"
+            raise InvalidArgumentError(message, "hf_token")
+        return msgspec.structs.replace(options, hf_token=None)
+    return options
 
 
 def _is_header(name: str, value: str) -> bool:
@@ -100,13 +130,28 @@ def _is_header(name: str, value: str) -> bool:
 
 def request_options(uri: str, credentials: Mapping[str, str], config: Mapping[str, str]) -> dict[str, Any]:
     """The options in the credentials and the configuration of a request for an adapter."""
-    if urlsplit(uri).scheme in ("http", "https"):
+    if scheme_of(uri) in _WEB:
         return {"headers": dict(credentials)} if credentials else {}
     found: dict[str, Any] = {name: value for name, value in config.items() if name in _CONFIG}
     for name, value in credentials.items():
         if name in _CREDENTIALS:
             found[_CREDENTIALS[name]] = value
     return found
+
+
+def credentials_of(body: DelegatedLoad, settings: RuntimeSettings) -> dict[str, str]:
+    """The credentials of a request: its own, those of the secret that it names, or those for all requests.
+
+    The last ones are not for hosts that the request names: a web server, or an endpoint.
+    """
+    if body.credentials is not None:
+        return body.credentials
+    names_host = scheme_of(body.artifact_url) in _WEB or not _ENDPOINTS.isdisjoint(
+        body.additional_config or {}
+    )
+    if body.credentials_secret is None and names_host:
+        return {}
+    return secrets_of(settings, body.credentials_secret)
 
 
 def secrets_of(settings: RuntimeSettings, name: str | None) -> dict[str, str]:

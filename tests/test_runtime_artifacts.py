@@ -1,0 +1,238 @@
+"""Adapters that the runtime downloads: the credentials that are sent, and the folders that are deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.remote import FileServer, Sent, files_of, serving_files
+from support.runtime import Answer, FakeEngine, Runtime, runtime_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOAD, UNLOAD = "/v1/lora_adapter/load", "/v1/lora_adapter/unload"
+DOWNLOAD = "/v1/model/download"
+ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights" * 1000}
+
+
+@pytest.fixture
+def hub() -> Iterator[FileServer]:
+    with serving_files() as server:
+        server.models["org/repo"] = dict(ADAPTER)
+        server.models["org/other"] = {"adapter_config.json": b"{ }"}
+        server.files["/adapter.bin"] = b"weights"
+        yield server
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    engine = FakeEngine()
+    engine.answer("/v1/load_lora_adapter", Answer(body=b"loaded"))
+    engine.answer("/v1/unload_lora_adapter", Answer(body=b"unloaded"))
+    folders = {name: str(tmp_path / name) for name in ("model_dir", "adapter_dir", "secret_dir")}
+    with runtime_of(engine, **folders, artifact_hosts=("127.0.0.1",)) as runtime:
+        yield runtime
+
+
+def artifact(hub: FileServer, name: str = "org/repo", **more: Any) -> dict[str, Any]:
+    """The body of a load from the hub."""
+    config = {"hf_endpoint": hub.url}
+    return {"lora_name": "n", "artifact_url": f"huggingface://{name}", "additional_config": config, **more}
+
+
+def loaded(runtime: Runtime, body: dict[str, Any]) -> Path:
+    """The folder of an adapter that is loaded."""
+    status, answer, _ = runtime.ask(LOAD, body)
+    assert status == 200, answer
+    return Path(answer["local_path"])
+
+
+# ---- credentials
+
+
+def write_secrets(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "aws_secret_access_key").write_text("SECRET")
+    (folder / "huggingface_token").write_text("hf_SECRET")
+
+
+def sent_text(hub: FileServer) -> str:
+    """The headers of all requests."""
+    assert hub.requests
+    return "".join(str(asked.headers) for asked in hub.requests)
+
+
+def test_web_server_gets_no_secret_of_the_operator(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
+    write_secrets(tmp_path / "secret_dir")
+    for url in (f"{hub.url}/adapter.bin", f"{hub.url.upper()}/adapter.bin"):
+        loaded(runtime, {"lora_name": "n", "artifact_url": url})
+    assert "SECRET" not in sent_text(hub)
+
+
+def test_web_server_gets_the_secret_of_the_request(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "secret_dir" / "mine").mkdir(parents=True)
+    (tmp_path / "secret_dir" / "mine" / "X-Token").write_text("mine")
+    body = {"lora_name": "n", "artifact_url": f"{hub.url}/adapter.bin"}
+    loaded(runtime, {**body, "credentials_secret": "mine"})
+    assert {asked.headers["X-Token"] for asked in hub.requests} == {"mine"}
+
+
+def test_endpoint_of_a_request_gets_no_token_of_the_operator(
+    runtime: Runtime, hub: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_secrets(tmp_path / "secret_dir")
+    monkeypatch.setenv("HF_TOKEN", "hf_SECRET")
+    loaded(runtime, artifact(hub))
+    body = {"model_uri": "org/repo", "download_extra_config": {"hf_endpoint": hub.url}}
+    assert runtime.ask(DOWNLOAD, body)[0] == 200
+    assert "SECRET" not in sent_text(hub)
+
+
+def test_endpoint_of_the_operator_gets_the_tokens(
+    runtime: Runtime, hub: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_SECRET")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    loaded(runtime, artifact(hub))
+    assert "Bearer hf_SECRET" in sent_text(hub)
+
+
+def test_stored_token_is_not_sent_to_an_endpoint_of_a_request(
+    runtime: Runtime, hub: FileServer, tmp_path: Path
+) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_text("hf_SECRET")
+    status, error, _ = runtime.ask(LOAD, artifact(hub))
+    assert (status, error["type"], error["param"]) == (422, "InvalidArgumentError", "hf_token")
+    assert hub.requests == []
+    loaded(runtime, artifact(hub, credentials={"huggingface_token": "hf_mine"}))
+    assert "hf_mine" in sent_text(hub)
+    assert "SECRET" not in sent_text(hub)
+
+
+def test_endpoint_of_s3_needs_credentials_of_the_request(
+    runtime: Runtime, hub: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "SECRET")
+    body = {"lora_name": "n", "artifact_url": "s3://b/m/", "additional_config": {"endpoint": hub.url}}
+    status, error, _ = runtime.ask(LOAD, body)
+    assert (status, error["type"], error["param"]) == (422, "InvalidArgumentError", "ak")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://ec2-203-0-113-5.compute-1.amazonaws.com:8000/x",
+        "https://name.us-east-1.elb.amazonaws.com/x",
+        "https://evil.volces.com/x",
+        "http://huggingface.co/x",
+        "http://b.s3.us-east-1.amazonaws.com/x",
+    ],
+)
+def test_only_https_hosts_of_the_stores_are_allowed(runtime: Runtime, uri: str) -> None:
+    status, error, _ = runtime.ask(DOWNLOAD, {"model_uri": uri})
+    assert (status, error["type"]) == (403, "AccessDeniedError")
+    body = {"model_uri": "org/repo", "download_extra_config": {"hf_endpoint": uri.removesuffix("/x")}}
+    status, error, _ = runtime.ask(DOWNLOAD, body)
+    assert (status, error["type"]) == (403, "AccessDeniedError")
+
+
+# ---- folders
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_unload_leaves_the_folder_of_the_operator(runtime: Runtime, tmp_path: Path, status: int) -> None:
+    folder = tmp_path / "adapter_dir" / "sql"
+    (folder / ("0" * 12)).mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / ("0" * 12) / "weights").write_text("w")
+    assert runtime.ask(LOAD, {"lora_name": "sql", "lora_path": str(folder)})[0] == 200
+    runtime.engine.answer("/v1/unload_lora_adapter", Answer(status))
+    assert runtime.ask(UNLOAD, {"lora_name": "sql"})[0] == 200
+    assert sorted(path.name for path in folder.rglob("*")) == ["0" * 12, "adapter_config.json", "weights"]
+
+
+def test_unload_leaves_the_model_of_the_same_name(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
+    model = tmp_path / "model_dir" / "llama"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"base")
+    path = loaded(runtime, artifact(hub, lora_name="llama", local_dir=str(model.parent)))
+    assert runtime.ask(UNLOAD, {"lora_name": "llama"})[0] == 200
+    assert not path.exists()
+    assert files_of(model) == {"model.safetensors": b"base"}
+
+
+def test_unload_deletes_downloads_of_an_earlier_runtime(runtime: Runtime, hub: FileServer) -> None:
+    path = loaded(runtime, artifact(hub))
+    runtime.application.state.adapters._paths.clear()
+    assert runtime.ask(UNLOAD, {"lora_name": "n"})[0] == 200
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(("status", "expected"), [(404, 404), (403, 403)])
+def test_failed_reload_keeps_the_files(runtime: Runtime, hub: FileServer, status: int, expected: int) -> None:
+    path = loaded(runtime, artifact(hub))
+    hub.faults.append(lambda _: Sent(status))
+    assert runtime.ask(LOAD, artifact(hub))[0] == expected
+    runtime.application.state.adapters._paths.clear()  # as after a restart
+    assert runtime.ask(LOAD, artifact(hub))[0] == expected
+    assert files_of(path) == ADAPTER
+
+
+def test_invalid_options_of_a_reload_keep_the_files(runtime: Runtime, hub: FileServer) -> None:
+    path = loaded(runtime, artifact(hub))
+    runtime.application.state.adapters._paths.clear()
+    body = artifact(hub)
+    body["additional_config"]["hf_endpoint"] = "x"
+    assert runtime.ask(LOAD, body)[0] == 422
+    assert files_of(path) == ADAPTER
+
+
+@pytest.mark.parametrize("status", [400, 404, 409])
+def test_refused_adapter_leaves_nothing(
+    runtime: Runtime, hub: FileServer, tmp_path: Path, status: int
+) -> None:
+    kept = loaded(runtime, artifact(hub))
+    runtime.engine.answer("/v1/load_lora_adapter", Answer(status))
+    for name in ("org/other", "org/repo"):
+        assert runtime.ask(LOAD, artifact(hub, name))[0] == status
+    assert list((tmp_path / "adapter_dir" / "n").iterdir()) == [kept]
+
+
+def test_new_version_replaces_the_last_one(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
+    loaded(runtime, artifact(hub))
+    second = loaded(runtime, artifact(hub, "org/other"))
+    assert list((tmp_path / "adapter_dir" / "n").iterdir()) == [second]
+
+
+# ---- values of requests
+
+
+@pytest.mark.parametrize("url", ["http://[", "https://[::1/x", "s3://[", "huggingface://["])
+def test_malformed_url_is_no_internal_error(runtime: Runtime, url: str) -> None:
+    found = [
+        runtime.ask(LOAD, {"lora_name": "n", "artifact_url": url}),
+        runtime.ask(LOAD, {"lora_name": "n", "lora_path": url}),
+        runtime.ask("/v1/runtime/models/activate", {"model_name": "m", "artifact_url": url}),
+    ]
+    assert {status for status, _, _ in found} <= {400, 422}
+    assert runtime.engine.calls == []
+
+
+@pytest.mark.parametrize("key", ["a\nb", "ä", "a\x7f"])
+def test_malformed_key_of_the_engine_is_refused(runtime: Runtime, hub: FileServer, key: str) -> None:
+    status, error, _ = runtime.ask(LOAD, artifact(hub, additional_config={"api-key": key}))
+    assert (status, error["param"]) == (400, "additional_config.api-key")
+    assert runtime.engine.calls == []
+
+
+@pytest.mark.parametrize("name", ["_x", "-x"])
+def test_adapter_that_is_loaded_can_be_unloaded(runtime: Runtime, name: str) -> None:
+    assert runtime.ask(LOAD, {"lora_name": name, "lora_path": "org/repo"})[0] == 200
+    assert runtime.ask(UNLOAD, {"lora_name": name})[0] == 200
