@@ -209,6 +209,25 @@ def test_credentials_are_in_no_output(server: FileServer, s3: S3, tmp_path: Path
         ["--download-extra-config", extra[:-1]],
         ["--download-extra-config", json.dumps({"ak": [key], "sk": secret})],
         ["--download-extra-config", json.dumps({"headers": [secret]})],
+        # Credentials that no header can have, or no signature.
+        ["--model-uri", NAME, "--download-extra-config", json.dumps({"hf_token": f"{token}\nx"})],
+        ["--model-uri", NAME, "--download-extra-config", json.dumps({"hf_token": f"{token}\u20ac"})],
+        [
+            "--model-uri",
+            f"{server.url}/x",
+            "--download-extra-config",
+            json.dumps({"headers": {"X": f"{secret}\n"}}),
+        ],
+        [
+            "--model-uri",
+            f"s3://{BUCKET}/m1/",
+            "--download-extra-config",
+            json.dumps({"ak": f"{key}\n", "sk": secret}),
+        ],
+        [
+            *("--model-uri", f"s3://{BUCKET}/m1/"),
+            *("--download-extra-config", json.dumps({"ak": key, "sk": f"{secret}\ud800"})),
+        ],
     ]
     processes = [
         start(*arguments, "--local-dir", tmp_path / str(number), "--log-level", "debug", **environment)
@@ -216,6 +235,7 @@ def test_credentials_are_in_no_output(server: FileServer, s3: S3, tmp_path: Path
     ]
     for arguments, (_, output, errors) in zip(runs, map(finish, processes), strict=True):
         assert output or errors
+        assert "Traceback" not in errors
         for value in SECRETS:
             assert value not in output + errors, arguments
     asked = [item.headers.get("Authorization", "") for item in server.requests]
@@ -311,6 +331,21 @@ async def test_child_raises_the_errors_of_a_download(server: FileServer, tmp_pat
     with pytest.raises(InvalidArgumentError) as caught:
         await run("a/b/c", tmp_path / "m", options)
     assert caught.value.field == "model_uri"
+    invalid = Options.load(NAME, {"hf_endpoint": server.url, "hf_token": "secret\n"}, {})
+    with pytest.raises(InvalidArgumentError, match="credential is invalid") as caught:
+        await run(NAME, tmp_path / "m", invalid)
+    assert caught.value.field == "headers"
+
+
+@pytest.mark.anyio
+async def test_unforeseen_error_in_the_child_has_no_details(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_METADATA_SERVICE_TIMEOUT", "secret")  # botocore raises a ValueError
+    uri = "s3://models/m1/"
+    with pytest.raises(DownloadError) as caught:
+        await run(uri, tmp_path / "m", Options.load(uri, {"endpoint": "http://127.0.0.1:1"}, {}))
+    assert str(caught.value) == "the download failed: ValueError"
 
 
 @pytest.mark.anyio

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.runtime.downloader import (
+    AccessDeniedError,
     DownloadError,
     InvalidArgumentError,
+    ModelNotFoundError,
     Options,
     UnsafeNameError,
     download,
@@ -213,6 +215,19 @@ def test_local_model_in_its_place_is_not_copied(tmp_path: Path) -> None:
     assert listing(tmp_path / "m") == {str(tmp_path / "m" / "config.json")}
     with pytest.raises(InvalidArgumentError, match="in the other"):
         download(source, tmp_path / "m" / "copy")
+
+
+def test_local_model_in_its_place_is_checked(tmp_path: Path) -> None:
+    model, options = tmp_path / "m", Options.load("/m", {}, {})
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        download(resolve(str(model), options), model)
+    model.mkdir()
+    with pytest.raises(ModelNotFoundError, match="no files"):
+        download(resolve(str(model), options), model)
+    (model / "config.json").write_bytes(b"{}")
+    closed = Options.load("/m", {}, {"DOWNLOADER_ALLOWED_ROOTS": str(tmp_path / "other")})
+    with pytest.raises(AccessDeniedError, match="not in an allowed directory"):
+        download(resolve(str(model), closed), model)
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "parent"])

@@ -53,6 +53,8 @@ def main() -> None:
     except errors.DownloadError as error:
         kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__)
         report(Report(error=kind, message=str(error), field=getattr(error, "field", "")))
+    except Exception as error:  # noqa: BLE001 - messages of libraries can have credentials
+        report(Report(error="DownloadError", message=f"the download failed: {type(error).__name__}"))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,8 @@ def download(
         raise _InvalidUsage(str(error)) from error
     except DownloadError as error:
         raise click.ClickException(str(error)) from error
+    except Exception as error:  # noqa: BLE001 - messages of libraries can have credentials
+        raise click.ClickException(f"the download failed: {type(error).__name__}") from None
     except KeyboardInterrupt:
         click.echo(err=True)
         sys.exit(INTERRUPTED)

@@ -57,13 +57,14 @@ def download(
     directory = directory.expanduser().absolute()
     options = source.options
     show = progress or (lambda _: None)
-    if source.kind == "local" and _is_same(source, directory):
-        return directory
+    is_in_place = source.kind == "local" and _is_same(source, directory)
     session = Session(Pacer(clock), stopped, options.num_threads, options.allowed_hosts)
     workers = Workers(session, cancelled)
     try:
         show(Progress())
         files = workers.call(lambda: _listed(source.files(session), options))
+        if is_in_place:
+            return directory
         show(Progress(phase="waiting"))
         target = Target(directory, source.kind)
         try:

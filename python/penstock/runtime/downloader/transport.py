@@ -236,6 +236,10 @@ class Session:
             raise TransferError(f"{shown(url)}: {_reason(error)}") from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise TemporaryError(f"{shown(url)}: no response: {_reason(error)}") from None
+        except ValueError:  # its message has the header
+            raise InvalidArgumentError(
+                f"{shown(url)}: a header or a credential is invalid", "headers"
+            ) from None
         reply = Reply(response, url, shown(url), self)
         with self._lock:
             self._open[id(response)] = reply
