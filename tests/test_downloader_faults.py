@@ -22,10 +22,8 @@ from penstock.runtime.downloader import (
     DownloadError,
     InsufficientSpaceError,
     IntegrityError,
-    InvalidArgumentError,
     ModelNotFoundError,
     Options,
-    TooLargeError,
     TransferError,
     download,
     model_state,
@@ -208,6 +206,8 @@ def test_threads_end_with_the_download(server: FileServer, tmp_path: Path) -> No
         Sent(302, b"", {"Location": "gopher://127.0.0.1/x"}),
         Sent(302, b"", {"Location": "//[::1"}),
         Sent(418),
+        Sent(429, b"", {"Retry-After": "9" * 5000}),
+        Sent(206, b"x" * MIB, {"Content-Range": f"bytes 0-{MIB - 1}/{'9' * 5000}"}),
     ],
 )
 def test_unexpected_answer_is_an_error(server: FileServer, tmp_path: Path, sent: Sent) -> None:
@@ -262,6 +262,18 @@ def test_user_of_the_url_and_headers_are_sent_and_not_shown(server: FileServer, 
         assert secret not in f"{caught.value} {source.uri} {source.options}"
 
 
+def test_user_of_the_proxy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_files() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:pass%20word@"))
+        monkeypatch.setenv("no_proxy", "")
+        uri = "http://models.example/none.bin"
+        with pytest.raises(ModelNotFoundError):
+            download(resolve(uri, Options.load(uri, {}, {})), tmp_path)
+        expected = f"Basic {base64.b64encode(b'user:pass word').decode()}"
+        assert {asked.headers["Proxy-Authorization"] for asked in proxy.requests} == {expected}
+        assert {asked.headers["Host"] for asked in proxy.requests} == {"models.example"}
+
+
 def test_redirect_from_https_to_http_is_refused(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,22 +304,6 @@ def test_forced_download_does_not_resume(server: FileServer, tmp_path: Path) -> 
 
 
 # ---- limits and disks
-
-
-def test_limits_of_files_and_bytes_hold_before_the_first_file(server: FileServer, tmp_path: Path) -> None:
-    server.models["o/m"] = {"a.json": b"12345", "b.json": b"67890"}
-    for limit, expected in {"MAX_FILES": "1", "MAX_BYTES": "9"}.items():
-        options = Options.load("o/m", {"hf_endpoint": server.url}, {f"DOWNLOADER_{limit}": expected})
-        with pytest.raises(TooLargeError, match=rf"more than {expected}"):
-            download(resolve("o/m", options), tmp_path / "m")
-    assert server.asked("/resolve/") == []
-    assert not (tmp_path / "m").exists()
-
-
-def test_limits_cannot_be_set_by_requests() -> None:
-    for name in ("max_files", "max_bytes", "allowed_hosts", "allowed_roots"):
-        with pytest.raises(InvalidArgumentError, match=f"{name}: unknown key"):
-            Options.load("o/m", {name: None}, {})
 
 
 def test_free_space_is_checked_before_the_first_byte(

@@ -186,11 +186,23 @@ def test_state_of_other_downloads_is_left_out(s3: S3, tmp_path: Path) -> None:
     assert fetch(s3, "copied", tmp_path) == {"config.json": b"{}"}
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ".", "", "a//b", ".cache/x"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "a/../../x", ".", "", "a//b", ".cache/x", "m/.cache/penstock", "m/.CACHE"]
+)
 def test_name_of_a_model_stays_below_its_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="model_name"):
         model_directory(tmp_path, name)
     assert model_directory(tmp_path, "a/m1") == tmp_path / "a" / "m1"
+
+
+def test_directory_of_a_model_has_no_other_model(s3: S3, tmp_path: Path) -> None:
+    s3.put("outer/sub/config.json", b"{}")
+    s3.put("outer/sub/.cache/penstock/lock", b"")
+    assert fetch(s3, "outer", tmp_path / "a" / "m") == {"sub/config.json": b"{}"}
+    for name in ("a/m/sub", "a/m/sub/deeper"):
+        with pytest.raises(InvalidArgumentError, match="'a/m' is a model itself"):
+            model_directory(tmp_path, name)
+    assert model_directory(tmp_path, "a/m") == tmp_path / "a" / "m"
 
 
 # ---- local models

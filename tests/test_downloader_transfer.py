@@ -129,7 +129,7 @@ def recorded_bytes(directory: Path) -> int:
 # ---- the hub
 
 
-@pytest.mark.parametrize("uri", [NAME, f"huggingface://{NAME}", f"{NAME}@main"])
+@pytest.mark.parametrize("uri", [NAME, f"huggingface://{NAME}", f"hf://{NAME}", f"{NAME}@main"])
 def test_model_of_the_hub_is_one_commit(server: FileServer, tmp_path: Path, uri: str) -> None:
     assert fetch(server, tmp_path, uri) == MODEL
     assert model_state(tmp_path) == ("complete", "huggingface")
@@ -138,6 +138,12 @@ def test_model_of_the_hub_is_one_commit(server: FileServer, tmp_path: Path, uri:
     ranges = {asked.range() for asked in files if "model-00001" in asked.path}
     assert len(ranges) == 5
     assert len(files) == len(MODEL) + 4
+
+
+def test_variables_of_the_hub_hold_for_its_schemes() -> None:
+    for uri in (NAME, f"huggingface://{NAME}", f"hf://{NAME}", f"HF://{NAME}"):
+        assert Options.load(uri, {}, {"HF_REVISION": "v2"}).hf_revision == "v2"
+        assert resolve(uri, Options.load(uri, {}, {"HF_REVISION": "v2"})).uri == f"huggingface://{NAME}@v2"
 
 
 def test_second_download_fetches_no_file(server: FileServer, tmp_path: Path) -> None:
@@ -163,6 +169,33 @@ def test_removed_file_makes_the_model_partial(server: FileServer, tmp_path: Path
     (tmp_path / "config.json").unlink()
     assert model_state(tmp_path) == ("partial", "huggingface")
     assert fetch(server, tmp_path) == MODEL
+
+
+def test_files_of_earlier_versions_are_removed(server: FileServer, tmp_path: Path) -> None:
+    """Files that are not in the model now; also those of another version that are not selected now."""
+    fetch(server, tmp_path)
+    (tmp_path / "mine.safetensors").write_bytes(b"mine")
+    server.models[NAME] = {"model.safetensors": b"new", "config.json": b"{}", "tokenizer.json": b"new"}
+    expected = {"model.safetensors": b"new", "config.json": b"{}", "mine.safetensors": b"mine"}
+    assert fetch(server, tmp_path, allow_patterns=["model*"]) == expected
+    assert model_state(tmp_path) == ("complete", "huggingface")
+
+
+def test_files_that_are_not_selected_stay(server: FileServer, tmp_path: Path) -> None:
+    fetch(server, tmp_path)
+    assert fetch(server, tmp_path, allow_file_suffix=["txt"]) == MODEL
+    server.models[NAME] = {"nested/folder/notes.txt": b"notes"}
+    assert fetch(server, tmp_path, allow_file_suffix=["txt"]) == server.models[NAME]
+
+
+def test_forged_record_removes_no_file_elsewhere(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_bytes(b"mine")
+    fetch(server, tmp_path / "m")
+    with (tmp_path / "m/.cache/penstock/manifest.jsonl").open("a") as manifest:
+        for name in ("../mine.txt", "nested", "none/x", "config.json/x"):
+            manifest.write(json.dumps({"file": name, "size": 4, "version": "1"}) + "\n")
+    assert fetch(server, tmp_path / "m") == MODEL
+    assert (tmp_path / "mine.txt").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("uri", ["acme/none", f"{NAME}@none"])

@@ -42,7 +42,7 @@ def _json_object(_context: click.Context, _option: click.Parameter, text: str | 
     "--model-uri",
     default="deepseek-ai/deepseek-coder-6.7b-instruct",
     show_default=True,
-    help="org/name of the hub, huggingface://, s3://, tos://, http(s)://, file:// or a path.",
+    help="org/name of the hub, huggingface://, hf://, s3://, tos://, http(s)://, file:// or a path.",
 )
 @click.option(
     "--local-dir",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -16,6 +16,7 @@ from penstock.runtime.downloader.errors import (
     DownloadError,
     InvalidArgumentError,
     ModelNotFoundError,
+    TooLargeError,
     TransferError,
 )
 from penstock.runtime.downloader.retries import FileChangedError
@@ -39,15 +40,18 @@ class _Commit(msgspec.Struct):
     sha: str
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+
+
 class _Lfs(msgspec.Struct):
     oid: str
-    size: int
+    size: _Size
 
 
 class _Entry(msgspec.Struct):
     type: str
     path: str
-    size: int = 0
+    size: _Size = 0
     oid: str = ""
     lfs: _Lfs | None = None
 
@@ -81,16 +85,19 @@ class HubSource:
         self._commit = _decoded(content, _Commit).sha
         if not re.fullmatch(r"[0-9a-f]{1,64}", self._commit):
             raise TransferError(f"{self.uri}: the hub sends no commit")
-        following: str | None = f"{api}/tree/{self._commit}?recursive=true&expand=false"
-        while following:
+        following = f"{api}/tree/{self._commit}?recursive=true&expand=false"
+        for _ in range(self.options.max_pages):
             content, link = self._get(session, following)
             for entry in _decoded(content, list[_Entry]):
                 if entry.type == "file":
                     yield _file_of(entry)
             found = _NEXT.search(link)
-            page, following = following, joined(following, found[1]) if found else None
-            if following and (origin_of(following) != origin_of(page) or following == page):
+            if found is None:
+                return
+            page, following = following, joined(following, found[1])
+            if origin_of(following) != origin_of(page) or following == page:
                 raise TransferError(f"{self.uri}: the hub's list of files continues at another place")
+        raise TooLargeError(f"{self.uri}: the list of files has more than {self.options.max_pages} pages")
 
     def refresh(self, _session: Session, file: RemoteFile) -> RemoteFile:
         """The same: a commit does not change."""

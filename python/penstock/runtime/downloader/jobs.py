@@ -168,8 +168,8 @@ class Job:
                 if self._hasher is not None and self._hashed == offset:
                     self._hasher.update(data)
                     self._hashed += len(data)
-                partial.write(part, data)
                 self._counts.add_fetched(len(data))
+                partial.write(part, data)
         finally:
             content.close()
         return partial.is_done(part)

@@ -45,8 +45,8 @@ def _is_plain(name: str) -> bool:
 
 
 def is_state(name: str) -> bool:
-    """Whether the file is in `.cache`, which is for the state of downloads; copies of models can have one."""
-    return name.partition("/")[0].casefold() == ".cache"
+    """Whether the path has a segment `.cache`, for the state of downloads; copies of models can have one."""
+    return ".cache" in name.casefold().split("/")
 
 
 def check_distinct(names: Iterable[str]) -> None:

@@ -97,6 +97,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     #: Directories of local models; None allows all.
     allowed_roots: tuple[str, ...] | None = None
 
+    @property
+    def max_pages(self) -> int:
+        """The limit of pages of a list of files; pages can be empty."""
+        return self.max_files // 100 + 100
+
     @classmethod
     def load(
         cls,
@@ -109,6 +114,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Raises `InvalidArgumentError`, which names the key or the environment variable.
         """
         scheme = uri.strip().partition("://")[0].lower() if "://" in uri else "huggingface"
+        scheme = "huggingface" if scheme == "hf" else scheme
         names = {**_GENERAL, **_OF_SCHEME.get(scheme, {})}
         values: dict[str, Any] = {
             field: _of_text(field, name, environment[name].strip())

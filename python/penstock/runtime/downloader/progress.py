@@ -6,6 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.runtime.downloader.errors import TooLargeError
+
 __all__ = ["Counts", "Phase", "Progress"]
 
 #: `waiting` is for another download to the same directory.
@@ -31,16 +33,19 @@ class Progress:
 class Counts:
     """The numbers of a download, which several threads change."""
 
-    def __init__(self, total_files: int, total_bytes: int) -> None:
+    def __init__(self, total_files: int, total_bytes: int, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._total_files, self._total_bytes = total_files, total_bytes
         self._done_files = self._done_bytes = self._fetched_bytes = 0
 
     def add_fetched(self, size: int) -> None:
-        """Bytes have arrived."""
+        """Bytes have arrived. Raises `TooLargeError`: not all sizes are known before."""
         with self._lock:
             self._done_bytes += size
             self._fetched_bytes += size
+            if self._done_bytes > self._max_bytes:
+                raise TooLargeError(f"the model has more than {self._max_bytes} bytes")
 
     def add_found(self, size: int) -> None:
         """Bytes of an earlier download are used; a negative number of bytes is dropped."""

@@ -112,5 +112,5 @@ def seconds_of(retry_after: str | None, now: Callable[[], float] = time.time) ->
         return float(retry_after)
     try:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - now())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -14,11 +14,12 @@ from penstock.runtime.downloader.errors import (
     DownloadError,
     InvalidArgumentError,
     ModelNotFoundError,
+    TooLargeError,
     TransferError,
 )
 from penstock.runtime.downloader.retries import FileChangedError
 from penstock.runtime.downloader.sources import RemoteFile
-from penstock.runtime.downloader.transport import parsed
+from penstock.runtime.downloader.transport import parsed, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,11 +90,10 @@ class S3Source:
             reply = self._send(session, "HEAD", file.key, {})
             self._check(reply)
             reply.close()
-            length = reply.header("Content-Length") or ""
-            if not length.isdecimal():
+            if (size := reply.length) is None:
                 raise TransferError(f"{reply.label}: the server sends no size")
             etag = reply.header("ETag") or ""
-            return RemoteFile(file.name, int(length), etag, _checksum(reply, int(length)), file.key)
+            return RemoteFile(file.name, size, etag, _checksum(reply, size), file.key)
 
         return session.repeat(attempt)
 
@@ -115,26 +115,27 @@ class S3Source:
 
     def _listed(self, session: Session, folder: str) -> Iterator[RemoteFile]:
         token: str | None = None
-        while True:
+        for _ in range(self.options.max_pages):
             query = {"encoding-type": "url", "list-type": "2", "prefix": folder}
             if token is not None:
                 query["continuation-token"] = token
             root = session.repeat(lambda query=query: self._list_page(session, query))  # type: ignore[misc]
             for item in root.iterfind("{*}Contents"):
                 key = unquote_plus(item.findtext("{*}Key") or "", errors="surrogateescape")
-                size = item.findtext("{*}Size") or ""
-                if not key.startswith(folder) or not size.isdecimal():
+                size = size_of(item.findtext("{*}Size"))
+                if not key.startswith(folder) or size is None:
                     raise TransferError(f"{self.uri}: the list of objects is not as expected")
-                is_marker = key.endswith("/") and int(size) == 0
+                is_marker = key.endswith("/") and size == 0
                 if not is_marker:
                     etag = item.findtext("{*}ETag") or ""
-                    yield RemoteFile(key.removeprefix(folder), int(size), etag, key=key)
+                    yield RemoteFile(key.removeprefix(folder), size, etag, key=key)
             following = root.findtext("{*}NextContinuationToken")
             if root.findtext("{*}IsTruncated") != "true":
                 return
             if not following or following == token:
                 raise TransferError(f"{self.uri}: the list of objects has no end")
             token = following
+        raise TooLargeError(f"{self.uri}: the list of objects has more than {self.options.max_pages} pages")
 
     def _list_page(self, session: Session, query: Mapping[str, str]) -> ET.Element:
         reply = self._send(session, "GET", "", {}, query)
@@ -264,9 +265,11 @@ def _endpoint_of(text: str, kind: str) -> str:
 def _xml(content: bytes, uri: str) -> ET.Element:
     if b"<!" in content:  # entities
         raise TransferError(f"{uri}: the server's XML has declarations")
+    if b"\0" in content:  # UTF-16, which the parser detects
+        raise TransferError(f"{uri}: the server's response is not XML")
     try:
-        return ET.fromstring(content)  # noqa: S314 - without declarations
-    except ET.ParseError:
+        return ET.fromstring(content.decode())  # noqa: S314 - without declarations: text has no other encoding
+    except (ET.ParseError, UnicodeDecodeError):
         raise TransferError(f"{uri}: the server's response is not XML") from None
 
 

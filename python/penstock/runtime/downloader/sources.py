@@ -1,4 +1,4 @@
-"""Model URIs: `org/name`, `huggingface://`, `s3://`, `tos://`, `http(s)://`, `file://` and local paths."""
+"""Model URIs: `org/name`, `huggingface://`, `hf://`, `s3://`, `tos://`, `http(s)://`, `file://`, paths."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def resolve(uri: str, options: Options) -> Source:
         from penstock.runtime.downloader.s3 import S3Source
 
         return S3Source(scheme, rest, options)
-    if scheme == "huggingface" or (not scheme and not uri.startswith(_LOCAL)):
+    if scheme in ("huggingface", "hf") or (not scheme and not uri.startswith(_LOCAL)):
         from penstock.runtime.downloader.hub import HubSource
 
         return HubSource(rest, options)
@@ -97,5 +97,5 @@ def resolve(uri: str, options: Options) -> Source:
 
         path = unquote(urlsplit(uri).path) if scheme else uri
         return LocalSource(path, options)
-    expected = "org/name, huggingface://, s3://, tos://, http://, https://, file:// or a path"
+    expected = "org/name, huggingface://, hf://, s3://, tos://, http://, https://, file:// or a path"
     raise InvalidArgumentError(f"model_uri: unknown scheme {scheme!r:.50}; expected {expected}", "model_uri")

@@ -29,7 +29,7 @@ from penstock.runtime.downloader.names import is_safe, is_state
 from penstock.runtime.downloader.parts import hash_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.runtime.downloader.checksums import Hasher
     from penstock.runtime.downloader.sources import RemoteFile
@@ -46,10 +46,14 @@ _LOCK_POLL, _LOCK_LOG = 0.1, 10.0
 
 
 def model_directory(local_dir: Path, model_name: str) -> Path:
-    """`local_dir/model_name`. Raises `InvalidArgumentError` if that is not below `local_dir`."""
+    """`local_dir/model_name`. Raises `InvalidArgumentError` if that is not below, or is in a model."""
     if not is_safe(model_name) or is_state(model_name):
         message = f"model_name={model_name!r:.200}: expected a relative path without special segments"
         raise InvalidArgumentError(message, "model_name")
+    for parent in Path(model_name).parents[:-1]:
+        if (Path(local_dir) / parent / _STATE / _LOCK).exists():
+            message = f"model_name={model_name!r:.200}: {str(parent)!r:.200} is a model itself"
+            raise InvalidArgumentError(message, "model_name")
     return Path(local_dir) / model_name
 
 
@@ -139,9 +143,16 @@ class Target:
         self._files[file.name] = {"size": size, "version": file.version}
         os.write(self._manifest, _line({"file": file.name, **self._files[file.name]}))
 
-    def finish(self, names: set[str]) -> None:
-        """The model is complete with these files; the rest of the state is removed."""
-        self._files = {name: facts for name, facts in self._files.items() if name in names}
+    def finish(self, names: set[str], files: Mapping[str, RemoteFile]) -> None:
+        """The model is complete with the files `names`; the rest of the state is removed.
+
+        Files of earlier downloads are removed unless `files`, all files of the model, has their version.
+        """
+        for name in self._files.keys() - names:
+            file = files.get(name)
+            if file is None or self._files[name] != {"size": file.size, "version": file.version}:
+                del self._files[name]
+                self._remove(name)
         self._write_manifest(is_complete=True)
         with os.scandir(self.state) as entries:
             for entry in entries:
@@ -207,6 +218,20 @@ class Target:
             os.rename(part, last, src_dir_fd=self.state, dst_dir_fd=folder)
         except (IsADirectoryError, NotADirectoryError):
             raise UnsafeNameError(f"{name!a}: there is a directory with this name") from None
+        finally:
+            os.close(folder)
+
+    def _remove(self, name: str) -> None:
+        """Remove a file of an earlier download."""
+        if not is_safe(name):
+            return
+        try:
+            folder, last = self._open_parent(name, create=False)
+        except (FileNotFoundError, UnsafeNameError):
+            return
+        try:
+            with suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(last, dir_fd=folder)
         finally:
             os.close(folder)
 

@@ -62,7 +62,8 @@ def download(
     workers = Workers(session, cancelled)
     try:
         show(Progress())
-        files = workers.call(lambda: _listed(source.files(session), options))
+        found = workers.call(lambda: _listed(source.files(session), options))
+        files = _selected(found, options)
         if is_in_place:
             return directory
         show(Progress(phase="waiting"))
@@ -71,7 +72,7 @@ def download(
             with target.locked(clock.wait, logger.info):
                 target.begin()
                 _transfer(source, files, target, workers, show)
-                target.finish({file.name for file in files})
+                target.finish({file.name for file in files}, found)
         finally:
             target.close()
     except OSError as error:
@@ -93,8 +94,8 @@ def _is_same(source: Source, directory: Path) -> bool:
     return False
 
 
-def _listed(files: Iterable[RemoteFile], options: Options) -> list[RemoteFile]:
-    """The selected files, safetensors and large files first. Refuses unsafe names."""
+def _listed(files: Iterable[RemoteFile], options: Options) -> dict[str, RemoteFile]:
+    """All files by name. Refuses unsafe names."""
     found: dict[str, RemoteFile] = {}
     for number, file in enumerate(files, start=1):
         if number > options.max_files:
@@ -103,6 +104,11 @@ def _listed(files: Iterable[RemoteFile], options: Options) -> list[RemoteFile]:
             raise UnsafeNameError(f"{file.name[:200]!a}: the name of a remote file is not allowed")
         if not is_state(file.name):
             found[file.name] = file
+    return found
+
+
+def _selected(found: dict[str, RemoteFile], options: Options) -> list[RemoteFile]:
+    """The files that the options select, safetensors and large files first."""
     names = selected(list(found), options)
     if not names:
         raise ModelNotFoundError("no file of the model is selected" if found else "the model has no files")
@@ -126,7 +132,7 @@ def _transfer(
     """Download the files that are not here yet."""
     options = source.options
     is_fresh = options.force_download or not options.check_file_exist
-    counts = Counts(len(files), sum(file.size or 0 for file in files))
+    counts = Counts(len(files), sum(file.size or 0 for file in files), options.max_bytes)
     jobs = []
     for file in files:
         if not is_fresh and target.is_current(file):

@@ -11,10 +11,10 @@ import threading
 import urllib.request
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import urljoin
+from urllib.parse import unquote, urljoin
 
 import urllib3
-from urllib3.util import Timeout, Url, parse_url
+from urllib3.util import Timeout, Url, make_headers, parse_url
 
 from penstock.runtime.downloader.errors import (
     AccessDeniedError,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.runtime.downloader.retries import Pacer
     from penstock.runtime.downloader.sources import RemoteFile
 
-__all__ = ["Body", "Reply", "Session", "joined", "origin_of", "parsed", "shown"]
+__all__ = ["Body", "Reply", "Session", "joined", "origin_of", "parsed", "shown", "size_of"]
 
 T = TypeVar("T")
 
@@ -40,6 +40,7 @@ CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 << 20
 MAX_DRAINED = 16 << 10
+MAX_DIGITS = 18
 #: Headers that every origin gets.
 _PUBLIC_HEADERS = {"accept-encoding", "range", "user-agent"}
 _REDIRECTS = {301, 302, 303, 307, 308}
@@ -96,6 +97,11 @@ class Reply(NamedTuple):
         """The value of a header."""
         return self.response.headers.get(name)
 
+    @property
+    def length(self) -> int | None:
+        """The size of the content; None if the server does not send it."""
+        return size_of(self.header("Content-Length"))
+
     def document(self) -> bytes:
         """All of the content, which has a limit."""
         parts, size = [], 0
@@ -115,8 +121,7 @@ class Reply(NamedTuple):
 
         Raises `FileChangedError` if the file has another size.
         """
-        length = self.header("Content-Length") or ""
-        total: int | None = int(length) if length.isdecimal() else None
+        total = self.length
         size, begin = total, 0
         if self.status == 206:  # noqa: PLR2004 - Partial Content
             found = re.fullmatch(
@@ -267,9 +272,7 @@ class Session:
         with self._lock:
             if proxy not in self._pools:
                 self._pools[proxy] = (
-                    urllib3.PoolManager(**self._settings)
-                    if proxy is None
-                    else urllib3.ProxyManager(proxy, **self._settings)
+                    urllib3.PoolManager(**self._settings) if proxy is None else _proxy(proxy, self._settings)
                 )
             return self._pools[proxy]
 
@@ -297,12 +300,24 @@ class Session:
             pool.clear()
 
 
+def _proxy(url: str, settings: Mapping[str, Any]) -> urllib3.ProxyManager:
+    """The connections through a proxy; its URL can have a user and a password."""
+    auth = parsed(url).auth
+    headers = make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    return urllib3.ProxyManager(url, proxy_headers=headers, **settings)
+
+
 def parsed(url: str) -> Url:
     """The parts of a URL, as the library that connects reads them. Raises `InvalidArgumentError`."""
     try:
         return parse_url(url)
     except urllib3.exceptions.LocationParseError:
         raise InvalidArgumentError("the URL is invalid", "model_uri") from None
+
+
+def size_of(text: str | None) -> int | None:
+    """The number of bytes that a server sends as text; None if it is none."""
+    return int(text) if text and text.isdecimal() and len(text) <= MAX_DIGITS else None
 
 
 def joined(url: str, target: str) -> str:

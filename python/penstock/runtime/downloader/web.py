@@ -77,10 +77,8 @@ class WebSource:
             reply.close()
             reply = session.send("GET", self._url, self._headers)
         reply.check()
-        length = reply.header("Content-Length")
         reply.close()
-        size = int(length) if length and length.isdecimal() else None
-        return RemoteFile(self.model_name, size, _version(reply), self._checksum)
+        return RemoteFile(self.model_name, reply.length, _version(reply), self._checksum)
 
 
 def _version(reply: Reply) -> str:

@@ -1,0 +1,147 @@
+"""Limits of downloads, and servers that send numbers, lists and documents without a limit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.runtime.downloader import (
+    InvalidArgumentError,
+    Options,
+    TooLargeError,
+    TransferError,
+    download,
+    resolve,
+)
+from support.remote import Asked, FileServer, Sent, files_of, serving_files
+from support.s3 import ACCESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+CONTENT = random.Random(4).randbytes(3 * MIB + 77)
+PATH = "/adapters/a.safetensors"
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    """A server without files."""
+    with serving_files() as server:
+        yield server
+
+
+def test_limits_of_files_and_bytes_hold_before_the_first_file(server: FileServer, tmp_path: Path) -> None:
+    server.models["o/m"] = {"a.json": b"12345", "b.json": b"67890"}
+    for limit, expected in {"MAX_FILES": "1", "MAX_BYTES": "9"}.items():
+        options = Options.load("o/m", {"hf_endpoint": server.url}, {f"DOWNLOADER_{limit}": expected})
+        with pytest.raises(TooLargeError, match=rf"more than {expected}"):
+            download(resolve("o/m", options), tmp_path / "m")
+    assert server.asked("/resolve/") == []
+    assert not (tmp_path / "m").exists()
+
+
+def test_limit_of_bytes_holds_for_files_without_a_size(server: FileServer, tmp_path: Path) -> None:
+    server.faults.append(lambda _: Sent(200, CONTENT, {"Content-Length": ""}))
+    uri = server.url + PATH
+    for limit in (MIB, len(CONTENT)):
+        options = Options.load(uri, {}, {"DOWNLOADER_MAX_BYTES": str(limit)})
+        if limit == len(CONTENT):
+            download(resolve(uri, options), tmp_path)
+            assert files_of(tmp_path) == {"a.safetensors": CONTENT}
+            break
+        with pytest.raises(TooLargeError, match=f"more than {MIB} bytes"):
+            download(resolve(uri, options), tmp_path)
+        assert sum(path.stat().st_size for path in tmp_path.rglob("*.part")) <= MIB
+
+
+def test_limits_cannot_be_set_by_requests() -> None:
+    for name in ("max_files", "max_bytes", "allowed_hosts", "allowed_roots"):
+        with pytest.raises(InvalidArgumentError, match=f"{name}: unknown key"):
+            Options.load("o/m", {name: None}, {})
+
+
+def test_size_of_too_many_digits_is_unknown(server: FileServer, tmp_path: Path) -> None:
+    server.files[PATH] = CONTENT
+    too_long = Sent(200, b"", {"Content-Length": "9" * 5000})
+    server.faults.append(lambda asked: too_long if asked.method == "HEAD" else None)
+    download(resolve(server.url + PATH, Options.load(server.url + PATH, {}, {})), tmp_path)
+    assert files_of(tmp_path) == {"a.safetensors": CONTENT}
+
+
+def test_list_of_the_hub_has_an_end(server: FileServer, tmp_path: Path) -> None:
+    numbers = itertools.count(1)
+
+    def answer(asked: Asked) -> Sent | None:
+        link = {"Link": f'<{server.url}{asked.path}?cursor={next(numbers)}>; rel="next"'}
+        return Sent(200, b"[]", link) if "/tree/" in asked.path else None
+
+    server.models["o/m"] = {}
+    server.faults.append(answer)
+    options = Options.load("o/m", {"hf_endpoint": server.url}, {"DOWNLOADER_MAX_FILES": "200"})
+    with pytest.raises(TooLargeError, match="more than 102 pages"):
+        download(resolve("o/m", options), tmp_path)
+    assert len(server.asked("/tree/")) == 102
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 60, 10**30])
+def test_size_of_the_hub_has_limits(server: FileServer, tmp_path: Path, size: int) -> None:
+    entry = {"type": "file", "path": "config.json", "oid": "0" * 40, "size": size}
+    server.models["o/m"] = {}
+    server.faults.append(
+        lambda asked: Sent(200, json.dumps([entry]).encode()) if "/tree/" in asked.path else None
+    )
+    with pytest.raises(TransferError, match="not as expected"):
+        download(resolve("o/m", Options.load("o/m", {"hf_endpoint": server.url}, {})), tmp_path)
+
+
+LIST = (
+    '<?xml version="1.0"{}?>{}<ListBucketResult><IsTruncated>{}</IsTruncated>'
+    "<NextContinuationToken>{}</NextContinuationToken>{}</ListBucketResult>"
+)
+OBJECT = "<Contents><Key>m/a.json</Key><Size>{}</Size></Contents>"
+
+
+def fetch_list(pages: Iterator[bytes], directory: Path) -> None:
+    """Download from a server that sends these lists."""
+    with serving_files() as server:
+        server.faults.append(lambda _: Sent(200, next(pages)))
+        options = Options.load(
+            "s3://b/m/", {**ACCESS, "endpoint": server.url}, {"DOWNLOADER_MAX_FILES": "200"}
+        )
+        try:
+            download(resolve("s3://b/m/", options), directory)
+        finally:
+            assert len(server.requests) <= 102
+
+
+def test_list_of_empty_pages_has_an_end(tmp_path: Path) -> None:
+    pages = (LIST.format("", "", "true", number, "").encode() for number in itertools.count())
+    with pytest.raises(TooLargeError, match="more than 102 pages"):
+        fetch_list(pages, tmp_path)
+
+
+ENTITY = LIST.format(' encoding="{}"', '<!DOCTYPE x [<!ENTITY n "1">]>', "false", "", OBJECT.format("&n;"))
+PREFIX, _, REST = ENTITY.partition("?>")
+
+
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (LIST.format("", "", "false", "", OBJECT.format("9" * 5000)).encode(), "not as expected"),
+        (LIST.format("", "", "false", "", OBJECT.format("\xb2")).encode(), "not as expected"),
+        (ENTITY.format("utf-8").encode(), "declarations"),
+        (ENTITY.format("utf-16").encode("utf-16"), "not XML"),
+        (ENTITY.format("utf-16").encode("utf-16-le"), "not XML"),
+        (f"{PREFIX}?>".format("cp037").encode() + REST.encode("cp037"), "not XML"),
+    ],
+    ids=["digits", "superscript", "entity", "utf-16", "utf-16 without a mark", "ebcdic"],
+)
+def test_hostile_list_is_an_error(tmp_path: Path, page: bytes, message: str) -> None:
+    with pytest.raises(TransferError, match=message):
+        fetch_list(iter([page]), tmp_path)
