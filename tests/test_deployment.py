@@ -74,7 +74,16 @@ SPECIFICATIONS = {
     ),
     "ScaledObject": closed(
         "scaleTargetRef triggers",
-        cooldownPeriod=COUNT,
+        advanced=closed(
+            "horizontalPodAutoscalerConfig",
+            horizontalPodAutoscalerConfig=closed(
+                "behavior",
+                behavior=closed(
+                    "scaleDown",
+                    scaleDown=closed("stabilizationWindowSeconds", stabilizationWindowSeconds=COUNT),
+                ),
+            ),
+        ),
         fallback=closed("failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT),
         maxReplicaCount=COUNT,
         minReplicaCount=COUNT,
@@ -150,6 +159,30 @@ def test_containers_have_options_that_exist() -> None:
     address = {item["name"]: item["value"] for item in sidecar["env"]}["INFERENCE_ENGINE_ENDPOINT"]
     assert address.endswith(f":{served['port']}")
     assert pod()["terminationGracePeriodSeconds"] > float(served["drain_timeout"])
+
+
+def test_token_and_key_of_the_engine_are_different_and_not_given() -> None:
+    engine, sidecar = container("engine")["args"], container("aibrix-runtime")["args"]
+    served, managed = parsed(serve, engine), parsed(runtime, sidecar)
+    assert served["admin_api_key_file"] == managed["engine_key_file"] != managed["token_file"]
+    assert "Secret" not in {param.values[0]["kind"] for param in objects()}
+    assert object_of("ModelAdapter")["spec"]["additionalConfig"]["api-key"] == "${TOKEN}"
+
+
+def test_gateway_reaches_the_engine_only() -> None:
+    ports: dict[str, set[int]] = {}
+    for rule in object_of("NetworkPolicy")["spec"]["ingress"]:
+        for source in rule["from"]:
+            labels = source.get("namespaceSelector", {}).get("matchLabels", {})
+            name = labels.get("kubernetes.io/metadata.name", "")
+            ports.setdefault(name, set()).update(port["port"] for port in rule["ports"])
+    both = {8000, 8080}
+    assert ports == {
+        "": {8000},
+        "envoy-gateway-system": {8000},
+        "aibrix-system": both,
+        "monitoring": both,
+    }
 
 
 def test_both_containers_see_the_models_at_the_same_path() -> None:

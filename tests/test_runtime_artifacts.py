@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api_support import wait_until
 from support.remote import FileServer, Sent, files_of, serving_files
 from support.runtime import Answer, FakeEngine, Runtime, runtime_of
 
@@ -209,6 +212,53 @@ def test_new_version_replaces_the_last_one(runtime: Runtime, hub: FileServer, tm
     loaded(runtime, artifact(hub))
     second = loaded(runtime, artifact(hub, "org/other"))
     assert list((tmp_path / "adapter_dir" / "n").iterdir()) == [second]
+
+
+# ---- models
+
+
+def is_downloaded(runtime: Runtime, body: dict[str, Any]) -> bool:
+    return bool(runtime.ask(DOWNLOAD, body)[1]["model_status"] == "downloaded")
+
+
+def test_model_of_another_uri_is_downloaded_to_the_same_folder(
+    runtime: Runtime, hub: FileServer, tmp_path: Path
+) -> None:
+    hub.files |= {"/a/m.bin": b"a", "/b/m.bin": b"bb"}
+    for name, content in (("a", b"a"), ("b", b"bb")):
+        body = {"model_uri": f"{hub.url}/{name}/m.bin"}
+        wait_until(partial(is_downloaded, runtime, body))
+        assert files_of(tmp_path / "model_dir" / "m.bin") == {"m.bin": content}
+
+
+def test_model_of_another_uri_waits_for_the_first_one(runtime: Runtime, hub: FileServer) -> None:
+    hub.files |= {"/a/m.bin": b"a" * 100_000, "/b/m.bin": b"b"}
+    hub.stop_after(1)
+    assert runtime.ask(DOWNLOAD, {"model_uri": f"{hub.url}/a/m.bin"})[1]["model_status"] == "downloading"
+    status, error, _ = runtime.ask(DOWNLOAD, {"model_uri": f"{hub.url}/b/m.bin"})
+    assert (status, error["type"], error["param"]) == (409, "ConflictError", "model_name")
+    hub.stop_after(None)
+
+
+def test_engine_of_another_url_with_the_same_name_is_a_conflict(hub: FileServer, tmp_path: Path) -> None:
+    hub.files |= {"/a/m": b"a", "/b/m": b"b"}
+    command = f"{sys.executable} {Path(__file__).parent / 'support' / 'engine_script.py'} {tmp_path}"
+    folders = {"registry_path": str(tmp_path / "engines.json"), "model_dir": str(tmp_path / "models")}
+    with runtime_of(
+        FakeEngine(), engine_command=command, artifact_hosts=("127.0.0.1",), **folders
+    ) as runtime:
+        path = "/v1/runtime/models/activate"
+        secret = hub.url.replace("//", "//user:PASSWORD@") + "/a/m?signature=SIGNATURE"
+        body = {"model_name": "q", "artifact_url": secret}
+        assert runtime.ask(path, body)[0] == 200
+        assert runtime.ask(path, body)[0] == 200
+        assert runtime.ask(path, {**body, "artifact_url": f"{hub.url}/b/m"})[0] == 409
+        [model] = runtime.ask("/v1/runtime/snapshot")[1]["models"]
+        assert model["artifact_url"].startswith(hub.url)
+        text = (tmp_path / "engines.json").read_text()
+        for shown in (text, str(model)):
+            assert "PASSWORD" not in shown
+            assert "SIGNATURE" not in shown
 
 
 # ---- values of requests

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from penstock import ConfigError
 from penstock.runtime import RuntimeSettings
 from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.engines.registry import Record
 from penstock.runtime.engines.supervisor import Supervisor
+from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -139,6 +141,12 @@ async def test_next_runtime_adopts_a_running_engine(tmp_path: Path) -> None:
         pid = first.activate(record(), [], "org/repo").record.pid
         second = Supervisor(settings_of(tmp_path), Clock())
         second.adopt()
+        assert second.engines == {}
+        with pytest.raises(ApiError) as caught:
+            second.activate(record("other"), [], "org/repo")
+        assert caught.value.status == 503
+        first._registry.unlock()  # as after its end
+        second.adopt()
         await until_ready(second)
         engine = second.engines["m"]
         assert (engine.record.pid, engine.phase, engine.num_restarts) == (pid, "active", 0)
@@ -150,6 +158,7 @@ async def test_next_runtime_starts_an_ended_engine_again(tmp_path: Path) -> None
     async with supervising(tmp_path) as (first, _):
         pid = first.activate(record(), [], "org/repo").record.pid
         await kill(pid)
+        first._registry.unlock()
         second = Supervisor(settings_of(tmp_path), Clock())
         second.adopt()
         assert second.engines["m"].phase == "restarting"
@@ -165,6 +174,7 @@ async def test_another_process_with_the_same_pid_is_not_adopted(tmp_path: Path) 
         pid, started = engine.record.pid, engine.record.start_time
         engine.record.start_time += 1
         first.save()
+        first._registry.unlock()
         second = Supervisor(settings_of(tmp_path), Clock())
         second.adopt()
         assert second.engines["m"].process is None
@@ -189,9 +199,43 @@ async def test_registry_that_others_can_write_is_ignored(tmp_path: Path) -> None
         assert path.stat().st_mode & 0o777 == 0o600
         assert (tmp_path / "run" / "engines.key").stat().st_mode & 0o777 == 0o600
         path.chmod(0o666)
+        first._registry.unlock()
         second = Supervisor(settings_of(tmp_path), Clock())
         second.adopt()
         assert second.engines == {}
+
+
+async def test_key_is_not_written_to_a_file_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "run" / "engines.key"
+    file.parent.mkdir()
+    file.touch()
+    file.chmod(0o666)
+    with file.open() as opened:
+        async with supervising(tmp_path) as (supervisor, _):
+            supervisor.activate(record(), [], "org/repo")
+        assert opened.read() == ""
+    assert len(file.read_text().strip()) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_folder_of_all_users_has_no_registry(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o777)
+    async with supervising(tmp_path) as (supervisor, _):
+        with pytest.raises(ApiError, match="registry") as caught:
+            supervisor.activate(record(), [], "org/repo")
+        assert caught.value.status == 503
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+async def test_foreign_engines_listen_on_this_machine_only() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "name"):  # noqa: S104 - refused
+        with pytest.raises(ConfigError, match="engines_host"):
+            RuntimeSettings(engine_command="vllm serve", engines_host=host)
+        RuntimeSettings(engines_host=host)
+        RuntimeSettings(engine_command="vllm serve", engines_host=host, open_engines=True)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        RuntimeSettings(engine_command="vllm serve", engines_host=host)
 
 
 async def test_close_ends_all_engines(tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ def assert_methods_have_docstrings(package: Path) -> None:
             assert missing == [], f"{source.name}: {item.name}"
 
 
-def assert_is_installed(name: str, directory: Path) -> None:
+def assert_is_installed(name: str, directory: Path, dependency: str = "penstock") -> None:
     """The distribution of the package `name` is built, and installed in a directory that has nothing else."""
     alias = ALIASES / name
     project = tomllib.loads((alias / "pyproject.toml").read_text())["project"]
-    assert (project["name"], project["dependencies"]) == (f"penstock-{name}", ["penstock"])
+    assert (project["name"], project["dependencies"]) == (f"penstock-{name}", [dependency])
     pytest.importorskip("setuptools", "70.1")
     source, site = directory / "source", directory / "site"
     subprocess.run(["cp", "-r", alias, source], check=True)  # noqa: S607 - the build writes beside the source

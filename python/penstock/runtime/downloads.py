@@ -57,6 +57,8 @@ class _Job:
     """A download; the last one to its folder."""
 
     name: str
+    #: The URI, the revision and the endpoints.
+    origin: tuple[str | None, ...]
     #: The folder that the request named.
     root: Path
     source: str
@@ -104,16 +106,20 @@ class Downloads:
             directory = model_directory(root, name)
         except DownloadError as error:
             raise download_error(error) from error
+        origin = (body.model_uri, options.hf_revision, options.endpoint, options.hf_endpoint)
         job = self._jobs.get(directory)
         if job is None or not job.is_running:
             state, _ = await anyio.to_thread.run_sync(model_state, directory)
-            is_complete = job is not None and job.error is None and state == "complete"
-            if job is not None and is_complete and not options.force_download:
+            is_same = job is not None and job.origin == origin and job.error is None
+            if job is not None and is_same and state == "complete" and not options.force_download:
                 return job.card("downloaded")
             job = self._jobs.get(directory)  # another request may have started it meanwhile
+        if job is not None and job.is_running and job.origin != origin:
+            message = f"another model is being downloaded to the folder of {name!r}"
+            raise ApiError(409, "ConflictError", message, param="model_name")
         if job is None or not job.is_running:
             last_error = None if job is None else job.error
-            job = _Job(name, root, source.kind, last_error=last_error)
+            job = _Job(name, origin, root, source.kind, last_error=last_error)
             self._begin(body.model_uri, directory, options, job)
         with anyio.move_on_after(_FIRST_ANSWER):
             await job.has_begun.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import tempfile
@@ -98,6 +99,11 @@ class RuntimeSettings:
         "Further flag that requests may give to such an engine; repeat the option for several.",
     ] = ()
     engines_host: Annotated[str, "Address at which such engines listen."] = "127.0.0.1"
+    open_engines: Annotated[
+        bool,
+        "Let engines of --engine-command listen at an address that other machines reach. Their routes for "
+        "sleep and development need no key.",
+    ] = False
     max_engines: Annotated[int, "Maximum number of such engines; 0 closes /v1/runtime."] = 8
     registry_path: Annotated[
         str, "File of the running engines. Environment: AIBRIX_ENGINE_REGISTRY_PATH."
@@ -118,6 +124,9 @@ class RuntimeSettings:
                 raise _error(name, value, "at least 1")
         if self.max_engines < 0:
             raise _error("max_engines", self.max_engines, "at least 0")
+        if self.engine_command is not None and not self.open_engines and not _is_local(self.engines_host):
+            limit = "an address of this machine with engine_command, unless open_engines is on"
+            raise _error("engines_host", self.engines_host, limit)
         url = urlsplit(self.engine_endpoint)
         if self.engine_endpoint and (url.scheme not in ("http", "https") or not url.hostname):
             raise _error("engine_endpoint", self.engine_endpoint, "a URL with http or https")
@@ -128,6 +137,13 @@ class RuntimeSettings:
     def roots(self) -> tuple[Path, ...]:
         """The folders that requests may name."""
         return tuple(Path(root).resolve() for root in (self.model_dir, self.adapter_dir, *self.allowed_roots))
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _error(name: str, value: object, limit: str) -> penstock.ConfigError:

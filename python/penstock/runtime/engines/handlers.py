@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -76,34 +77,38 @@ async def _activate(state: State, body: Activate) -> Any:
         raise not_allowed("ValidationError", "ipc_name", memory, "1 to 104 letters, digits and _ . -")
     config = body.engine_config
     arguments = arguments_of({} if config is None else config.args, state.settings.engine_flags)
-    model = await _model(state, body)
-    record = Record(name, body.artifact_url, body.port, memory, [], body.claim_ref)
+    model, url = await _model(state, body)
+    record = Record(name, url, body.port, memory, [], body.claim_ref)
     return state.supervisor.activate(record, arguments, model)
 
 
-async def _model(state: State, body: Activate) -> str:
-    """The model for the command: a hub id, or a folder, into which others are downloaded."""
+async def _model(state: State, body: Activate) -> tuple[str, str]:
+    """The model for the command, and its URL without credentials.
+
+    The model is a hub id, or a folder. Other models are downloaded; each URL has a folder of its own.
+    """
     url, settings = body.artifact_url, state.settings
     scheme, _, rest = url.partition("://")
     if scheme in ("hf", "huggingface") and rest:
         url = rest
     if _HUB_ID.fullmatch(url):
-        return url
+        return url, body.artifact_url
     if scheme not in ("s3", "tos", "http", "https"):
         found = within(url, settings.roots)
         if found is None:
             limit = "a hub id, a URL, or a path in the folder of models or another allowed one"
             raise not_allowed("ValidationError", "artifact_url", body.artifact_url, limit)
-        return str(found)
+        return str(found), body.artifact_url
     try:
         options = options_for(url, request_options(url, body.credentials, body.additional_config), settings)
         source = resolve(url, options)
         root = within(settings.model_dir, settings.roots)
         assert root is not None  # noqa: S101 - the folder of models is allowed
-        directory: Path = model_directory(root, source.model_name)
+        folder: Path = model_directory(root, source.model_name)
+        directory = folder / sha256(url.encode()).hexdigest()[:12]
         with anyio.fail_after(settings.download_timeout):
             async with state.downloads.slots:
-                return str(await run(url, directory, options))
+                return str(await run(url, directory, options)), source.uri
     except TimeoutError:
         message = f"the download took longer than {settings.download_timeout:g} seconds"
         raise ApiError(408, "TimeoutError", message) from None

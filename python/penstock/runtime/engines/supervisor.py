@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from penstock.runtime.engines.engine import Phase, RunningEngine
 from penstock.runtime.engines.process import EngineProcess
-from penstock.runtime.engines.registry import Record, Registry, read_private
+from penstock.runtime.engines.registry import Record, Registry, read_private, write_private
 from penstock.runtime.errors import ApiError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ _STABLE = 600.0
 #: Seconds for an engine to end, and between two looks at it.
 _END_TIMEOUT = 10.0
 _END_INTERVAL = 0.05
-_PRIVATE = 0o600
 #: Variables of the runtime that engines do not get.
 _SECRETS = ("PENSTOCK_RUNTIME_TOKEN", "PENSTOCK_ENGINE_KEY")
 
@@ -63,19 +62,25 @@ class Supervisor:
         self._registry = Registry(settings.registry_path)
         self._key_file = Path(settings.registry_path).with_name("engines.key")
         self._key = ""
+        self._has_registry = False
         self._adoptions: Counter[str] = Counter()
         self._operations: Counter[tuple[str, str]] = Counter()
         self._num_exhausted = 0
 
     async def run(self) -> None:
-        """Adopt the engines of an earlier runtime, then watch all."""
-        self.adopt()
+        """Adopt the engines of an earlier runtime when that has ended, and watch all."""
         while True:
+            self.adopt()
             await self.tick()
             await self._sleep(_INTERVAL)
 
     def adopt(self) -> None:
-        """Continue with the engines in the registry; those that have ended are started again."""
+        """Continue with the engines in the registry; those that have ended are started again.
+
+        Nothing happens while another runtime has the registry, or if this one has it already.
+        """
+        if self._has_registry or not self._registry.exists() or not self._take_registry():
+            return
         for record in self._registry.load():
             engine = self._new(record)
             self.engines[record.model_name] = engine
@@ -155,6 +160,13 @@ class Supervisor:
             logger.warning("engine of %s: %s, restart in %g s", name, reason, delay)
         self._save()
 
+    def _take_registry(self) -> bool:
+        try:
+            self._has_registry = self._registry.lock()
+        except OSError as error:
+            logger.warning("the registry cannot be used: %s", error)
+        return self._has_registry
+
     def _save(self) -> None:
         try:
             self._registry.save([engine.record for engine in self.engines.values()])
@@ -168,6 +180,10 @@ class Supervisor:
 
     def activate(self, record: Record, arguments: list[str], model: str) -> RunningEngine:
         """Start an engine, unless the same one is there; its command is added to the record."""
+        self.adopt()
+        if not self._has_registry and not self._take_registry():
+            message = "the registry of engines cannot be used: another runtime may have it"
+            raise ApiError(503, "UnavailableError", message)
         name = record.model_name
         record.command = [*self._command(), model, "--served-model-name", name]
         record.command += ["--host", self.settings.engines_host, *self._key_arguments(), *arguments]
@@ -232,6 +248,8 @@ class Supervisor:
             async with anyio.create_task_group() as group:
                 for name in list(self.engines):
                     group.start_soon(self.deactivate, name)
+        self._registry.unlock()
+        self._has_registry = False
 
     @asynccontextmanager
     async def counted(self, action: str) -> AsyncIterator[None]:
@@ -263,10 +281,7 @@ class Supervisor:
             self._key = (read_private(self._key_file) or b"").decode(errors="replace").strip()
         if not self._key:
             self._key = secrets.token_hex(32)
-            self._key_file.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with os.fdopen(os.open(self._key_file, flags, _PRIVATE), "w") as file:
-                file.write(self._key + "\n")
+            write_private(self._key_file, f"{self._key}\n".encode())
         return self._key
 
     def _free_port(self, wanted: int) -> int:
