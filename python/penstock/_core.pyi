@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, final
 from typing_extensions import CapsuleType
 
 __all__ = [
+    "Adapter",
     "BeamSearch",
     "Choice",
     "Chunk",
