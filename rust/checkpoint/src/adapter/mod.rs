@@ -42,6 +42,9 @@ struct Module {
     scale: f32,
 }
 
+/// A and B of a module, as far as they were found.
+type Pair = [Option<(String, TensorEntry)>; 2];
+
 /// The update of one linear layer: `scale * B A`.
 pub struct AdapterModule<'a> {
     /// The name of the layer in the base model, such as `model.layers.0.self_attn.q_proj`.
@@ -66,7 +69,7 @@ impl AdapterFiles {
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, CheckpointError> {
         let config = AdapterConfig::read(path)?;
         let file = read_weights(path, max_bytes)?;
-        let mut pairs: BTreeMap<String, (String, [Option<(String, TensorEntry)>; 2])> = BTreeMap::new();
+        let mut pairs: BTreeMap<String, (String, Pair)> = BTreeMap::new();
         for (name, entry) in safetensors::tensors(&file, 0)? {
             let malformed = |problem: &str| {
                 CheckpointError::malformed(file.path(), format!("tensor {}", shown(&name)), problem)
@@ -134,7 +137,7 @@ impl Module {
     fn new(
         file: &MappedFile,
         name: &str,
-        pair: [Option<(String, TensorEntry)>; 2],
+        pair: Pair,
         config: &AdapterConfig,
     ) -> Result<Self, CheckpointError> {
         let malformed =
