@@ -69,6 +69,14 @@ pub enum AdapterLoadError<E> {
     Failed(E),
 }
 
+/// The result of a load.
+#[derive(Debug)]
+pub struct Loaded {
+    pub adapter: Arc<Adapter>,
+    /// The adapter that has lost the name.
+    pub former: Option<Arc<Adapter>>,
+}
+
 /// The adapters by name. Loads of one name are made one after the other.
 #[derive(Default)]
 pub struct Adapters {
@@ -116,8 +124,7 @@ impl Adapters {
     /// adapter that it replaces.
     ///
     /// If the adapter of this name has the same contents, it is returned. Another adapter of this name is a conflict, or
-    /// with `replace` loses the name to the new one and is returned as the second value. Waits for another load of the
-    /// name.
+    /// with `replace` loses the name to the new one. Waits for another load of the name.
     pub fn load<F, E>(
         &self,
         name: &str,
@@ -125,12 +132,14 @@ impl Adapters {
         is_wanted: &mut dyn FnMut() -> bool,
         read: impl FnOnce() -> Result<(u64, F), E>,
         finish: impl FnOnce(F, Option<&Adapter>) -> Result<Adapter, E>,
-    ) -> Result<(Arc<Adapter>, Option<Arc<Adapter>>), AdapterLoadError<E>> {
+    ) -> Result<Loaded, AdapterLoadError<E>> {
         let loading = self.begin(name, is_wanted)?;
         let (version, files) = read().map_err(AdapterLoadError::Failed)?;
         let former = self.get(name).ok();
         match &former {
-            Some(adapter) if adapter.version == version => return Ok((Arc::clone(adapter), None)),
+            Some(adapter) if adapter.version == version => {
+                return Ok(Loaded { adapter: Arc::clone(adapter), former: None });
+            }
             Some(adapter) if !replace => return Err(AdapterLoadError::Conflict(Arc::clone(adapter))),
             _ => {}
         }
@@ -143,7 +152,7 @@ impl Adapters {
         if let Some(former) = &former {
             self.close(former);
         }
-        Ok((adapter, former))
+        Ok(Loaded { adapter, former })
     }
 
     /// Marks a name as being loaded by this thread, after another load of it.
@@ -235,6 +244,7 @@ impl Drop for Loading<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::sync::mpsc;
     use std::thread;
@@ -255,10 +265,13 @@ mod tests {
         }
     }
 
-    type Loaded = Result<(Arc<Adapter>, Option<Arc<Adapter>>), AdapterLoadError<&'static str>>;
-
     /// Loads version `id` under a name.
-    fn load(adapters: &Adapters, name: &str, id: u64, replace: bool) -> Loaded {
+    fn load(
+        adapters: &Adapters,
+        name: &str,
+        id: u64,
+        replace: bool,
+    ) -> Result<Loaded, AdapterLoadError<&'static str>> {
         adapters.load(name, replace, &mut || true, || Ok((id, ())), |(), _| Ok(adapter(name, id)))
     }
 
@@ -269,12 +282,12 @@ mod tests {
             adapters.get("a").unwrap_err().to_string(),
             "adapter \"a\" is not loaded; no adapter is loaded"
         );
-        let (first, former) = load(&adapters, "a", 1, false).unwrap();
+        let Loaded { adapter: first, former } = load(&adapters, "a", 1, false).unwrap();
         assert!(former.is_none());
-        assert!(Arc::ptr_eq(&load(&adapters, "a", 1, true).unwrap().0, &first), "the same version");
+        assert!(Arc::ptr_eq(&load(&adapters, "a", 1, true).unwrap().adapter, &first), "the same version");
         assert!(matches!(load(&adapters, "a", 2, false), Err(AdapterLoadError::Conflict(_))));
         load(&adapters, "b", 3, false).unwrap();
-        let (second, former) = load(&adapters, "a", 2, true).unwrap();
+        let Loaded { adapter: second, former } = load(&adapters, "a", 2, true).unwrap();
         assert!(former.is_some_and(|former| Arc::ptr_eq(&former, &first)));
         assert!(Arc::ptr_eq(&adapters.get("a").unwrap(), &second));
         let ids = |removed: Vec<Arc<Adapter>>| removed.iter().map(|adapter| adapter.id.0).collect::<Vec<_>>();
@@ -358,14 +371,14 @@ mod tests {
                     wait.recv().unwrap();
                     Ok::<_, ()>(adapter("a", 1))
                 };
-                adapters.load("a", false, &mut || true, || Ok((1, ())), finish).unwrap().0
+                adapters.load("a", false, &mut || true, || Ok((1, ())), finish).unwrap().adapter
             });
             has_begun.recv().unwrap();
             assert!(adapters.get("a").is_err(), "it is not usable yet");
             let finish = |(), _: Option<&Adapter>| unreachable!();
             let unwanted = adapters.load("a", false, &mut || false, || Err(()), finish);
             assert!(matches!(unwanted, Err(AdapterLoadError::Abandoned)));
-            let second = scope.spawn(|| load(adapters, "a", 1, false).unwrap().0);
+            let second = scope.spawn(|| load(adapters, "a", 1, false).unwrap().adapter);
             proceed.send(()).unwrap();
             assert!(Arc::ptr_eq(&first.join().unwrap(), &second.join().unwrap()), "loaded once");
         });

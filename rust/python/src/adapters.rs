@@ -4,7 +4,7 @@ use std::path::Path;
 
 use penstock_checkpoint::AdapterFiles;
 use penstock_engine::AdapterError;
-use penstock_frontend::adapters::{Adapter, AdapterLoadError};
+use penstock_frontend::adapters::{Adapter, AdapterLoadError, Loaded};
 use penstock_frontend::prompt::Frontend;
 use penstock_runner::ProgressCallback;
 use penstock_runner::{AdapterLoader, LoadAdapterError, LoadedAdapter};
@@ -87,7 +87,7 @@ impl AdapterSource<'_> {
             Ok(self.adapter(loaded, files.version()))
         };
         match frontend.adapters.load(self.name, self.replace, is_wanted, read, finish) {
-            Ok((adapter, former)) => {
+            Ok(Loaded { adapter, former }) => {
                 if let Some(former) = former {
                     engine.unload_adapter(former.id, None, None);
                 }

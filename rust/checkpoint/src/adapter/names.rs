@@ -54,6 +54,7 @@ pub(super) fn parse(name: &str) -> Result<TensorName, &'static str> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
