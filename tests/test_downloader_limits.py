@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,12 +19,11 @@ from penstock.runtime.downloader import (
     download,
     resolve,
 )
-from support.remote import Asked, FileServer, Sent, files_of, serving_files
+from support.remote import Asked, FakeClock, FileServer, Sent, files_of, serving_files
 from support.s3 import ACCESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 CONTENT = random.Random(4).randbytes(3 * MIB + 77)
@@ -145,3 +146,82 @@ PREFIX, _, REST = ENTITY.partition("?>")
 def test_hostile_list_is_an_error(tmp_path: Path, page: bytes, message: str) -> None:
     with pytest.raises(TransferError, match=message):
         fetch_list(iter([page]), tmp_path)
+
+
+class SlowClock(FakeClock):
+    """A clock on which each reading takes time."""
+
+    def __init__(self, step: float) -> None:
+        super().__init__()
+        self._step = step
+
+    def now(self) -> float:
+        """Seconds."""
+        self._now += self._step
+        return self._now
+
+
+def test_server_below_the_least_rate_is_left(server: FileServer, tmp_path: Path) -> None:
+    server.files[PATH] = CONTENT
+    uri = server.url + PATH
+    # Each read has at most 16 KiB and takes two minutes.
+    options = Options.load(uri, {"num_threads": 1, "io_chunksize": 16 << 10}, {})
+    clock = SlowClock(120)
+    with pytest.raises(TransferError, match="less than 16384 bytes per minute"):
+        download(resolve(uri, options), tmp_path, clock=clock)
+    assert len(clock.waits) == 8
+    assert len(server.asked(PATH)) == 9
+    server.requests.clear()
+    download(resolve(uri, options), tmp_path, clock=SlowClock(1))
+    assert files_of(tmp_path) == {"a.safetensors": CONTENT}
+    # The bytes of all attempts are kept.
+    bounds = server.asked(PATH)[0].range()
+    assert bounds is not None
+    assert 0 < bounds[0] <= 9 * (16 << 10)
+
+
+def test_list_below_the_least_rate_is_left(server: FileServer, tmp_path: Path) -> None:
+    server.models["o/m"] = {"config.json": b"{}"}
+    options = Options.load("o/m", {"hf_endpoint": server.url}, {})
+    clock = SlowClock(120)
+    with pytest.raises(TransferError, match="bytes per minute"):
+        download(resolve("o/m", options), tmp_path, clock=clock)
+    assert len(clock.waits) == 8
+
+
+def test_few_bytes_are_no_progress(server: FileServer, tmp_path: Path) -> None:
+    server.faults.append(
+        lambda asked: server.send_range(asked, CONTENT)._replace(cut=1000) if asked.method == "GET" else None
+    )
+    server.files[PATH] = CONTENT
+    options = Options.load(server.url + PATH, {"num_threads": 1}, {})
+    with pytest.raises(TransferError, match="the connection broke"):
+        download(resolve(server.url + PATH, options), tmp_path, clock=FakeClock())
+    assert len(server.asked(PATH)) == 9
+
+
+def test_content_is_on_the_disk_before_it_has_its_name(
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(descriptor: int) -> None:
+        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def record_rename(old: str, new: str, **folders: int) -> None:
+        events.append(("rename", old))
+        rename(old, new, **folders)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    server.files[PATH] = CONTENT
+    download(resolve(server.url + PATH, Options.load(server.url + PATH, {}, {})), tmp_path)
+    part = next(name for kind, name in events if kind == "rename" and name.endswith(".part"))
+    assert events[-4:] == [
+        ("fsync", part),
+        ("rename", part),
+        ("fsync", "manifest.jsonl.new"),
+        ("rename", "manifest.jsonl.new"),
+    ]

@@ -25,6 +25,8 @@ __all__ = ["Job"]
 MAX_RESTARTS = 3
 MAX_BUFFER = 256 << 10
 MAX_PARTS = 10_000
+#: Of an attempt, after which the number of failures begins again.
+MIN_PROGRESS = 64 << 10
 
 
 class Job:
@@ -105,7 +107,7 @@ class Job:
                 self._check_stopped()
                 if not partial.is_resumable:
                     self._start_part_over(partial, part)
-                attempts.failed(error, has_progressed=partial.done[part] > before)
+                attempts.failed(error, has_progressed=partial.done[part] - before >= MIN_PROGRESS)
         self._advance_hash(partial)
 
     def finish(self) -> bool:

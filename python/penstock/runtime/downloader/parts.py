@@ -114,10 +114,11 @@ class PartialFile:
         hash_file(hasher, self._data, start, stop)
 
     def publish(self, target: Target, file: RemoteFile) -> None:
-        """Give the complete file its name."""
+        """Give the complete file its name, after its content is on the disk."""
         size = sum(self.done)
         if self.size is None:
             os.ftruncate(self._data, size)
+        os.fsync(self._data)
         self.close()
         target.publish(f"{self._name}.part", file.name)
         target.record(file, size)

@@ -13,7 +13,16 @@ from penstock.runtime.downloader.errors import DownloadCancelledError, TransferE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Attempts", "Clock", "FileChangedError", "Pacer", "SystemClock", "TemporaryError", "seconds_of"]
+__all__ = [
+    "Attempts",
+    "Clock",
+    "FileChangedError",
+    "Pacer",
+    "Rate",
+    "SystemClock",
+    "TemporaryError",
+    "seconds_of",
+]
 
 MAX_FAILURES = 8
 BASE_DELAY, MAX_DELAY = 0.25, 20.0
@@ -82,6 +91,28 @@ class Pacer:
         """Send no request for this time."""
         with self._lock:
             self._not_before = max(self._not_before, self.clock.now() + seconds)
+
+
+class Rate:
+    """The bytes of a response per minute, from its first read on."""
+
+    def __init__(self, clock: Clock, least: int) -> None:
+        self._clock, self._least = clock, least
+        self._start: float | None = None
+        self._num_bytes = 0
+
+    def add(self, size: int) -> None:
+        """Bytes have arrived."""
+        self._num_bytes += size
+
+    def is_too_low(self) -> bool:
+        """Whether a minute or more has passed with less than the rate; called before each read."""
+        now = self._clock.now()
+        minutes = 0.0 if self._start is None else (now - self._start) / 60
+        is_too_low = minutes >= 1 and self._num_bytes < self._least * minutes
+        if self._start is None or minutes >= 1:
+            self._start, self._num_bytes = now, 0
+        return is_too_low
 
 
 class Attempts:

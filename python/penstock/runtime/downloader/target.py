@@ -166,6 +166,9 @@ class Target:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(new, flags, 0o644, dir_fd=self.state), "wb") as file:
             file.writelines(lines)
+            if is_complete:
+                file.flush()
+                os.fsync(file.fileno())
         os.rename(new, _MANIFEST, src_dir_fd=self.state, dst_dir_fd=self.state)
 
     # ---- files

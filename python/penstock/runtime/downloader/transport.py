@@ -23,7 +23,7 @@ from penstock.runtime.downloader.errors import (
     ModelNotFoundError,
     TransferError,
 )
-from penstock.runtime.downloader.retries import Attempts, FileChangedError, TemporaryError, seconds_of
+from penstock.runtime.downloader.retries import Attempts, FileChangedError, Rate, TemporaryError, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +39,8 @@ T = TypeVar("T")
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 << 20
+#: Bytes per minute and connection.
+MIN_RATE = 16 << 10
 MAX_DRAINED = 16 << 10
 MAX_DIGITS = 18
 #: Headers that every origin gets.
@@ -63,10 +65,7 @@ class Body:
         """Up to `size` bytes as they arrive; none at the end. Raises `TemporaryError`."""
         if self._rest == 0:
             return b""
-        try:
-            data = self._reply.response.read1(size if self._rest is None else min(size, self._rest))
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise TemporaryError(f"{self._reply.label}: the connection broke: {_reason(error)}") from None
+        data = self._reply.read(size if self._rest is None else min(size, self._rest))
         if self._rest is not None:
             if not data:
                 raise TemporaryError(f"{self._reply.label}: the response is {self._rest} bytes short")
@@ -87,6 +86,7 @@ class Reply(NamedTuple):
     #: The URL for messages.
     label: str
     session: Session
+    rate: Rate
 
     @property
     def status(self) -> int:
@@ -102,16 +102,25 @@ class Reply(NamedTuple):
         """The size of the content; None if the server does not send it."""
         return size_of(self.header("Content-Length"))
 
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes as they arrive; none at the end. Raises `TemporaryError`."""
+        if self.rate.is_too_low():
+            raise TemporaryError(f"{self.label}: the server sends less than {MIN_RATE} bytes per minute")
+        try:
+            data = self.response.read1(size)
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise TemporaryError(f"{self.label}: the connection broke: {_reason(error)}") from None
+        self.rate.add(len(data))
+        return data
+
     def document(self) -> bytes:
         """All of the content, which has a limit."""
         parts, size = [], 0
         try:
-            while data := self.response.read1(1 << 16):
+            while data := self.read(1 << 16):
                 parts.append(data)
                 if (size := size + len(data)) > MAX_DOCUMENT:
                     raise TransferError(f"{self.label}: the response has more than {MAX_DOCUMENT} bytes")
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise TemporaryError(f"{self.label}: the connection broke: {_reason(error)}") from None
         finally:
             self.close()
         return b"".join(parts)
@@ -245,7 +254,7 @@ class Session:
             raise InvalidArgumentError(
                 f"{shown(url)}: a header or a credential is invalid", "headers"
             ) from None
-        reply = Reply(response, url, shown(url), self)
+        reply = Reply(response, url, shown(url), self, Rate(self.pacer.clock, MIN_RATE))
         with self._lock:
             self._open[id(response)] = reply
         if self.is_aborted:
