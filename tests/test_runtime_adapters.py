@@ -82,9 +82,11 @@ def test_ready_needs_the_name_and_address_of_the_engine() -> None:
         assert runtime.ask("/healthz")[0] == 200
 
 
-def test_ready_with_the_check_sees_an_engine(engine: FakeEngine) -> None:
+def test_ready_with_the_check_asks_the_engine_for_its_health(engine: FakeEngine) -> None:
+    engine.answer("/health", Answer(503), Answer(404), Answer(200))
     with runtime_of(engine, ready_checks_engine=True) as runtime:
-        assert runtime.ask("/ready")[:2] == (200, {"status": "ready"})
+        assert [runtime.ask("/ready")[0] for _ in range(3)] == [503, 503, 200]
+    assert {call.path for call in engine.calls} == {"/health"}
 
 
 def test_models_of_the_document_are_returned_byte_for_byte(runtime: Runtime) -> None:
@@ -146,7 +148,19 @@ def test_load_refuses_a_bad_name(runtime: Runtime, engine: FakeEngine, name: str
 
 @pytest.mark.parametrize(
     "path",
-    ["", " ", "/etc/passwd", "../x", "a/../../x", "a/b/c", "ADAPTERS/../x", "ftp://x/y", "x\x00", "/" * 5000],
+    [
+        "",
+        " ",
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a/b/c",
+        "a",
+        "ADAPTERS/../x",
+        "ftp://x/y",
+        "x\x00",
+        "/" * 5000,
+    ],
 )
 def test_load_refuses_a_path_outside_of_the_folders(runtime: Runtime, engine: FakeEngine, path: str) -> None:
     folder = runtime.application.state.settings.adapter_dir

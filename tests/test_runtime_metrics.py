@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import random
 import string
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api_support import wait_until
 from penstock.runtime import RuntimeSettings
 from support.runtime import Answer, FakeEngine, Runtime, closed_port, running, runtime_of
 
@@ -218,7 +220,7 @@ def test_bad_answer_is_counted_and_left_out(answer: Answer, reason: str) -> None
     engine = FakeEngine()
     engine.answer("/metrics", answer)
     with runtime_of(engine, max_metrics_bytes=1000) as runtime:
-        runtime.ask("/metrics")
+        assert runtime.value("aibrix:engine_up") == 0
         assert "vllm:x" not in runtime.families()
         assert failures(runtime).keys() == {reason}
 
@@ -237,6 +239,39 @@ def test_scrape_path_and_key_of_the_engine_are_used() -> None:
     with runtime_of(engine, scrape_path="prometheus/metrics", engine_key="secret") as runtime:
         assert runtime.value("x") == 1
     assert engine.calls[0].headers["authorization"] == "Bearer secret"
+
+
+def test_stranger_reads_no_metrics_with_the_key_of_the_engine() -> None:
+    engine = FakeEngine()
+    engine.show_metrics("x 1\n")
+    with runtime_of(engine, engine_key="key", tokens=("secret",)) as runtime:
+        for headers in ({}, {"X-API-Key": "other"}, {"X-API-Key": "secret"}):
+            assert runtime.ask("/metrics", headers=headers)[0] == 200
+    with runtime_of(engine, engine_key="key") as runtime:
+        for headers in ({"X-Forwarded-For": "10.0.0.1"}, {}):
+            assert runtime.ask("/metrics", headers=headers)[0] == 200
+    found = [call.headers.get("authorization") for call in engine.calls]
+    assert found == [None, None, "Bearer key", None, "Bearer key"]
+
+
+def test_scrape_does_not_wait_for_loads_of_adapters() -> None:
+    engine = FakeEngine()
+    engine.show_metrics("x 1\n")
+    engine.answer("/v1/load_lora_adapter", Answer())
+    with runtime_of(engine) as runtime:
+        engine.may_answer.clear()
+        bodies = [{"lora_name": f"a{number}", "lora_path": "org/repo"} for number in range(12)]
+        threads = [
+            threading.Thread(target=runtime.ask, args=("/v1/lora_adapter/load", body)) for body in bodies
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(engine.calls) >= 10)
+        runtime.ask("/metrics")  # ends after its timeout: the engine answers nothing
+        assert "/metrics" in {call.path for call in engine.calls}
+        engine.may_answer.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_random_paths_and_methods_have_bounded_labels() -> None:

@@ -57,12 +57,23 @@ class Access:
         It is the client's, unless it is a token of the runtime and the engine has another key.
         """
         given = request.headers.get("authorization")
-        is_trusted = bool(self._tokens) or level != "read"
-        if self.engine_authorization is None or not is_trusted:
+        if self.engine_authorization is None or not self._may_use_key(request, level):
             return given
         if given is None or digest_of(_bearer(given)) in self._tokens:
             return self.engine_authorization
         return given
+
+    def _may_use_key(self, request: Request, level: Level) -> bool:
+        """Whether a request that is allowed may have the engine's key: not that of a stranger."""
+        if level != "open":
+            return bool(self._tokens) or level != "read"
+        if self._tokens:
+            return self._has_token(request)
+        try:
+            self._check_is_local(request)
+        except ApiError:
+            return False
+        return True
 
     def _has_token(self, request: Request) -> bool:
         given = [_bearer(request.headers.get("authorization", ""))]

@@ -45,7 +45,7 @@ _NAME_LIMIT = "1 to 100 letters, digits, - and _"
 #: Of adapters with a folder.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is no dot"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
 #: The folder of a URL, below that of its adapter.
 _URL_FOLDER = "[0-9a-f]" * 12

@@ -34,22 +34,27 @@ _OK = 200
 _COUNTER = re.compile(r"^# TYPE (\S+) counter\s*$", re.MULTILINE)
 
 
-async def metrics(state: State, _request: Request) -> Response:
+async def metrics(state: State, request: Request) -> Response:
     """The metrics of the engine and of the runtime."""
-    text = await _scrape(state)
+    text = await _scrape(state, state.access.authorization(request, "open"))
+    threads = state.metrics_threads
+    found: Mapping[str, Metric] | None = None
+    if text is not None and not state.settings.raw_metrics:
+        found = await anyio.to_thread.run_sync(_parsed, state, text, limiter=threads)
+        text = None if found is None else text
     families = _own(state, is_up=text is not None)
-    body = await anyio.to_thread.run_sync(_body, state, text or "", families, limiter=state.metrics_threads)
+    body = await anyio.to_thread.run_sync(_body, text or "", found or {}, families, limiter=threads)
     return Response(body, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
-async def _scrape(state: State) -> str | None:
+async def _scrape(state: State, authorization: str | None) -> str | None:
     """The engine's text, or nothing if it has none within the time and the size."""
     settings = state.settings
     try:
-        reply = await state.engine.request(
+        reply = await state.probes.request(
             "GET",
             settings.scrape_path,
-            authorization=state.access.engine_authorization,
+            authorization=authorization,
             timeout=settings.scrape_timeout,
             limit=settings.max_metrics_bytes,
         )
@@ -78,19 +83,22 @@ def _own(state: State, *, is_up: bool) -> Families:
     return families
 
 
-def _body(state: State, text: str, own: Families) -> bytes:
-    """The text of a scrape; that of the engine is left out if it cannot be parsed."""
-    if state.settings.raw_metrics:
-        lines = text if not text or text.endswith("\n") else text + "\n"
-        return lines.encode() + generate_latest(_Listed(own.by_name.values()))
-    found: Mapping[str, Metric] = {}
+def _parsed(state: State, text: str) -> Mapping[str, Metric] | None:
+    """The engine's families, also under common names; nothing for a text that cannot be parsed."""
     try:
         found = parsed(text)
     except Exception:  # noqa: BLE001 - the parser has several errors for an invalid text
         state.measures.scrape_errors["invalid"] += 1
-    if state.settings.rename_metrics:
-        found = with_common_names(found, rules_of(state.engine.kind))
-    return generate_latest(_Listed({**found, **own.by_name}.values()))
+        return None
+    return with_common_names(found, rules_of(state.engine.kind)) if state.settings.rename_metrics else found
+
+
+def _body(text: str, found: Mapping[str, Metric], own: Families) -> bytes:
+    """The text of a scrape: the engine's families, or else its text as it is."""
+    if found or not text:
+        return generate_latest(_Listed({**found, **own.by_name}.values()))
+    lines = text if text.endswith("\n") else text + "\n"
+    return lines.encode() + generate_latest(_Listed(own.by_name.values()))
 
 
 def parsed(text: str) -> dict[str, Metric]:

@@ -25,6 +25,7 @@ __all__ = ["State"]
 
 #: Requests that change something at the same time, those that wait for each other included.
 _MAX_CHANGES = 64
+_OK = 200
 
 
 class State:
@@ -34,6 +35,8 @@ class State:
         self.settings = settings
         self.access = Access(settings)
         self.engine = EngineClient(settings)
+        #: Scrapes and probes have their own connections, so slow changes do not delay them.
+        self.probes = EngineClient(settings)
         self.measures = Measures()
         #: The thread that parses and formats metrics, which needs the interpreter.
         self.metrics_threads = anyio.CapacityLimiter(1)
@@ -69,18 +72,17 @@ class State:
         finally:
             await self.supervisor.close()
             await self.engine.close()
+            await self.probes.close()
 
     async def is_engine_up(self) -> bool:
-        """Whether the engine answers to a request for its metrics, whatever it answers."""
-        settings = self.settings
+        """Whether the engine answers that it is ready."""
         try:
-            await self.engine.request(
+            reply = await self.probes.request(
                 "GET",
-                settings.scrape_path,
+                "/health",
                 authorization=self.access.engine_authorization,
-                timeout=settings.scrape_timeout,
-                limit=settings.max_metrics_bytes,
+                timeout=self.settings.scrape_timeout,
             )
         except ApiError:
             return False
-        return True
+        return reply.status == _OK
