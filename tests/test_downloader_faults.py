@@ -312,6 +312,9 @@ def test_free_space_is_checked_before_the_first_byte(
     monkeypatch.setattr(target_module.Target, "free_bytes", lambda _: len(CONTENT) - 1)
     with pytest.raises(InsufficientSpaceError, match=f"{len(CONTENT)} bytes are needed"):
         fetch(server, tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(bytes(len(CONTENT)))  # another content
+    with pytest.raises(InsufficientSpaceError, match=f"{len(CONTENT)} bytes are needed"):
+        fetch(server, tmp_path)
     assert server.asked(PATH) == []
     monkeypatch.undo()
     assert fetch(server, tmp_path) == CONTENT

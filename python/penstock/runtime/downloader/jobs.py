@@ -67,7 +67,7 @@ class Job:
         return max(self._source.options.part_chunksize, -(-(self._file.size or 0) // MAX_PARTS))
 
     def needed_bytes(self, *, is_fresh: bool) -> int:
-        """The bytes on disk that the file still takes."""
+        """The bytes on disk that the file still takes; 0 for a file that is here if its checksum matches."""
         if not is_fresh and self._target.may_be_current(self._file):
             return 0
         size = self._file.size or 0
@@ -86,6 +86,8 @@ class Job:
         if may_be_here and self._is_here():
             self._counts.add_found(self._file.size or 0)
             return []
+        if may_be_here:  # not counted by `needed_bytes`
+            self._target.check_space(self._file.size or 0)
         part_size = self._part_size if self.num_parts > 1 else None
         self._partial = partial = PartialFile(self._target.state, self._file, part_size)
         self._counts.add_found(sum(partial.done))

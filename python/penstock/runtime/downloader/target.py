@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from penstock.runtime.downloader.errors import InvalidArgumentError, UnsafeNameError
+from penstock.runtime.downloader.errors import InsufficientSpaceError, InvalidArgumentError, UnsafeNameError
 from penstock.runtime.downloader.names import is_safe, is_state
 from penstock.runtime.downloader.parts import hash_file
 
@@ -237,6 +237,11 @@ class Target:
                 os.unlink(last, dir_fd=folder)
         finally:
             os.close(folder)
+
+    def check_space(self, needed: int) -> None:
+        """Raise `InsufficientSpaceError` if the file system has less free space."""
+        if needed > (free := self.free_bytes()):
+            raise InsufficientSpaceError(f"{self.directory}: {needed} bytes are needed, {free} are free")
 
     def free_bytes(self) -> int:
         """The free space of the file system."""

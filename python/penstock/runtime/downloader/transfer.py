@@ -141,9 +141,7 @@ def _transfer(
         else:
             jobs.append(Job(source, file, target, workers.session, counts))
     needed = sum(job.needed_bytes(is_fresh=is_fresh) for job in jobs)
-    if needed > (free := target.free_bytes()):
-        message = f"{target.directory}: {needed} bytes are needed, {free} are free"
-        raise InsufficientSpaceError(message)
+    target.check_space(needed)
     logger.info("%s: downloading %d of %d files, %d bytes", source.uri, len(jobs), len(files), needed)
     num_threads = min(options.num_threads, sum(job.num_parts for job in jobs))
     pool = Pool(jobs, counts, is_fresh=is_fresh)
