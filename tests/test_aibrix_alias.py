@@ -65,6 +65,18 @@ def test_aibrix_runtime_reads_the_environment_of_aibrix(monkeypatch: pytest.Monk
     assert b"\naibrix:queue_size 2.0\n" in text
 
 
+def test_invalid_variable_of_the_downloader_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOWNLOADER_NUM_THREADS", "x")
+    with started("aibrix_runtime", "--port", 0) as process:
+        assert process.stderr is not None
+        lines = [process.stderr.readline()]
+        if b"listening" in lines[0]:
+            process.kill()
+        lines += process.stderr.readlines()
+    assert process.returncode == 2
+    assert b"DOWNLOADER_NUM_THREADS" in b"".join(lines)
+
+
 def test_settings_have_the_variables_of_aibrix() -> None:
     environment = {
         "INFERENCE_ENGINE": "trtllm",

@@ -76,10 +76,16 @@ def _run(host: str, port: int, options: dict[str, Any]) -> None:
     for name in _LIBRARIES:
         if find_spec(name) is None:
             raise click.ClickException(f"the runtime needs {name}: pip install 'penstock[runtime]'")
+    from penstock.runtime.downloader import InvalidArgumentError, Options
     from penstock.runtime.serve import serve
     from penstock.server.listener import Address
     from penstock.server.logs import configure_logging
 
+    try:
+        for scheme in ("huggingface", "s3", "tos"):
+            Options.load(f"{scheme}://")
+    except InvalidArgumentError as error:  # a variable of the environment, which no client can change
+        raise click.UsageError(str(error)) from None
     configure_logging(options["log_level"], options["log_format"], has_access=True)
     serve(settings, Address(host, port))
 
