@@ -46,6 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def without_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`penstock serve` leaves the logging of the tests as it is."""
+    monkeypatch.setattr("penstock.server.logs.configure_logging", lambda *_, **__: None)
+
+
 @pytest.fixture
 def settings_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The arguments with which `penstock serve` runs the server, in place of running it."""

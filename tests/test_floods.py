@@ -130,8 +130,7 @@ async def test_overloaded_engine_refuses_before_it_prepares(
 async def test_cancelled_rendering_keeps_its_slot_until_it_ends(
     engine: penstock.Engine, rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_workers, "MAX_THREADS", 2)
-    monkeypatch.setattr(_workers, "_workers", anyio.lowlevel.RunVar("test workers"))
+    monkeypatch.setitem(_workers._KINDS, "short", (anyio.lowlevel.RunVar("test workers"), 2))
     for _ in range(5):
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:

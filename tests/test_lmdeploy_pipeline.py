@@ -300,7 +300,7 @@ def test_output_has_exactly_the_tokens_asked_for(pipe: Pipeline) -> None:
 def test_unknown_adapter_is_an_error_of_its_request(pipe: Pipeline) -> None:
     response = pipe.infer("ab", GREEDY, adapter_name="lora")
     assert (response.finish_reason, response.error_code) == ("error", "invalid_request")
-    assert response.error_message == 'adapter "lora" is not loaded; none is'
+    assert response.error_message == 'adapter "lora" is not loaded; no adapter is loaded'
     assert pipe("ab", GREEDY, **RAW).finish_reason == "length"
 
 

@@ -207,7 +207,10 @@ def test_large_body_is_decoded_beside_the_event_loop(server: Served, monkeypatch
 )
 def test_limit_depends_on_the_longest_sequence(lengths: tuple[int, ...], limit: int) -> None:
     engines: dict[str, Any] = {
-        str(length): SimpleNamespace(info=SimpleNamespace(max_model_len=length)) for length in lengths
+        str(length): SimpleNamespace(
+            info=SimpleNamespace(max_model_len=length), config=SimpleNamespace(max_adapters=0)
+        )
+        for length in lengths
     }
     assert penstock.server.app(engines).state.max_body_bytes() == limit
 

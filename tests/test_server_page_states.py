@@ -102,6 +102,7 @@ def test_loading_is_shown_with_its_progress(browser: Browser, demo_model: Path) 
         expect(page.get_by_label("Loaded part of the model")).to_have_attribute("value", "0.5")
         with engine:
             engine.blocking.start()
+            application.state.models["demo"].progress = None
             expect(page.get_by_text("The server loads the model.")).to_be_hidden()
             expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
             page.get_by_role("button", name="Try again").click()

@@ -44,6 +44,7 @@ def test_dict_of_a_result_has_every_field(engine: penstock.Engine) -> None:
         "prompt_token_ids",
         "prompt_logprobs",
         "prompt_top_logprobs",
+        "adapter",
         "usage",
         "timings",
     ]
