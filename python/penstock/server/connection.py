@@ -51,6 +51,7 @@ class _Limits(asyncio.Protocol):
     cycle: Any
     flow: Any
     loop: asyncio.AbstractEventLoop
+    timeout_keep_alive_task: asyncio.TimerHandle | None
     transport: asyncio.Transport
 
     def connection_made(self, transport: Any) -> None:
@@ -86,6 +87,9 @@ class _Limits(asyncio.Protocol):
         self._ahead = b""
         self._disconnect_requests()
         super().connection_lost(exc)
+        # uvicorn leaves it after an error; it would keep the connection in memory until its time.
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
 
     # ---- requests
 
