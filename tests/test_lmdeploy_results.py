@@ -259,7 +259,7 @@ def test_stop_token_is_left_out_unless_asked_for(demo: Pipeline) -> None:
     assert ids[-1] in demo.engine.info.eos_token_ids
     assert text.startswith("Hello<")
     assert parts[-1].finish_reason == "stop"
-    assert parts[-1].token_ids == ids[-1:]
+    assert parts[-1].token_ids[-1] == ids[-1]
     assert parts[-1].generate_token_len == len(ids) == plain.generate_token_len + 1
 
 

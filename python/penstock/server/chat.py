@@ -149,7 +149,7 @@ class _ChatEvents(OpenAIEvents):
             return self._role(index, request) + self.of(chunk, prompt, request)
         if self._is_plain and chunk.finish_reason is None and not chunk.reasoning and not chunk.tool_calls:
             return self.text(index, chunk.content)
-        return self.chunk(self._choice(chunk), request)
+        return self.chunk(self._choice(chunk), request, len(chunk.token_ids))
 
     def _role(self, index: int, request: penstock.Request) -> bytes:
         choice = {
@@ -160,7 +160,7 @@ class _ChatEvents(OpenAIEvents):
         }
         if self._request.return_token_ids:
             choice["prompt_token_ids"] = request.prompt_token_ids
-        return self.chunk(choice, request)
+        return self.chunk(choice, request, 0)
 
     def _choice(self, chunk: penstock.Chunk) -> dict[str, Any]:
         """The choice of an event that has not only text."""

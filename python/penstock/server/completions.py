@@ -210,7 +210,7 @@ class _CompletionEvents(OpenAIEvents):
             choice["token_ids"] = chunk.token_ids
             if is_first:
                 choice["prompt_token_ids"] = request.prompt_token_ids
-        return self.chunk(choice, request)
+        return self.chunk(choice, request, len(chunk.token_ids))
 
     def _logprobs(self, index: int, chunk: penstock.Chunk) -> dict[str, Any] | None:
         if self._request.logprobs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.errors import invalid
@@ -73,6 +74,8 @@ class OpenAIEvents(Events):
         self._end = after + b"}]" + (b',"usage":null' if self.has_usage else b"") + b"}\n\n"
         #: The part of an event before the text, for each index that had an event.
         self._heads: dict[int, bytes] = {}
+        #: The tokens of each request in the events so far.
+        self._num_tokens: Counter[penstock.Request] = Counter()
 
     def is_first(self, index: int) -> bool:
         """Whether no event of this index was made; one follows."""
@@ -85,11 +88,13 @@ class OpenAIEvents(Events):
         """An event that has only text."""
         return self._heads[index] + json_bytes(text) + self._end
 
-    def chunk(self, choice: dict[str, Any], request: penstock.Request) -> bytes:
-        """An event of a choice."""
+    def chunk(self, choice: dict[str, Any], request: penstock.Request, num_tokens: int) -> bytes:
+        """An event of a choice that has this number of tokens."""
         value = {**self._common, "choices": [choice]}
         if self.has_continuous_usage:
-            value["usage"] = usage_of(request.usage)
+            # `request.usage` counts tokens that later events have.
+            self._num_tokens[request] += num_tokens
+            value["usage"] = usage_of(request.usage, completion_tokens=self._num_tokens[request])
         elif self.has_usage:
             value["usage"] = None
         return event(value)

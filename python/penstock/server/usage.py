@@ -18,10 +18,12 @@ def finish_reason(reason: str | None) -> str | None:
     return reason if reason is None else _REASONS.get(reason, reason)
 
 
-def usage_of(*usages: penstock.Usage) -> dict[str, Any]:
-    """The sum of token counts."""
+def usage_of(*usages: penstock.Usage, completion_tokens: int | None = None) -> dict[str, Any]:
+    """The sum of token counts, with this count of generated tokens if it is given."""
     prompt = sum(usage.prompt_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
+    completion = completion_tokens
+    if completion is None:
+        completion = sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
