@@ -1,0 +1,216 @@
+// The words that kernels are written in: types, conversions, sums over a warp, tensor-core products, asynchronous copies.
+//
+// A kernel is compiled twice from one text: by NVRTC for a GPU, without any header of the toolkit, and by a host C++
+// compiler (PENSTOCK_HOST) for the tests. Only the primitives in this file differ; their host twins are in shim.h.
+//
+// Conventions of all kernels:
+// - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights are
+//   bf16 or f16. Every sum is a sum of float32.
+// - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
+//   float is added by an atomic, so the bits of a row do not depend on the other rows.
+// - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the
+//   kernels before it are complete. It calls dependency_launch() when the next kernel's blocks may become resident.
+#pragma once
+
+#ifdef PENSTOCK_HOST
+#include "shim.h"
+#else
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+// Registers a kernel, with the number and the sizes of its parameters, in the library of the tests.
+#define EXPORT(kernel)
+#define DYNAMIC_SHARED(T, name)                                           \
+    extern __shared__ __align__(16) unsigned char dynamic_shared_bytes[]; \
+    T* name = reinterpret_cast<T*>(dynamic_shared_bytes)
+#endif
+
+#define DEVICE __device__ __forceinline__
+
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+constexpr float INFINITE = __builtin_huge_valf();
+
+DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// ---- 16-bit floats
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+DEVICE float to_float(f16 x) {
+#ifdef PENSTOCK_HOST
+    return emu::f16_to_float(x.bits);
+#else
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
+    return f;
+#endif
+}
+
+// Rounds to the nearest, ties to even.
+template <class T>
+DEVICE T from_float(float x);
+template <>
+DEVICE float from_float<float>(float x) {
+    return x;
+}
+template <>
+DEVICE bf16 from_float<bf16>(float x) {
+#ifdef PENSTOCK_HOST
+    const uint32_t u = __float_as_uint(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return {0x7fff};
+    return {uint16_t((u + 0x7fffu + (u >> 16 & 1)) >> 16)};
+#else
+    uint16_t r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+    return {r};
+#endif
+}
+template <>
+DEVICE f16 from_float<f16>(float x) {
+#ifdef PENSTOCK_HOST
+    return {emu::float_to_f16(x)};
+#else
+    uint16_t r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+    return {r};
+#endif
+}
+
+// Two values as the operands of mma hold them: the first in the low half.
+template <class T>
+DEVICE uint32_t pack(float first, float second) {
+    return uint32_t(from_float<T>(first).bits) | uint32_t(from_float<T>(second).bits) << 16;
+}
+
+// ---- Warps
+
+// The sum over the 32 lanes, in butterfly order: every lane has the same bits.
+DEVICE float warp_sum(float x) {
+#ifdef PENSTOCK_HOST
+    float one[1] = {x};
+    emu::warp_sum(one);
+    return one[0];
+#else
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+#endif
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+// The sum over the threads of a block of whole warps; every thread has the same bits. `partial` has an element per warp.
+DEVICE float block_sum(float x, float* partial) {
+    x = warp_sum(x);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int warp = 0; warp < int(blockDim.x) / 32; warp++) sum += partial[warp];
+    return sum;
+}
+
+// ---- Tensor cores: d[16][8] += a[16][16] * b[16][8], float32 sums
+//
+// With group = lane / 4 and quad = lane % 4 (PTX ISA, "Matrix fragments for mma.m16n8k16"), a lane holds
+//   a   rows group (a[0], a[2]) and group + 8 (a[1], a[3]); columns 2 quad, 2 quad + 1 (a[0], a[1]), and + 8 (a[2], a[3])
+//   b   column group; rows 2 quad, 2 quad + 1 (b[0]), and + 8 (b[1])
+//   d   rows group (d[0], d[1]) and group + 8 (d[2], d[3]); columns 2 quad, 2 quad + 1
+// The 16 products of an element may be added in any order that is the same for every element; so kernels may permute the
+// inner dimension, provided that a and b agree.
+
+template <class T>
+DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+template <>
+DEVICE void mma<bf16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef PENSTOCK_HOST
+    emu::mma_bf16(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+template <>
+DEVICE void mma<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef PENSTOCK_HOST
+    emu::mma_f16(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Four 8x8 matrices of 16-bit units from shared memory, transposed: lane 8 i + r passes the address of row r of matrix i
+// (16 bytes, aligned); r[i] holds rows 2 quad and 2 quad + 1 of column `group` of matrix i.
+DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+#ifdef PENSTOCK_HOST
+    emu::load_matrices_transposed(r, row);
+#else
+    const uint32_t from = uint32_t(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+#endif
+}
+
+// ---- Asynchronous copies
+
+// Begins to copy 16 bytes from global to shared memory. The thread sees them after copy_wait, others after a barrier too.
+DEVICE void copy_async16(void* shared, const void* global) {
+#ifdef PENSTOCK_HOST
+    emu::copy_async16(shared, global);
+#else
+    const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+#endif
+}
+// Makes a group of the copies begun since the last one.
+DEVICE void copy_commit() {
+#ifdef PENSTOCK_HOST
+    emu::copy_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits until all groups but the last PENDING are complete.
+template <int PENDING>
+DEVICE void copy_wait() {
+#ifdef PENSTOCK_HOST
+    emu::copy_wait(PENDING);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// ---- Programmatic dependent launch (sm_90 and later; elsewhere a launch waits for all of the one before)
+
+// Waits for the kernels before this one: before it, a kernel must not touch memory that they write or read.
+DEVICE void dependency_wait() {
+#ifdef PENSTOCK_HOST
+    emu::dependency_wait();
+#elif __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Allows the next kernel's blocks to become resident, up to their dependency_wait().
+DEVICE void dependency_launch() {
+#if !defined(PENSTOCK_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
