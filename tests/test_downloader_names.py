@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock._hub_ids import HubId, parse_hub_id
 from penstock.runtime.downloader import (
     AccessDeniedError,
     DownloadError,
@@ -271,3 +272,17 @@ def test_uri_that_names_no_model_is_refused(uri: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         resolve(uri, Options.load(uri, {}, {}))
     assert caught.value.field == "model_uri"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("org/name", HubId("org/name", None)),
+        ("0rg/_a.b-c@refs/pr/1", HubId("0rg/_a.b-c", "refs/pr/1")),
+        ("x" * 96 + "/y", HubId("x" * 96 + "/y", None)),
+        *((text, None) for text in ("", "name", "a/b/c", "a//b", "./b", "a/..", "-a/b", "é/b")),
+        *((text, None) for text in ("a/b@", "a/b@c..d", "a/b@c d", "a/b\n", "x" * 97 + "/y")),
+    ],
+)
+def test_hub_id_is_two_names_and_a_revision(text: str, found: HubId | None) -> None:
+    assert parse_hub_id(text) == found

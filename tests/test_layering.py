@@ -156,9 +156,26 @@ SHARED = {
 }
 
 
+#: Modules that import nothing of the package.
+LEAVES = {"penstock._hub_ids"}
+
+
+def test_leaves_import_nothing_of_the_package() -> None:
+    for name in LEAVES:
+        nodes = list(ast.walk(ast.parse((PACKAGE / f"{name.partition('.')[2]}.py").read_text())))
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not any(module.partition(".")[0] == "penstock" for module in imported)
+
+
+def test_one_module_knows_the_form_of_hub_ids() -> None:
+    users = {source.name for source in PACKAGE.rglob("*.py") if r"/\w[\w.-]" in source.read_text()}
+    assert users == {"_hub_ids.py"}
+
+
 @pytest.mark.parametrize("folder", ["bench", "compat", "runtime", "server"])
 def test_compatibility_modules_use_only_public_names(folder: str) -> None:
-    allowed = SHARED if folder == "runtime" else set()
+    allowed = LEAVES | SHARED if folder == "runtime" else LEAVES
     for source in (PACKAGE / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
             used: set[str] = set()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import os
-import re
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 from penstock._core import Port
+from penstock._hub_ids import parse_hub_id
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ MODEL_FILES = FileSet(
 ADAPTER_FILES = FileSet(
     patterns=("adapter_config.json", "adapter_model.safetensors"), required=("adapter_config.json",)
 )
-
-_HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
 def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:
@@ -143,11 +141,11 @@ def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
     path = Path(os.path.expanduser(model))  # noqa: PTH111 - never raises
     if model and os.path.exists(path):  # noqa: PTH110 - never raises
         return str(path)
-    hub_id = _HUB_ID.fullmatch(model)
+    hub_id = parse_hub_id(model)
     if hub_id is None or path.suffix in (".gguf", ".tar"):
         message = f"{model or repr(model)}: no such file or directory"
         raise ModelLoadError(message)
-    return _fetch(hub_id["id"], hub_id["revision"], files)
+    return _fetch(hub_id.name, hub_id.revision, files)
 
 
 def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
+from penstock._hub_ids import parse_hub_id
 from penstock.runtime.artifacts import (
     credentials_of,
     download_error,
@@ -45,7 +46,6 @@ _NAME_LIMIT = "1 to 100 letters, digits, - and _"
 #: Of adapters with a folder.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is no dot"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
 #: The folder of a URL, below that of its adapter.
 _URL_FOLDER = "[0-9a-f]" * 12
@@ -81,7 +81,8 @@ class Adapters:
             if "://" in path:
                 await self._load_url(name, path, {}, authorization)
                 return
-            if not _HUB_ID.fullmatch(path):
+            hub_id = parse_hub_id(path)
+            if hub_id is None or hub_id.revision is not None:
                 found = within(path, self._settings.roots)
                 if found is None:
                     limit = "a hub id, or a path in the folder of adapters or another allowed one"

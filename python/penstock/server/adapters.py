@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import anyio
 import anyio.to_thread
 
 import penstock
+from penstock._hub_ids import parse_hub_id
 from penstock.server.errors import ApiError, invalid
 from penstock.server.paths import within
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Adapters"]
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 #: Loads at the same time. Their threads are those in which the engine tokenises long prompts, too.
 _MAX_LOADS = 2
 #: Status codes of a hub that does not have an adapter, or not for this server.
@@ -93,7 +92,7 @@ class Adapters:
                     if target is None or (target.exists() and not target.is_file()):
                         raise invalid("lora_path", given, f"a folder with a file {file} of its own")
                 return str(folder)
-        if _HUB_ID.fullmatch(given) and not Path(given).exists():
+        if parse_hub_id(given) and not Path(given).exists():
             if self._settings.allow_lora_downloads:
                 return given
             limit = "a folder in one of lora_roots: allow_lora_downloads is off"

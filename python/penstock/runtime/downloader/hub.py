@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from penstock._hub_ids import parse_hub_id
 from penstock.runtime.downloader.checksums import Checksum
 from penstock.runtime.downloader.errors import (
     AccessDeniedError,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["HubSource"]
 
 T = TypeVar("T")
-_ID = re.compile(r"(?P<id>\w[\w.-]{0,95}/\w[\w.-]{0,95})(@(?P<revision>[\w./-]{1,255}))?", re.ASCII)
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 
 
@@ -62,12 +62,12 @@ class HubSource:
     kind = "huggingface"
 
     def __init__(self, name: str, options: Options) -> None:
-        found = _ID.fullmatch(name)
-        if found is None or ".." in name:
+        found = parse_hub_id(name)
+        if found is None:
             message = f"model_uri={name!r:.200}: neither a URI with a scheme nor org/name of the hub"
             raise InvalidArgumentError(message, "model_uri")
-        self._id = found["id"]
-        self._revision = found["revision"] or options.hf_revision or "main"
+        self._id = found.name
+        self._revision = found.revision or options.hf_revision or "main"
         self._endpoint = options.hf_endpoint.rstrip("/")
         self._token = options.hf_token or _stored_token()
         #: The URLs of files after redirects, and the commit of the files.

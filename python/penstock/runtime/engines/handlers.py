@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from starlette.responses import JSONResponse, Response
 
+from penstock._hub_ids import parse_hub_id
 from penstock.runtime.artifacts import download_error, options_for, request_options
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
 from penstock.runtime.downloader import DownloadError, model_directory, resolve, run
@@ -31,7 +32,6 @@ __all__ = ["activate", "deactivate", "engines", "limit_kv_cache", "sleep", "snap
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
 _IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 #: Engines with the command line of `vllm serve`.
 _ENGINES = ("vllm", "penstock")
 
@@ -91,7 +91,8 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     if scheme in ("hf", "huggingface") and rest:
         url = rest
-    if _HUB_ID.fullmatch(url):
+    hub_id = parse_hub_id(url)
+    if hub_id is not None and hub_id.revision is None:
         return url, body.artifact_url
     if scheme not in ("s3", "tos", "http", "https"):
         found = within(url, settings.roots)
