@@ -1,0 +1,199 @@
+// Runs all blocks of a launch, on one OS thread or shared out to a few (EMU_WORKERS).
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <link.h>
+#include <mutex>
+#include <thread>
+#include "runner.h"
+
+extern "C" void* __tls_get_addr(size_t* index);
+
+namespace emu {
+
+// ------------------------------------------------------------------------------------- memory of a kernels' library
+
+struct Range {
+    uintptr_t begin = 0, end = 0;
+    bool contains(uintptr_t p) const { return p >= begin && p < end; }
+};
+
+// The loaded image of the library that contains a kernel, and its thread-local variables on this OS thread: these are
+// the __shared__ variables.
+struct Image {
+    uintptr_t symbol;
+    Range all, shared;
+};
+static thread_local Image image{};
+
+static int find_image(dl_phdr_info* info, size_t, void* out) {
+    Image& found = *static_cast<Image*>(out);
+    Range all{~uintptr_t(0), 0};
+    size_t shared = 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const auto& header = info->dlpi_phdr[i];
+        if (header.p_type == PT_TLS) shared = header.p_memsz;
+        if (header.p_type != PT_LOAD) continue;
+        all.begin = std::min<uintptr_t>(all.begin, info->dlpi_addr + header.p_vaddr);
+        all.end = std::max<uintptr_t>(all.end, info->dlpi_addr + header.p_vaddr + header.p_memsz);
+    }
+    if (!all.contains(found.symbol)) return 0;
+    found.all = all;
+    if (shared) {
+        // `dlpi_tls_data` is null until the thread uses the variables; this call allocates them.
+        size_t index[2] = {info->dlpi_tls_modid, 0};
+        found.shared.begin = uintptr_t(__tls_get_addr(index));
+        found.shared.end = found.shared.begin + shared;
+    }
+    return 1;
+}
+
+static const Image& image_of(const Kernel* kernel) {
+    if (image.symbol != uintptr_t(kernel)) {
+        image = {uintptr_t(kernel), {}, {}};
+        dl_iterate_phdr(find_image, &image);
+    }
+    return image;
+}
+
+bool is_private(uintptr_t p) {
+    const Runner& r = *runner;
+    return p - uintptr_t(r.all_stacks) < STACK * MAX_THREADS || p - uintptr_t(&r) < sizeof r || image.all.contains(p);
+}
+
+// ------------------------------------------------------------------------------------------------- blocks of a grid
+
+void Runner::prepare(const Kernel* k, Launch* l, unsigned number) {
+    kernel = k, launch = l;
+    Block& b = block;
+    const unsigned n = l->block[0] * l->block[1] * l->block[2];
+    b.size = {l->block[0], l->block[1], l->block[2]};
+    b.grid = {l->grid[0], l->grid[1], l->grid[2]};
+    b.index = {number % b.grid.x, number / b.grid.x % b.grid.y, number / b.grid.x / b.grid.y};
+    b.warps = (n + WARP - 1) / WARP, b.live = n, b.interval = 0, b.linear = number;
+    b.observer = l->observer, b.is_dependent = l->is_dependent;
+    memset(b.barriers, 0, sizeof b.barriers);
+
+    // Otherwise the previous block has left the threads as they were at its begin.
+    if (memcmp(prepared, l->block, sizeof prepared) || any_copies) {
+        for (unsigned i = 0; i < n; i++) {
+            const uint3 index = {i % b.size.x, i / b.size.x % b.size.y, i / b.size.x / b.size.y};
+            threads[i] = {index, i % WARP, i, &warps[i / WARP], nullptr, nullptr, "", 0, NOTHING, false};
+            copies[i].num_copies = copies[i].num_groups = 0;
+        }
+        memcpy(prepared, l->block, sizeof prepared);
+        any_copies = false;
+    }
+    b.ready_warps = 0;
+    for (unsigned i = 0; i < b.warps; i++) {
+        Warp& w = warps[i];
+        const unsigned lanes = n - i * WARP;
+        w.live = w.ready = lanes >= WARP ? ALL_LANES : (1u << lanes) - 1;
+        w.number = i, w.arrived = 0, w.syncs = 0, w.threads = &threads[i * WARP];
+        b.ready_warps |= 1u << i;
+    }
+
+    constexpr size_t ALIGNMENT = 128;
+    if (shared_size < l->shared) {
+        free(shared);
+        shared_size = (l->shared + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        shared = static_cast<char*>(aligned_alloc(ALIGNMENT, shared_size));
+    }
+    b.shared = shared;
+    memset(shared, 0xff, l->shared);  // undefined; NaN in every type of floating point numbers
+
+    const Image& own = image_of(k);
+    if (Observer* o = l->observer) {
+        o->dynamic_shared = uintptr_t(shared), o->dynamic_shared_end = o->dynamic_shared + l->shared;
+        o->static_shared = own.shared.begin, o->static_shared_end = own.shared.end;
+        o->begin_block(*o);
+    }
+    emu::block = &b;
+}
+
+// OS threads that help with the blocks of a launch; made at the first use and never ended.
+class Helpers {
+    std::mutex mutex;
+    std::condition_variable changed;
+    const std::function<void()>* job = nullptr;
+    uint64_t turn = 0;
+    unsigned busy = 0;
+
+    void help() {
+        std::unique_lock<std::mutex> lock(mutex);
+        for (uint64_t seen = 0;;) {
+            changed.wait(lock, [&] { return turn != seen; });
+            seen = turn;
+            lock.unlock();
+            (*job)();
+            lock.lock();
+            if (!--busy) changed.notify_all();
+        }
+    }
+
+  public:
+    const unsigned count;
+    std::mutex one;  // the helpers serve one launch at a time
+
+    explicit Helpers(unsigned n) : count(n) {
+        for (unsigned i = 0; i < n; i++) std::thread(&Helpers::help, this).detach();
+    }
+    void run(const std::function<void()>& work) {
+        {
+            std::lock_guard<std::mutex> guard(mutex);
+            job = &work, turn++, busy = count;
+        }
+        changed.notify_all();
+        work();
+        std::unique_lock<std::mutex> lock(mutex);
+        changed.wait(lock, [&] { return !busy; });
+    }
+};
+
+static unsigned num_helpers() {
+    const char* workers = getenv("EMU_WORKERS");
+    return workers && atoi(workers) > 1 ? atoi(workers) - 1 : 0;
+}
+
+bool run(const Kernel* kernel, Launch* launch) {
+    const uint64_t blocks = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
+    std::atomic<uint64_t> next{0};
+    std::atomic<bool> has_failed{false};
+    const std::function<void()> work = [&] {
+        static thread_local Runner* own = new Runner;  // kept for the stacks; freed with the process
+        runner = own;
+        Launch mine = *launch;  // each OS thread has its own text of an error
+        for (uint64_t i; !has_failed && (i = next++) < blocks;) {
+            own->prepare(kernel, &mine, unsigned(i));
+            if (own->run_block() || has_failed.exchange(true)) continue;
+            memcpy(launch->error, mine.error, sizeof mine.error);
+            launch->failed_pc = mine.failed_pc;
+        }
+        emu::block = nullptr;
+    };
+    static Helpers* helpers = new Helpers(num_helpers());
+    // Accesses are observed one at a time, so instrumented launches have no use for helpers.
+    std::unique_lock<std::mutex> lock(helpers->one, std::defer_lock);
+    if (helpers->count && blocks > 1 && !launch->observer && lock.try_lock()) helpers->run(work);
+    else work();
+    return !has_failed;
+}
+
+const char* launch(const Kernel* kernel, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                   void** arguments) {
+    static thread_local Launch l;
+    l = {};
+    memcpy(l.grid, grid, sizeof l.grid);
+    memcpy(l.block, block, sizeof l.block);
+    l.shared = shared, l.arguments = arguments;
+    const uint64_t threads = uint64_t(block[0]) * block[1] * block[2];
+    if (!threads || threads > MAX_THREADS) return "a block has 1 to 1024 threads";
+    if (!grid[0] || !grid[1] || !grid[2]) return "a grid has at least one block";
+    return run(kernel, &l) ? nullptr : l.error;
+}
+
+}  // namespace emu

@@ -1,0 +1,159 @@
+// The larger primitives of warp.h. Compiled once, not instrumented: their accesses of shared and device memory are
+// reported here.
+#include <cstring>
+#include "observe.h"
+#include "runner.h"
+#include "warp.h"
+
+namespace emu {
+
+// ------------------------------------------------------------------------------------------------ tensor cores
+
+typedef float Row __attribute__((vector_size(32)));         // eight columns
+typedef uint32_t RowBits __attribute__((vector_size(32)));
+
+struct Bf16 {
+    static float low(uint32_t pair) { return high(pair << 16); }
+    static float high(uint32_t pair) {
+        pair &= 0xffff0000u;
+        float x;
+        memcpy(&x, &pair, sizeof x);
+        return x;
+    }
+};
+struct F16 {
+    static float low(uint32_t pair) { return f16_to_float(uint16_t(pair)); }
+    static float high(uint32_t pair) { return f16_to_float(uint16_t(pair >> 16)); }
+};
+
+struct Fragments {
+    float* d;
+    const uint32_t *a, *b;
+};
+
+// Lane i holds rows i/4 and i/4+8 of `a` and `d`, and column i/4 of `b`; its pairs of elements are i%4 and i%4+4.
+template <class Type>
+static void multiply(void** slots, unsigned lanes) {
+    if (lanes != ALL_LANES) fail("mma needs all lanes of the warp");
+    uint32_t a[16][8];
+    Row even[8], odd[8], d[16];
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        const Fragments& f = *static_cast<Fragments*>(slots[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        a[g][t] = f.a[0], a[g + 8][t] = f.a[1], a[g][t + 4] = f.a[2], a[g + 8][t + 4] = f.a[3];
+        for (unsigned i = 0; i < 2; i++) {
+            even[t + 4 * i][g] = Type::low(f.b[i]), odd[t + 4 * i][g] = Type::high(f.b[i]);
+            d[g][t * 2 + i] = f.d[i], d[g + 8][t * 2 + i] = f.d[2 + i];
+        }
+    }
+    for (unsigned m = 0; m < 16; m++) {
+        Row sum = d[m], sum_odd = {};
+        for (unsigned k = 0; k < 8; k++) {
+            sum += Type::low(a[m][k]) * even[k];
+            sum_odd += Type::high(a[m][k]) * odd[k];
+        }
+        d[m] = sum + sum_odd;
+    }
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        const Fragments& f = *static_cast<Fragments*>(slots[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 2; i++) f.d[i] = d[g][t * 2 + i], f.d[2 + i] = d[g + 8][t * 2 + i];
+    }
+}
+
+void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
+    Fragments mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply<Bf16>, file, line);
+}
+
+void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
+    Fragments mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply<F16>, file, line);
+}
+
+struct MatrixRow {
+    const void* row;
+    uint32_t* fragments;
+};
+
+// Lane i receives elements 2(i%4) and 2(i%4)+1 of row i/4 of every matrix, or of column i/4 if transposed.
+template <bool is_transposed>
+static void load(void** slots, unsigned lanes) {
+    if (lanes != ALL_LANES) fail("ldmatrix needs all lanes of the warp");
+    for (unsigned n = 0; n < 4; n++) {
+        uint16_t elements[8][8];
+        for (unsigned r = 0; r < 8; r++)
+            memcpy(elements[r], static_cast<MatrixRow*>(slots[n * 8 + r])->row, sizeof elements[r]);
+        for (unsigned lane = 0; lane < WARP; lane++) {
+            const unsigned g = lane / 4, t = lane % 4 * 2;
+            const uint16_t low = is_transposed ? elements[t][g] : elements[g][t];
+            const uint16_t high = is_transposed ? elements[t + 1][g] : elements[g][t + 1];
+            static_cast<MatrixRow*>(slots[lane])->fragments[n] = uint32_t(high) << 16 | low;
+        }
+    }
+}
+
+static void check_row(const void* row, void* pc) {
+    if (uintptr_t(row) % 16) fail_at(pc, "ldmatrix: a row of 16 bytes is not aligned");
+    observe(row, 16, READ, pc);
+}
+
+void load_matrices(uint32_t (&fragments)[4], const void* row, const char* file, int line) {
+    check_row(row, __builtin_return_address(0));
+    MatrixRow mine{row, fragments};
+    collective(ALL_LANES, &mine, load<false>, file, line);
+}
+
+void load_matrices_transposed(uint32_t (&fragments)[4], const void* row, const char* file, int line) {
+    check_row(row, __builtin_return_address(0));
+    MatrixRow mine{row, fragments};
+    collective(ALL_LANES, &mine, load<true>, file, line);
+}
+
+// ------------------------------------------------------------------------------------------- asynchronous copies
+
+static Copies& own_copies() {
+    runner->any_copies = true;
+    return runner->copies[self->linear];
+}
+
+void copy_async(void* to, const void* from, unsigned size, unsigned filled) {
+    void* pc = __builtin_return_address(0);
+    Copies& c = own_copies();
+    if (size != 4 && size != 8 && size != 16) fail_at(pc, "cp.async of %u bytes; 4, 8 and 16 exist", size);
+    if (filled > size) fail_at(pc, "cp.async reads %u of %u bytes", filled, size);
+    if ((uintptr_t(to) | uintptr_t(from)) % size) fail_at(pc, "cp.async: an address is not aligned to %u bytes", size);
+    if (c.num_copies == Copies::MAX_COPIES)
+        fail_at(pc, "more than %u asynchronous copies are pending in a thread", Copies::MAX_COPIES);
+    observe(to, size, PENDING, pc);
+    memset(to, 0xff, size);
+    c.copies[c.num_copies++] = {to, from, uint16_t(size), uint16_t(filled)};
+}
+
+void copy_commit() {
+    Copies& c = own_copies();
+    if (c.num_groups == Copies::MAX_GROUPS)
+        fail_at(__builtin_return_address(0), "more than %u groups of asynchronous copies are pending",
+                Copies::MAX_GROUPS);
+    c.groups[c.num_groups++] = c.num_copies;
+}
+
+void copy_wait(unsigned pending) {
+    void* pc = __builtin_return_address(0);
+    Copies& c = own_copies();
+    if (c.num_groups <= pending) return;
+    const unsigned groups = c.num_groups - pending, copies = c.groups[groups - 1];
+    for (unsigned i = 0; i < copies; i++) {
+        const Copies::Copy& copy = c.copies[i];
+        if (copy.filled) observe(copy.from, copy.filled, READ, pc);
+        observe(copy.to, copy.size, WRITE, pc);
+        memcpy(copy.to, copy.from, copy.filled);
+        memset(static_cast<char*>(copy.to) + copy.filled, 0, copy.size - copy.filled);
+    }
+    memmove(c.copies, c.copies + copies, (c.num_copies - copies) * sizeof(Copies::Copy));
+    c.num_copies -= copies;
+    for (unsigned i = groups; i < c.num_groups; i++) c.groups[i - groups] = c.groups[i] - copies;
+    c.num_groups = pending;
+}
+
+}  // namespace emu
