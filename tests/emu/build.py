@@ -30,7 +30,7 @@ OUTPUT = ROOT / "target" / "emu"
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-ignored-attributes"]
 COMMON = ["-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-pthread", *WARNINGS, f"-I{HERE}"]
 MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
-#: Multiplications and additions are not contracted, so that bits do not depend on the compiler's choice for a loop.
+#: Products and sums are not contracted, so that bits do not depend on the compiler's choice for a loop.
 HOST_KERNEL = [
     *("-O3", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
     f"-I{KERNELS}",
@@ -148,8 +148,8 @@ def build_library(
 ) -> Path:
     """Compile kernels for the host; the library's path.
 
-    The library exports the functions of abi.h: Python calls `emu_launch` through ctypes, the emulated driver reads
-    the library's path from EMU_KERNELS. The driver checks every access of an instrumented library.
+    The library exports the functions of abi.h: Python calls `emu_launch` through ctypes, the emulated driver
+    reads the path from EMU_KERNELS. The driver checks every access of an instrumented library.
     """
     if instrumented:
         name += "_checked"
