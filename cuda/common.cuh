@@ -30,12 +30,13 @@ typedef unsigned long long uint64_t;
 #define DEVICE __device__ __forceinline__
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;
-constexpr float INFINITE = __builtin_huge_valf();
 
+DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // ---- 16-bit floats
 
+typedef float f32;
 struct bf16 {
     uint16_t bits;
 };
