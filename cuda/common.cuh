@@ -107,10 +107,17 @@ DEVICE float warp_sum(float x) {
 #endif
 }
 
+// The largest value, which is not NaN in any lane.
 DEVICE float warp_max(float x) {
+#ifdef PENSTOCK_HOST
+    float one[1] = {x};
+    emu::warp_max(one);
+    return one[0];
+#else
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
     return x;
+#endif
 }
 
 // The sum over the threads of a block of whole warps; every thread has the same bits. `partial` has an element per warp.

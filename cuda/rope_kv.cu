@@ -1,0 +1,225 @@
+// The step between the product of queries, keys and values and attention, in one pass over the heads of a row.
+//
+//     head = head / sqrt(mean(head^2) + epsilon) * weight      queries and keys, of families with head norms
+//     (a, b) -> (a cos - b sin, b cos + a sin)                 queries and keys; a = head[i], b = head[i + angles]
+//     query = query * scale of the row                         of families that scale queries by their position
+//     the page of the row's block = encoded key, value
+//
+// Data      a row of qkv has `heads` query heads, then `kv_heads` keys, then as many values, of float32. Queries are
+//           replaced; keys and values go to the cache only (kv_page.cuh). The table of rotations has a row per position:
+//           the cosines of its `angles` angles, then the sines. A position EXTRA | index is a row of `extra_rotations`.
+// Shape     one warp per head; grid (rows, ceil((heads + 2 kv_heads) / 4)), blocks of 4 warps, 8 head_dim floats of
+//           dynamic shared memory. The head is in shared memory, where every lane reaches the partner of a rotation.
+// Limit     bytes: each value is read once and written once, in the cache's encoding.
+// Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers"; kv_page.cuh.
+#include "kv_page.cuh"
+
+constexpr int WARPS = 4;
+constexpr uint32_t EXTRA = 1u << 31;
+
+struct RopeWriteKv {
+    float* qkv;
+    const float* query_norm;  // the weights of the norms, or null
+    const float* key_norm;
+    const float* rotations;
+    const float* extra_rotations;
+    const uint32_t* positions;  // of each row, as are these
+    const float* query_scales;  // or null
+    const uint32_t* blocks;
+    const uint32_t* offsets;
+    KvCache cache;
+    int heads, angles;
+    float epsilon;
+};
+
+// ---- The steps for one head, by one warp
+
+DEVICE void normalise(float* x, const float* weight, int count, float epsilon) {
+    const int lane = threadIdx.x % 32;
+    float squares = 0;
+    for (int i = lane; i < count; i += 32) squares += x[i] * x[i];
+    const float factor = 1 / sqrtf(warp_sum(squares) / count + epsilon);
+    for (int i = lane; i < count; i += 32) x[i] = x[i] * factor * weight[i];
+    __syncwarp();
+}
+
+DEVICE void rotate(float* x, const float* rotation, int angles) {
+    for (int i = threadIdx.x % 32; i < angles; i += 32) {
+        const float a = x[i], b = x[i + angles], cosine = rotation[i], sine = rotation[angles + i];
+        x[i] = a * cosine - b * sine;
+        x[i + angles] = b * cosine + a * sine;
+    }
+    __syncwarp();
+}
+
+DEVICE bool all_finite(const float* x, int count) {
+    bool finite = true;
+    for (int i = threadIdx.x % 32; i < count; i += 32) finite = finite && fabsf(x[i]) < infinity();
+    return __all_sync(ALL_LANES, finite);
+}
+
+DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// Added to a float in 0..2^22, it leaves the nearest integer, ties to even, in the low bits.
+constexpr float ROUND = 1.5f * (1 << 23);
+
+// ---- Encodings of the head x. `part` is 0 for a key and 1 for a value. Behind x are as many floats of scratch.
+
+template <class E>
+DEVICE void write(const Page& page, int part, int token, float* x) {
+    E* row = reinterpret_cast<E*>(part == 0 ? page.key<E>(token) : page.value<E>(token));
+    for (int i = threadIdx.x % 32; i < page.head_dim; i += 32) row[i] = from_float<E>(x[i]);
+}
+
+// The least bf16 that is not below x, which is between 0 and the largest float32.
+DEVICE bf16 round_up(double x) {
+    const float nearest = float(x);
+    const uint32_t bits = __float_as_uint(nearest) + (double(nearest) < x ? 1 : 0);
+    return {uint16_t((bits + 0xffffu) >> 16)};
+}
+
+template <>
+DEVICE void write<int8>(const Page& page, int part, int token, float* x) {
+    const int lane = threadIdx.x % 32, count = page.head_dim;
+    float least = infinity(), largest = -infinity();
+    for (int i = lane; i < count; i += 32) least = fminf(least, x[i]), largest = fmaxf(largest, x[i]);
+    least = -warp_max(-least) + 0.0f;  // -0 becomes 0
+    largest = warp_max(largest);
+    const bool finite = all_finite(x, count);
+    const bf16 scale = finite ? round_up((double(largest) - double(least)) / 255) : bf16{0};
+    uint8_t* row = part == 0 ? page.key<int8>(token) : page.value<int8>(token);
+    // Halved, because x - min may overflow.
+    const float half_scale = 0.5f * to_float(scale), half_offset = 0.5f * least;
+    for (int i = lane; i < count; i += 32) {
+        const float steps = half_scale > 0 ? (0.5f * x[i] - half_offset) / half_scale : 0;
+        row[i] = uint8_t(__float_as_uint(steps + ROUND));
+    }
+    if (lane == 0) {
+        *page.scale(part, token) = scale;
+        *page.offset(part, token) = finite ? least : not_a_number();
+    }
+}
+
+// The best of the representable scales: those with the mantissa's lowest `dropped` bits zero.
+struct ScaleChoice {
+    int levels, dropped, candidates;
+};
+constexpr ScaleChoice FAST = {15, 22, 2}, SLOW = {31, 20, 4}, VALUES = {15, 20, 4};
+
+DEVICE float nearest_level(float x, float inverse, float levels, float& exact) {
+    exact = x * inverse + 0.5f * levels;
+    return (fminf(fmaxf(exact, 0.0f), levels) + ROUND) - ROUND;
+}
+
+// The one with the least squared error of `count` floats.
+DEVICE float choose_scale(const ScaleChoice& choice, const float* x, int count) {
+    const int lane = threadIdx.x % 32;
+    if (!all_finite(x, count)) return not_a_number();
+    const float levels = float(choice.levels);
+    float largest = 0;
+    for (int i = lane; i < count; i += 32) largest = fmaxf(largest, fabsf(x[i]));
+    const float exact_scale = warp_max(largest) / (0.5f * levels);
+    if (exact_scale < 1e-37f) return 0;  // its inverse may overflow
+    const uint32_t unit = 1u << choice.dropped;
+    const uint32_t first = (__float_as_uint(exact_scale) + unit - 1) & ~(unit - 1);
+    float best = 0, least_error = infinity();
+    for (int candidate = 0; candidate < choice.candidates; candidate++) {
+        const float scale = __uint_as_float(first - candidate * unit);
+        float error = 0;
+        for (int i = lane; i < count; i += 32) {
+            float exact;
+            const float difference = nearest_level(x[i], 1 / scale, levels, exact) - exact;
+            error += difference * difference;
+        }
+        const float ratio = scale / exact_scale;
+        error = warp_sum(error) * ratio * ratio;
+        if (error < least_error) best = scale, least_error = error;
+    }
+    return best;
+}
+
+DEVICE uint32_t quantised(float x, float scale, int levels) {
+    float exact;
+    return scale > 0 ? uint32_t(nearest_level(x, 1 / scale, float(levels), exact)) : 0;
+}
+
+DEVICE void write_nibbles(uint8_t* row, const float* x, int count, float scale, int levels) {
+    for (int i = threadIdx.x % 32; i < count / 2; i += 32)
+        row[i] = uint8_t((quantised(x[2 * i], scale, levels) & 15) | (quantised(x[2 * i + 1], scale, levels) & 15) << 4);
+}
+
+DEVICE void write_fifth_bits(uint8_t* row, const float* x, int count, float scale) {
+    for (int i = threadIdx.x % 32; i < count / 8; i += 32) {
+        uint32_t bits = 0;
+        for (int j = 0; j < 8; j++) bits |= (quantised(x[8 * i + j], scale, SLOW.levels) >> 4) << j;
+        row[i] = uint8_t(bits);
+    }
+}
+
+template <>
+DEVICE void write<u4>(const Page& page, int part, int token, float* x) {
+    const int lane = threadIdx.x % 32, count = page.head_dim, fast = KeyParts(count).fast, slow = count - fast;
+    if (part == 1) {
+        hadamard(x, count);
+        const float scale = choose_scale(VALUES, x, count);
+        write_nibbles(page.value<u4>(token), x, count, scale, VALUES.levels);
+        if (lane == 0) *page.rotated_scale(2, token) = from_float<bf16>(scale);
+        return;
+    }
+    const KeyParts parts(count);
+    float *fast_part = x + count, *slow_part = fast_part + fast;
+    for (int i = lane; i < count; i += 32) fast_part[i] = x[parts.dimension(i)];
+    __syncwarp();
+    if (fast > 0) hadamard(fast_part, fast);
+    hadamard(slow_part, slow);
+    const float fast_scale = choose_scale(FAST, fast_part, fast), slow_scale = choose_scale(SLOW, slow_part, slow);
+    uint8_t* row = page.key<u4>(token);
+    write_nibbles(row, fast_part, fast, fast_scale, FAST.levels);
+    write_nibbles(row + fast / 2, slow_part, slow, slow_scale, SLOW.levels);
+    write_fifth_bits(page.slow_bits(token), slow_part, slow, slow_scale);
+    if (lane == 0) {
+        *page.rotated_scale(0, token) = from_float<bf16>(fast_scale);
+        *page.rotated_scale(1, token) = from_float<bf16>(slow_scale);
+    }
+}
+
+template <class E>
+DEVICE void rope_write_kv(const RopeWriteKv& call) {
+    DYNAMIC_SHARED(float, shared);
+    dependency_wait();
+    dependency_launch();
+    const KvCache& cache = call.cache;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = cache.head_dim;
+    const int row = blockIdx.x, head = blockIdx.y * WARPS + warp, first_value = call.heads + cache.kv_heads;
+    if (head >= first_value + cache.kv_heads) return;
+    const bool is_query = head < call.heads, is_value = head >= first_value;
+    float* from = call.qkv + (size_t(row) * (first_value + cache.kv_heads) + head) * count;
+    float* x = shared + warp * 2 * count;
+    for (int i = lane; i < count; i += 32) x[i] = from[i];
+    __syncwarp();
+    if (!is_value) {
+        const float* norm = is_query ? call.query_norm : call.key_norm;
+        if (norm != nullptr) normalise(x, norm, count, call.epsilon);
+        const uint32_t position = call.positions[row];
+        const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
+        rotate(x, table + size_t(position & ~EXTRA) * 2 * call.angles, call.angles);
+    }
+    if (is_query) {
+        const float scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
+        for (int i = lane; i < count; i += 32) from[i] = x[i] * scale;
+        return;
+    }
+    const int kv_head = is_value ? head - first_value : head - call.heads;
+    const Page page = cache.page<E>(call.blocks[row], kv_head);
+    write<E>(page, is_value, int(call.offsets[row]), x);
+}
+
+#define KERNELS(E, name)                            \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS) rope_write_kv_##name(RopeWriteKv call) { \
+        rope_write_kv<E>(call);                     \
+    }                                               \
+    EXPORT(rope_write_kv_##name)
+KERNELS(bf16, bf16)
+KERNELS(f16, f16)
+KERNELS(int8, int8)
+KERNELS(u4, uint4)

@@ -1,0 +1,188 @@
+"""The CUDA kernels without a GPU: compiled by NVRTC for every target, and run on the host.
+
+The host's library of kernels is the same text, compiled by the system's C++ compiler over the runtime of
+``tests/emu``. Compiled files are cached under ``target/emu``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emu import build
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ROOT / "cuda"
+CACHE = ROOT / "target" / "emu" / "cubin"
+
+#: The targets of the tests: the oldest supported one, then those with instructions of their own.
+TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of a kernel, as the assembler reports them."""
+
+    registers: int
+    spilled_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    files = importlib.metadata.files("nvidia-cuda-nvrtc") or ()
+    paths = [file.locate() for file in files if re.fullmatch(r"libnvrtc\.so\.\d+", file.name)]
+    return ctypes.CDLL(str(paths[0]))
+
+
+def _compile(path: Path, target: str) -> tuple[bytes, str]:
+    """The cubin of a file and the log of its compilation."""
+    lib, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+
+    def check(status: int) -> None:
+        if status != 0:
+            lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+            raise RuntimeError(
+                f"{path.name} for {target}: {lib.nvrtcGetErrorString(status).decode()}\n{log()}"
+            )
+
+    def log() -> str:
+        lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        lib.nvrtcGetProgramLog(program, text)
+        return text.value.decode()
+
+    options = [f"-arch={target}", "-std=c++17", "-default-device", f"-I{SOURCES}", "--ptxas-options=-v"]
+    values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    source, name = path.read_bytes(), path.name.encode()
+    check(lib.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None))
+    try:
+        check(lib.nvrtcCompileProgram(program, len(options), values))
+        check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        check(lib.nvrtcGetCUBIN(program, cubin))
+        return cubin.raw, log()
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def compiled(path: Path, target: str) -> tuple[bytes, str]:
+    """The cubin of a file and the log of its compilation, from the cache if nothing has changed."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.cuh")))
+    key = (
+        f"{target} {major.value}.{minor.value}".encode()
+        + headers
+        + path.read_bytes()
+        + Path(__file__).read_bytes()
+    )
+    stem = CACHE / f"{path.stem}.{target}.{hashlib.sha256(key).hexdigest()[:16]}"
+    cubin, log = stem.with_suffix(".cubin"), stem.with_suffix(".log")
+    if not log.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        for stale in CACHE.glob(f"{path.stem}.{target}.*"):
+            stale.unlink(missing_ok=True)
+        code, text = _compile(path, target)
+        cubin.write_bytes(code)
+        log.write_text(text)
+    return cubin.read_bytes(), log.read_text()
+
+
+def resources(log: str) -> dict[str, Resources]:
+    """The resources of every kernel in a log."""
+
+    def number(pattern: str, text: str) -> int:
+        match = re.search(pattern, text)
+        return int(match[1]) if match else 0
+
+    parts = re.split(r"Compiling entry function '(\w+)'", log)
+    return {
+        name: Resources(
+            registers=number(r"Used (\d+) registers", text),
+            spilled_bytes=number(r"(\d+) bytes spill stores", text)
+            + number(r"(\d+) bytes spill loads", text),
+            stack_bytes=number(r"(\d+) bytes stack frame", text),
+            shared_bytes=number(r"(\d+) bytes smem", text),
+        )
+        for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+class HostKernels:
+    """A library of kernels that is compiled for the host."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.emu_launch.restype = ctypes.c_char_p
+        self._library.emu_library.restype = ctypes.POINTER(ctypes.c_void_p)
+        self._find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(self._library.emu_library()[0])
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name.encode()) is not None
+
+    def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
+        """Runs a kernel. An array is passed as its address, an ``int`` as 32 bits, a ``float`` as float32."""
+        values = [_argument(argument) for argument in arguments]
+        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        dimensions = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
+        threads = (ctypes.c_uint * 3)(block, 1, 1)
+        error = self._library.emu_launch(name.encode(), dimensions, threads, shared, addresses)
+        if error is not None:
+            raise RuntimeError(f"{name}: {error.decode()}")
+
+
+def addresses(*arrays: Array | None) -> list[int | None]:
+    """The addresses of arrays, for the fields of an argument that is a structure."""
+    return [None if array is None else array.ctypes.data for array in arrays]
+
+
+def _argument(value: Any) -> Any:
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, np.ndarray):
+        assert value.flags.c_contiguous
+        return ctypes.c_void_p(value.ctypes.data)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if isinstance(value, (int, np.integer)):
+        return ctypes.c_int32(int(value))
+    return value
+
+
+def to_bits(values: Array, dtype: str) -> Array:
+    """float32 values as an array of ``f32``, ``bf16`` (its bits) or ``f16``, rounded to the nearest."""
+    values = np.ascontiguousarray(values, np.float32)
+    if dtype == "f32":
+        return values
+    if dtype == "f16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def to_floats(values: Array) -> Array:
+    """The float64 values of an array of :func:`to_bits`."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return values.astype(np.float64)
+
+
+@functools.cache
+def host_kernels() -> HostKernels:
+    """The library of all kernels."""
+    return HostKernels(build.build_kernels())

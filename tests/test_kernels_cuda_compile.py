@@ -1,0 +1,48 @@
+"""Every CUDA kernel compiles for every target, and keeps its values in registers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import cuda
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Bytes of static shared memory that a block can have without asking for more.
+SHARED_LIMIT = 48 * 1024
+
+
+@pytest.mark.parametrize("target", cuda.TARGETS)
+@pytest.mark.parametrize("path", sorted(cuda.SOURCES.glob("*.cu")), ids=lambda path: path.stem)
+def test_file_compiles_without_spills(path: Path, target: str) -> None:
+    cubin, log = cuda.compiled(path, target)
+    assert cubin[:4] == b"\x7fELF"
+    kernels = cuda.resources(log)
+    assert kernels
+    for name, used in kernels.items():
+        assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"
+        assert used.spilled_bytes == 0, f"{name}: {used}"
+        assert used.stack_bytes == 0, f"{name}: {used}"
+        assert used.shared_bytes <= SHARED_LIMIT, f"{name}: {used}"
+
+
+def test_spill_is_found(tmp_path: Path) -> None:
+    lines = "".join(f"x{i} = x{i} * x{(i * 7 + 1) % 64} + x{(i + 1) % 64};\n" for i in range(64))
+    loads = "".join(f"float x{i} = p[{i} * n];\n" for i in range(64))
+    stores = "".join(f"p[{i} * n] = x{i};\n" for i in range(64))
+    source = f"""extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* p, int n) {{
+        {loads} for (int i = 0; i < n; i++) {{ {lines} }} {stores} }}"""
+    path = tmp_path / "spills.cu"
+    path.write_text(source)
+    _, log = cuda.compiled(path, "sm_80")
+    assert cuda.resources(log)["spills"].spilled_bytes > 0
+
+
+def test_error_names_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.cu"
+    path.write_text('#include "common.cuh"\n\nint x = nothing;\n')
+    with pytest.raises(RuntimeError, match=r'wrong\.cu\(3\): error: identifier "nothing" is undefined'):
+        cuda.compiled(path, "sm_80")

@@ -1,0 +1,185 @@
+"""The CUDA kernel between the product of q, k and v and attention, on the host: norms, rotation, pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from support import cuda, cuda_kv
+from support.cuda_kv import KvLayout
+
+if TYPE_CHECKING:
+    from support.cuda import Array
+
+EXTRA = 1 << 31
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cuda.HostKernels:
+    return cuda.host_kernels()
+
+
+@dataclass
+class Step:
+    """The inputs of a call, and the expected queries, keys and values."""
+
+    layout: KvLayout
+    heads: int
+    angles: int
+    norms: bool
+    query_scales: bool
+    rows: int = 7
+    seed: int = 0
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        layout, rows, dim = self.layout, self.rows, self.layout.head_dim
+        self.qkv = rng.standard_normal((rows, self.heads + 2 * layout.kv_heads, dim)).astype(np.float32)
+        self.qkv[..., dim // 2 + 3] *= 12  # keys have dimensions that are far larger than the others
+        self.weights = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
+        angles = rng.uniform(0, 6, (20, self.angles))
+        self.table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        self.positions = rng.integers(0, 15, rows).astype(np.uint32)
+        self.positions[::3] = EXTRA | rng.integers(0, 5, len(self.positions[::3])).astype(np.uint32)
+        self.scales = rng.uniform(0.5, 2, rows).astype(np.float32)
+        places = rng.permutation(4 * layout.block_size)[:rows]
+        self.blocks = (places // layout.block_size).astype(np.uint32)
+        self.offsets = (places % layout.block_size).astype(np.uint32)
+
+    def run(self, kernels: cuda.HostKernels, rows: slice = slice(None)) -> tuple[Array, Array]:
+        """The queries and the cache of four blocks."""
+        layout = self.layout
+        qkv, cache = self.qkv[rows].copy(), np.full(4 * layout.block_bytes, 0xA5, np.uint8)
+        arrays = [self.positions[rows], self.scales[rows], self.blocks[rows], self.offsets[rows]]
+        positions, scales, blocks, offsets = (array.copy() for array in arrays)
+        extra = self.table[15:].copy()
+        call = cuda_kv.RopeWriteKv(
+            *cuda.addresses(
+                qkv,
+                self.weights[0] if self.norms else None,
+                self.weights[1] if self.norms else None,
+                self.table,
+                extra,
+                positions,
+                scales if self.query_scales else None,
+                blocks,
+                offsets,
+            ),
+            layout.argument(cache),
+            self.heads,
+            self.angles,
+            self.epsilon,
+        )
+        groups = -(-(self.heads + 2 * layout.kv_heads) // 4)
+        shared = 8 * 4 * layout.head_dim
+        kernels.launch(f"rope_write_kv_{layout.dtype}", [len(qkv), groups], 128, call, shared=shared)
+        return qkv[:, : self.heads], cache
+
+    def expected(self) -> tuple[Array, Array, Array]:
+        """The queries, keys and values in float64, by head and row."""
+        x = self.qkv.astype(np.float64)
+        q, k, v = np.split(x, [self.heads, self.heads + self.layout.kv_heads], axis=1)
+        if self.norms:
+            q, k = (
+                part / np.sqrt(np.mean(part**2, axis=-1, keepdims=True) + self.epsilon) * weight
+                for part, weight in zip((q, k), self.weights, strict=True)
+            )
+        index = np.where(self.positions >= EXTRA, 15 + (self.positions ^ EXTRA), self.positions)
+        rotations = self.table[index][:, None, :].astype(np.float64)
+        q, k = (rotate(part, rotations) for part in (q, k))
+        return q * self.scales[:, None, None] if self.query_scales else q, k, v
+
+
+def rotate(x: Array, rotations: Array) -> Array:
+    n = rotations.shape[-1] // 2
+    cos, sin = rotations[..., :n], rotations[..., n:]
+    a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+SHAPES = [
+    # kv heads, query heads, head_dim, angles, block size
+    (1, 3, 32, 16, 16),
+    (2, 2, 64, 32, 16),
+    (1, 5, 96, 48, 32),
+    (3, 6, 128, 32, 16),
+    (1, 1, 160, 80, 16),
+    (1, 2, 256, 128, 16),
+]
+
+
+@pytest.mark.parametrize("dtype", cuda_kv.DTYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("options", ["plain", "norms and scales"])
+def test_heads_are_normed_rotated_and_written(
+    kernels: cuda.HostKernels, dtype: str, shape: tuple[int, ...], options: str
+) -> None:
+    kv_heads, heads, head_dim, angles, block_size = shape
+    layout = KvLayout(dtype, kv_heads, head_dim, block_size)
+    all_options = options != "plain"
+    step = Step(layout, heads, angles, norms=all_options, query_scales=all_options)
+    queries, cache = step.run(kernels)
+    q, k, v = step.expected()
+    assert np.allclose(queries, q, rtol=1e-5, atol=1e-5)
+    for row, (block, offset) in enumerate(zip(step.blocks, step.offsets, strict=True)):
+        for head in range(kv_heads):
+            page = layout.page(cache, block, head)
+            page.check(offset, k[row, head], v[row, head])
+
+
+@pytest.mark.parametrize("dtype", cuda_kv.DTYPES)
+def test_only_the_bytes_of_the_tokens_are_written(kernels: cuda.HostKernels, dtype: str) -> None:
+    layout = KvLayout(dtype, 2, 64, 16)
+    step = Step(layout, 2, 32, norms=False, query_scales=False)
+    _, all_rows = step.run(kernels)
+    merged = np.full_like(all_rows, 0xA5)
+    changed = np.zeros(all_rows.shape, np.int64)
+    for row in range(step.rows):
+        _, alone = step.run(kernels, slice(row, row + 1))
+        written = alone != 0xA5
+        assert written.sum() <= 2 * layout.token_bytes
+        changed += written
+        merged[written] = alone[written]
+    assert changed.max() == 1
+    assert np.array_equal(merged, all_rows)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint4"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_restored_as_nan(
+    kernels: cuda.HostKernels, dtype: str, bad: float
+) -> None:
+    layout = KvLayout(dtype, 1, 64, 16)
+    step = Step(layout, 1, 32, norms=False, query_scales=False)
+    step.qkv[0, 1:, 5] = bad
+    with np.errstate(invalid="ignore"):
+        _, cache = step.run(kernels)
+    page = layout.page(cache, step.blocks[0], 0)
+    k, v = page.restored(step.offsets[0])
+    fast = layout.parts[0] if dtype == "uint4" else slice(None)
+    assert np.isnan(k[fast]).all()
+    assert np.isnan(v).all()
+    k, v = layout.page(cache, step.blocks[1], 0).restored(step.offsets[1])
+    assert np.isfinite([k, v]).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint4"])
+def test_extreme_values_are_restored(kernels: cuda.HostKernels, dtype: str) -> None:
+    layout = KvLayout(dtype, 1, 64, 16)
+    step = Step(layout, 1, 32, norms=False, query_scales=False, rows=5)
+    step.positions[:] = 0
+    step.table[0] = [1] * 32 + [0] * 32
+    magnitudes = np.array([0, 1e-40, 1e-30, 1e30, 1], np.float32)
+    step.qkv[:, 1:] *= magnitudes[:, None, None]
+    _, cache = step.run(kernels)
+    _, k, v = step.expected()
+    for row in range(5):
+        page = layout.page(cache, step.blocks[row], 0)
+        if row < 2 and dtype == "uint4":
+            assert not np.array(page.restored(step.offsets[row])).any()
+        else:
+            page.check(step.offsets[row], k[row, 0], v[row, 0])
