@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import uvicorn
@@ -144,3 +145,14 @@ def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
+
+
+def folders(path: Path) -> dict[str, str]:
+    """The settings with the folders of a test."""
+    return {name: str(path / name) for name in ("model_dir", "adapter_dir", "secret_dir")}
+
+
+def files_near(runtime: Runtime) -> set[Path]:
+    """The files around the folders of a runtime, but the locks of downloads."""
+    folder = Path(runtime.application.state.settings.model_dir).parent.parent
+    return {path for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
