@@ -147,8 +147,8 @@ def test_process_is_small_and_ends_with_status_0(tmp_path: Path) -> None:
         # The library of downloads is imported then.
         body = {"model_uri": "s3://bucket/model/", "download_extra_config": {"ak": "x"}}
         assert runtime.ask("/v1/model/download", body, headers=key)[0] == 422
-        [resident] = re.findall(r"VmRSS:\s+(\d+)", _status(runtime.process.pid))
-        assert int(resident) <= 60 << 10
+        [peak] = re.findall(r"VmHWM:\s+(\d+)", _status(runtime.process.pid))
+        assert int(peak) <= 60 << 10, peak
     log = b"".join(runtime.application)
     assert b"POST /v1/lora_adapter/load status=401" in log
     assert SECRET.encode() not in log

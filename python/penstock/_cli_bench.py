@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock._cli_bench_engine import bench_engine
 from penstock._cli_options import Command, Option, api_key, key_options, settings_options
 from penstock.bench.settings import BENCH_GROUPS, BenchSettings
 
@@ -38,6 +39,9 @@ def bench() -> None:
 
     `penstock bench MODEL` is `penstock bench engine MODEL`.
     """
+
+
+bench.add_command(bench_engine)
 
 
 def _goals(given: Sequence[str]) -> dict[str, float]:

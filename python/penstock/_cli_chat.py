@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import penstock
+from penstock._cli_output import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     Messages = list[dict[str, Any]]
     Answer = Callable[[Messages], "Reply"]
 
-__all__ = ["Reply", "chat", "one_line"]
+__all__ = ["Reply", "chat"]
 
 HELP = """\
 /help   show this list
@@ -129,8 +130,3 @@ def _take_turn(messages: Messages, answer: Answer) -> bool:
     else:
         messages.pop()
     return reply.is_cancelled
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error without line breaks."""
-    return " ".join(str(error).split())
