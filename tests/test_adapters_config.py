@@ -233,13 +233,33 @@ def test_alpha_0_gives_the_base(
 def test_update_without_finite_outputs_affects_its_requests_only(
     engine: penstock.Engine, outputs: dict[str, Any], tmp_path: Path
 ) -> None:
-    engine.blocking.load_adapter("huge", write_adapter(tmp_path, CONFIG, lora_alpha=3e38))
+    engine.blocking.load_adapter("huge", write_adapter(tmp_path, CONFIG, lora_alpha=1e18))
     params = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=True)
     with engine.blocking.stream(PROMPT, params, adapter="huge") as other:
         assert run(engine, None) == outputs["base"]
         assert len(other.result().token_ids) == 4
     engine.blocking.unload_adapter("huge")
     assert run(engine, None) == outputs["base"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lora_alpha": 3e38}, {"lora_alpha": -3e38}, {"alpha_pattern": {"up_proj": 3e38}, "use_rslora": True}],
+    ids=["alpha", "negative", "pattern"],
+)
+@pytest.mark.parametrize("factor", [1, 0], ids=["", "zeros"])
+def test_scale_beyond_finite_updates_is_refused(
+    fields: dict[str, Any], factor: int, engine: penstock.Engine, tmp_path: Path
+) -> None:
+    tensors = make_tensors(CONFIG)
+    for name in tensors:
+        if ".lora_B." in name:
+            tensors[name][1][...] *= factor
+    folder = write_adapter_files(tmp_path, {"r": 8, **fields}, tensors)
+    message = r"model\.layers\.0\.\S+ of the adapter is too large to compute with: its scale is \d\.\d+e3\d"
+    with pytest.raises(penstock.AdapterLoadError, match=message):
+        engine.blocking.load_adapter("damaged", folder)
+    assert engine.adapters == {}
 
 
 def test_refused_adapters_keep_no_memory(engine: penstock.Engine, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def update(module: str, rows: int = OUTPUTS) -> dict[str, Typed]:
     }
 
 
+TOO_LARGE = f"{MODULE} of the adapter is too large to compute with: its scale is "
 #: Changes of the tensors, `None` for one that is removed, and words of the error.
 CHANGES: dict[str, tuple[Mapping[str, Typed | None], str]] = {
     "no B": ({B: None}, f"module {MODULE}: there is no tensor lora_B"),
@@ -66,6 +67,8 @@ CHANGES: dict[str, tuple[Mapping[str, Typed | None], str]] = {
     "NaN": ({B: filled(float("nan"))}, f"{B} of the adapter has the value NaN"),
     "infinity": ({B: filled(float("inf"))}, f"{B} of the adapter has the value inf"),
     "negative infinity": ({B: filled(-float("inf"))}, f"{B} of the adapter has the value -inf"),
+    "large A": ({A: ("F32", np.full((8, INPUTS), 2e19, np.float32))}, TOO_LARGE + "1e0"),
+    "large B": ({B: filled(-2e20)}, TOO_LARGE + "1e0"),
     "float64": ({A: zeros(8, INPUTS, dtype="F64")}, f"{A} is F64; supported: F32, F16, BF16"),
     "8-bit integers": ({A: zeros(8, INPUTS, dtype="I8")}, f"{A} is I8; supported: F32, F16, BF16"),
     "8-bit floats": ({A: zeros(8, INPUTS, dtype="F8_E4M3")}, f"{A} is F8_E4M3; supported: F32, F16, BF16"),

@@ -99,8 +99,8 @@ pub fn pack_adapter<B: Backend>(
         if progress(update.offset as u64, size as u64).is_break() {
             return Err(ModelError::Cancelled);
         }
-        read_values(&module.a, &mut a)?;
-        read_values(&module.b, &mut b)?;
+        let largest = (read_values(&module.a, &mut a)?, read_values(&module.b, &mut b)?);
+        check_size(module, largest)?;
         let out = &mut packed.bytes[update.offset..][..B::low_rank_bytes(&update.shape)];
         B::pack_low_rank(&update.shape, &a, &b, out);
     }
@@ -154,13 +154,31 @@ fn widest(a: &Tensor<'_>, b: &Tensor<'_>) -> Dtype {
     }
 }
 
-/// Reads the values of a tensor, which must be finite.
-fn read_values(tensor: &Tensor<'_>, values: &mut Vec<f32>) -> Result<(), ModelError> {
+/// The largest entry of an update, with a square in the range of float32: norms square the outputs of layers.
+const MAX_ENTRY: f64 = 1e19;
+
+/// Checks that the values of `scale * A`, and the entries that `scale * B A` can have with values as large as these, are
+/// at most [`MAX_ENTRY`].
+fn check_size(module: &AdapterModule<'_>, (a, b): (f32, f32)) -> Result<(), ModelError> {
+    let (a, b, scale) = (f64::from(a), f64::from(b), f64::from(module.scale).abs());
+    let scaled = a * scale.max(1.0);
+    if scaled.max(scaled * b * module.rank() as f64) <= MAX_ENTRY {
+        return Ok(());
+    }
+    let problem = format!(
+        "is too large to compute with: its scale is {scale:e}, the largest values are {a:e} in lora_A and {b:e} in lora_B"
+    );
+    Err(ModelError::Adapter { module: module.name.to_owned(), problem })
+}
+
+/// Reads the values of a tensor, which must be finite. Returns the largest magnitude.
+fn read_values(tensor: &Tensor<'_>, values: &mut Vec<f32>) -> Result<f32, ModelError> {
     values.resize(tensor.rows() * tensor.columns(), 0.0);
     tensor.read_rows(0..tensor.rows(), values);
-    // Without an early end, so that it is vectorised.
-    if values.iter().fold(true, |all, value| all & value.is_finite()) {
-        return Ok(());
+    // Without an early end, so that it is vectorised. Of magnitudes the bits are in the order of the values.
+    let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
+    if f32::from_bits(largest).is_finite() {
+        return Ok(f32::from_bits(largest));
     }
     let value = values.iter().find(|value| !value.is_finite()).unwrap_or(&f32::NAN);
     let (module, problem) = (tensor.name().to_owned(), format!("has the value {value}"));
