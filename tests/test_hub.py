@@ -21,6 +21,7 @@ import pytest
 
 import penstock
 from api_support import PROMPT, SHORT, make_engine
+from support.adapters import write_adapter
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
@@ -63,6 +64,17 @@ try:
     penstock.convert(sys.argv[1], sys.argv[2])
 except penstock.ConfigError as error:
     print(error.field)
+"""
+
+#: Prints the message of the `AdapterLoadError`.
+LOAD_ADAPTER = """
+import sys
+import penstock
+with penstock.Engine(sys.argv[1], max_adapters=1, threads=1) as engine:
+    try:
+        engine.blocking.load_adapter("a", sys.argv[2])
+    except penstock.AdapterLoadError as error:
+        print(error)
 """
 
 TOKENIZE = """
@@ -236,7 +248,7 @@ def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`; each has unneeded files."""
+    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`, all with unneeded files; an adapter."""
     main = tmp_path_factory.mktemp("main")
     shutil.copytree(tiny_model, main, dirs_exist_ok=True)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), make_config("llama"), seed=1)
@@ -245,7 +257,11 @@ def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
         for name in DECOYS:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(b"not needed")
-    folders = {"main": main, "refs/pr/1": other, "gguf": gguf}
+    sharded = tmp_path_factory.mktemp("sharded")
+    write_adapter(sharded, make_config("llama"))
+    (sharded / "adapter_model.safetensors").rename(sharded / "adapter_model-00001-of-00002.safetensors")
+    (sharded / "adapter_model.safetensors.index.json").write_text("{}")
+    folders = {"main": main, "refs/pr/1": other, "gguf": gguf, "sharded": sharded}
     return {
         name: Repository(folder, f"{number:040x}") for number, (name, folder) in enumerate(folders.items())
     }
@@ -264,8 +280,14 @@ def local_answer(folder: Path) -> str:
 
 def ask(hub: Hub, model: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Open `model` in a process with its cache at `home`, which prints the output or the `ModelLoadError`."""
+    return run_in_process(hub, ASK, home, model, **environment)
+
+
+def run_in_process(
+    hub: Hub, code: str, home: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", ASK, model],
+        [sys.executable, "-c", code, *arguments],
         cwd=home,  # no directory there has the name of a model
         env=environment_of(hub, home) | environment,
         check=False,
@@ -319,29 +341,13 @@ def test_hub_id_loads_like_a_directory_with_minimal_downloads(
 def test_conversion_to_existing_output_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", CONVERT, MODEL, str(output)],
-        cwd=tmp_path,
-        env=environment_of(hub, tmp_path),
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = run_in_process(hub, CONVERT, tmp_path, MODEL, str(output))
     assert done.stdout == "output\n"
     assert hub.requests == []
 
 
 def test_tokenizer_of_a_hub_model_downloads_no_weights(hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TOKENIZE, MODEL],
-        cwd=tmp_path,
-        env=environment_of(hub, tmp_path),
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    done = run_in_process(hub, TOKENIZE, tmp_path, MODEL)
     assert done.stdout == f"{penstock.Tokenizer(tiny_model).encode('Hello')}\n"
     needed = {path.name for path in tiny_model.iterdir()}
     assert set(hub.asked_files("GET")) == needed - {"model.safetensors"}
@@ -395,6 +401,26 @@ def test_hub_error_is_one_line_with_id_and_hint(hub: Hub, tmp_path: Path, model:
     text = error_of(hub, model, tmp_path)
     assert text.startswith(f"{model}: ")
     assert hint in text
+
+
+@pytest.mark.parametrize(
+    ("adapter", "hint"),
+    [
+        pytest.param("acme/nothing", "(for a private adapter, run: hf auth login)", id="unknown"),
+        pytest.param(f"{GATED}@sharded", "accept the terms on the adapter's hub page", id="gated"),
+        pytest.param(MODEL, "no adapter_config.json; it is not a LoRA adapter in PEFT's layout", id="model"),
+        pytest.param(f"{MODEL}@sharded", "adapters in several files are not supported", id="sharded"),
+    ],
+)
+def test_hub_error_of_an_adapter_has_hints_for_adapters(
+    hub: Hub, tiny_model: Path, tmp_path: Path, adapter: str, hint: str
+) -> None:
+    done = run_in_process(hub, LOAD_ADAPTER, tmp_path, str(tiny_model), adapter)
+    assert done.returncode == 0, done.stderr
+    assert hint in done.stdout
+    assert done.stdout.startswith(
+        'adapter "a" cannot be loaded: ' if adapter == f"{MODEL}@sharded" else "adapter 'a'"
+    )
 
 
 @pytest.mark.parametrize(

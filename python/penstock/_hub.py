@@ -23,7 +23,12 @@ class FileSet(NamedTuple):
     patterns: tuple[str, ...]
     required: tuple[str, ...]
     """A repository must have one of these."""
+    hint: str
+    """The end of the error for a repository without them."""
+    kind: str = "model"
 
+
+_MODEL_HINT = "no config.json; to use a GGUF file, download it with hf download and open its path"
 
 #: The files of a tokenizer and of chat templates, also those in a converted model.
 TOKENIZER_FILES = FileSet(
@@ -40,6 +45,7 @@ TOKENIZER_FILES = FileSet(
         "model.penstock",
     ),
     required=("config.json", "model.penstock", "tokenizer.json"),
+    hint=_MODEL_HINT,
 )
 #: The files of a model; weights in other formats or precisions are not downloaded.
 MODEL_FILES = FileSet(
@@ -52,11 +58,20 @@ MODEL_FILES = FileSet(
         "weights.safetensors",
     ),
     required=("config.json", "model.penstock"),
+    hint=_MODEL_HINT,
 )
 
-#: The files of a LoRA adapter.
+#: The files of a LoRA adapter; an index of weights in several files, which are refused.
 ADAPTER_FILES = FileSet(
-    patterns=("adapter_config.json", "adapter_model.safetensors"), required=("adapter_config.json",)
+    patterns=(
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter_model.safetensors.index.json",
+        "model.safetensors.index.json",
+    ),
+    required=("adapter_config.json",),
+    hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
+    kind="adapter",
 )
 
 
@@ -164,13 +179,12 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
             hub_id, revision=revision, allow_patterns=list(files.patterns)
         )
     except errors.GatedRepoError as error:
-        message = (
-            f"{name}: access is restricted; accept the terms on the model's hub page and run: hf auth login"
-        )
+        message = f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page and run: hf auth login"
         raise ModelLoadError(message) from error
     except errors.RepositoryNotFoundError as error:
         message = (
-            f"{name}: not a local path and not found on the hub (for a private model, run: hf auth login)"
+            f"{name}: not a local path and not found on the hub "
+            f"(for a private {files.kind}, run: hf auth login)"
         )
         raise ModelLoadError(message) from error
     except errors.RevisionNotFoundError as error:
@@ -186,8 +200,6 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
             message = f"{name}: download from the hub failed: {reason}"
         raise ModelLoadError(message) from error
     if not any((Path(folder) / name).exists() for name in files.required):
-        message = (
-            f"{name}: no config.json; to use a GGUF file, download it with hf download and open its path"
-        )
+        message = f"{name}: {files.hint}"
         raise ModelLoadError(message)
     return folder
