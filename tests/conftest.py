@@ -9,6 +9,7 @@ import pytest
 import penstock
 from penstock.demo import model_path
 from penstock.errors import ModelLoadError
+from support.adapters import write_adapter
 from support.checkpoints import make_config, write_checkpoint
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ def demo_model() -> Path:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama checkpoint of a few hundred kilobytes: 512 tokens, 512 positions, a byte tokenizer."""
     return write_checkpoint(tmp_path_factory.mktemp("tiny-llama"), make_config("llama"))
+
+
+@pytest.fixture(scope="session")
+def adapter_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Adapters of `tiny_model` with distinct weights; four ranks in turn."""
+    root, config = tmp_path_factory.mktemp("adapters"), make_config("llama")
+    return [
+        write_adapter(root / str(index), config, seed=index, rank=4 + 4 * (index % 4)) for index in range(12)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -2203,6 +2203,8 @@ class Stats:
     - `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or
       end.
     - `swaps`: Preemptions that saved the sequence's blocks in the host tier.
+    - `adapter_loads`: LoRA adapters that steps put on the device.
+    - `adapter_evictions`: LoRA adapters that left the device to make room for others.
     - `steps`: Steps completed, failed ones included.
     - `time_to_first_token`: Seconds from a request's arrival to its first token.
     - `inter_token_latency`: Seconds from a token of a request to the next. Several tokens of one step
@@ -2243,6 +2245,8 @@ class Stats:
         prefix_host_hit_tokens: int,
         preemptions: int,
         swaps: int,
+        adapter_loads: int,
+        adapter_evictions: int,
         steps: int,
         time_to_first_token: Histogram,
         inter_token_latency: Histogram,
@@ -2366,6 +2370,14 @@ class Stats:
     @property
     def swaps(self) -> int:
         """Preemptions that saved the sequence's blocks in the host tier."""
+
+    @property
+    def adapter_loads(self) -> int:
+        """LoRA adapters that steps put on the device."""
+
+    @property
+    def adapter_evictions(self) -> int:
+        """LoRA adapters that left the device to make room for others."""
 
     @property
     def steps(self) -> int:
@@ -3085,7 +3097,7 @@ class BeamSearch:
         """Take the results of the step's requests, in their order."""
 
     def close(self) -> None:
-        """No step follows; `Engine.drain` does not wait for the search any more."""
+        """No step follows; neither `Engine.drain` nor `unload_adapter` waits for the search any more."""
 
     def result(self) -> Result:
         """The best outputs, best first; fewer than `n` if the search found fewer."""

@@ -449,8 +449,8 @@ class Engine:
 
         Requests that name it raise `AdapterNotFoundError` at once, and the name can be used again. Open
         requests continue, or with `force` raise `GenerationError`, also in a second call while the first
-        waits. A beam search ends with `AdapterNotFoundError`. A cancellation only ends the wait. An
-        engine that is asleep does not load the adapter again.
+        waits; a beam search between two steps raises `AdapterNotFoundError`. A cancellation only ends the
+        wait. An engine that is asleep does not load the adapter again.
 
         Raises `AdapterNotFoundError` if no adapter has the name, `EngineStoppedError` if the engine is
         neither open nor asleep.

@@ -105,6 +105,11 @@ impl EngineCore {
             Message::LoadAdapter(adapter, answer) => {
                 let _ = answer.send(self.load_adapter(adapter)); // the caller may have gone
             }
+            Message::HoldAdapter(id) => self.scheduler.hold_adapter(id),
+            Message::ReleaseAdapter(id) => {
+                self.scheduler.release_adapter(id);
+                self.flush_finishes();
+            }
             Message::UnloadAdapter(id, reason, done) => self.unload_adapter(id, reason, done, now),
             Message::Drain => self.is_draining = true,
             Message::Shutdown => self.stop(StopCause::Closed, now),
@@ -117,7 +122,8 @@ impl EngineCore {
             return self.reject(outboxes.into_iter(), Rejection::Stopped(self.gate.cause()));
         }
         if request.adapter.is_some_and(|id| !self.scheduler.has_adapter(id)) {
-            return self.reject(outboxes.into_iter(), Rejection::UnknownAdapter);
+            let num_adapters = self.scheduler.num_adapters();
+            return self.reject(outboxes.into_iter(), Rejection::UnknownAdapter { num_adapters });
         }
         let (unfinished, choices) = (self.scheduler.num_unpaused(), outboxes.len());
         let limit = self.limits.max_unfinished;
@@ -163,7 +169,7 @@ impl EngineCore {
     }
 
     fn unload_adapter(&mut self, id: AdapterId, reason: Option<String>, done: Box<dyn Send>, now: Instant) {
-        self.scheduler.close_adapter(id, done);
+        self.scheduler.close_adapter(id, done, reason.is_some());
         if let Some(reason) = reason {
             while let Some(sequence) = self.scheduler.pop_with_adapter(id, now) {
                 self.end(sequence, FinishReason::Failed(reason.clone()), now);

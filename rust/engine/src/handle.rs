@@ -272,9 +272,9 @@ impl Engine {
         Ok((id, usage))
     }
 
-    /// Removes an adapter: requests with it that are started after this returns are rejected. Those that are open end
-    /// as failed, for this reason, or without one continue. Rings the bell of `port` when the last has ended. May be
-    /// called again while requests are open, with a reason too.
+    /// Removes an adapter: requests with it that are started after this returns are rejected, unless a [`Hold`] keeps it.
+    /// Those that are open end as failed, for this reason, and holds of it end, or without a reason they continue. Rings
+    /// the bell of `port` when the last has ended. May be called again while requests are open, with a reason too.
     pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>, port: Option<&Port>) {
         let removed = Box::new(port.map(|port| RingOnDrop(port.bell())));
         if self.process.is_current() {
@@ -290,11 +290,16 @@ impl Engine {
         }
     }
 
-    /// Keeps a drained engine running until the returned value is dropped, for work that starts requests one after
-    /// another.
-    pub fn hold(&self) -> Hold {
-        self.inner.letterbox.gate().hold();
-        Hold { letterbox: self.inner.letterbox.clone(), process: self.process }
+    /// Keeps a drained engine running, and an adapter loaded, until the returned value is dropped, for work that starts
+    /// requests one after another. An adapter that was removed before is not kept. May wait for room in a full mailbox,
+    /// as may the drop of the value.
+    pub fn hold(&self, adapter: Option<AdapterId>) -> Hold {
+        let letterbox = self.inner.letterbox.clone();
+        letterbox.gate().hold();
+        if let Some(adapter) = adapter.filter(|_| self.process.is_current()) {
+            letterbox.hold_adapter(adapter);
+        }
+        Hold { letterbox, process: self.process, adapter }
     }
 
     /// Tells the engine to end every open request as cancelled and to stop, and does not wait for it.
@@ -360,11 +365,22 @@ fn random_key() -> u128 {
 pub struct Hold {
     letterbox: Letterbox,
     process: Process,
+    adapter: Option<AdapterId>,
+}
+
+impl Hold {
+    /// The adapter that is kept.
+    pub fn adapter(&self) -> Option<AdapterId> {
+        self.adapter
+    }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.process.is_current() {
+            if let Some(adapter) = self.adapter {
+                self.letterbox.release_adapter(adapter);
+            }
             self.letterbox.gate().release();
             self.letterbox.wake();
         }

@@ -255,6 +255,16 @@ impl Letterbox {
         let _ = self.messages.send(Message::UnloadAdapter(id, reason, done));
     }
 
+    /// Keeps an adapter until `release_adapter`. May wait, as `reset_prefix_cache`.
+    pub(crate) fn hold_adapter(&self, id: AdapterId) {
+        let _ = self.messages.send(Message::HoldAdapter(id));
+    }
+
+    /// May wait, as `reset_prefix_cache`.
+    pub(crate) fn release_adapter(&self, id: AdapterId) {
+        let _ = self.messages.send(Message::ReleaseAdapter(id));
+    }
+
     /// Stops the engine once it is drained. Comes after every start that was sent before. May wait, as
     /// `reset_prefix_cache`.
     pub(crate) fn drain(&self) {

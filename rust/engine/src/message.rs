@@ -23,8 +23,13 @@ pub enum Message {
     StepDone(StepDone),
     /// Register an adapter; the answer says whether there was room.
     LoadAdapter(NewAdapter, Sender<Result<(), AdapterError>>),
-    /// Take no more requests with an adapter; with a reason, end the open ones for it. The value is dropped when the
-    /// last has ended. An adapter can be unloaded again while its requests are open.
+    /// Keep an adapter until as many `ReleaseAdapter` have come, also if it is unloaded.
+    HoldAdapter(AdapterId),
+    /// See `HoldAdapter`.
+    ReleaseAdapter(AdapterId),
+    /// Take no more requests with an adapter, unless it is held; with a reason, end the open ones for it and ignore
+    /// what holds it. The value is dropped when it is neither used nor held. An adapter can be unloaded again while its
+    /// requests are open.
     UnloadAdapter(AdapterId, Option<String>, Box<dyn Send>),
     /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
     /// no longer shared.

@@ -297,7 +297,10 @@ pub enum Rejection {
         limit: usize,
     },
     /// The adapter is not registered, or is being removed.
-    UnknownAdapter,
+    UnknownAdapter {
+        /// The adapters that take requests.
+        num_adapters: usize,
+    },
     /// The engine has stopped or is stopping.
     Stopped(StopCause),
 }

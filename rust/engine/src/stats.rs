@@ -168,6 +168,10 @@ stats! {
     preemptions: Counter,
     /// Preemptions that saved the sequence's blocks in the host tier.
     swaps: Counter,
+    /// LoRA adapters that steps put on the device.
+    adapter_loads: Counter,
+    /// LoRA adapters that left the device to make room for others.
+    adapter_evictions: Counter,
     /// Steps completed, failed ones included.
     steps: Counter,
     ;

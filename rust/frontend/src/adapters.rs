@@ -40,7 +40,7 @@ pub struct Adapter {
 #[error("adapter {name:?} is not loaded; {}", loaded(.names, *.num_loaded))]
 pub struct AdapterNotFound {
     pub name: String,
-    /// Some of the adapters that are loaded.
+    /// Some of the adapters that are loaded, or none if only their number is known.
     pub names: Vec<String>,
     pub num_loaded: usize,
 }
@@ -51,7 +51,8 @@ fn loaded(names: &[String], num_loaded: usize) -> String {
         count => format!(" and {count} others"),
     };
     match names {
-        [] => "no adapter is loaded".to_owned(),
+        [] if num_loaded == 0 => "no adapter is loaded".to_owned(),
+        [] => format!("{num_loaded} other adapters are loaded"),
         names => format!("the loaded adapters are {}{others}", names.join(", ")),
     }
 }
@@ -305,11 +306,14 @@ mod tests {
         for id in 0..14 {
             load(&adapters, &format!("{id:02}"), id, false).unwrap();
         }
-        let error = adapters.get("a").unwrap_err().to_string();
+        let error = adapters.get("a").unwrap_err();
+        let text = error.to_string();
         assert!(
-            error.ends_with("the loaded adapters are 00, 01, 02, 03, 04, 05, 06, 07, 08, 09 and 4 others"),
-            "{error}"
+            text.ends_with("the loaded adapters are 00, 01, 02, 03, 04, 05, 06, 07, 08, 09 and 4 others"),
+            "{text}"
         );
+        let text = AdapterNotFound { names: Vec::new(), ..error }.to_string();
+        assert_eq!(text, "adapter \"a\" is not loaded; 14 other adapters are loaded");
     }
 
     #[test]

@@ -70,8 +70,8 @@ pub enum Error {
     AdapterLimit(String),
     /// The request could not be submitted.
     Start(StartError),
-    /// The engine rejected the request.
-    Rejected(Rejection),
+    /// The engine rejected the request, which names this adapter.
+    Rejected(Rejection, Option<String>),
     /// A queue is full; the reason names it.
     Overloaded(String),
     /// The engine has stopped, for this reason.
@@ -180,39 +180,31 @@ impl From<Error> for PyErr {
             Error::Start(error @ StartError::OutputMemory { .. }) => {
                 plain(py, "OverloadedError", error.to_string())
             }
-            Error::Start(StartError::Stopped(cause)) | Error::Rejected(Rejection::Stopped(cause)) => {
+            Error::Start(StartError::Stopped(cause)) | Error::Rejected(Rejection::Stopped(cause), _) => {
                 plain(py, "EngineStoppedError", cause.to_string())
             }
             Error::Stopped(reason) => plain(py, "EngineStoppedError", reason),
             Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
-            Error::Rejected(Rejection::Overloaded { waiting, limit }) => {
+            Error::Rejected(Rejection::Overloaded { waiting, limit }, _) => {
                 let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
                 plain(py, "OverloadedError", message)
             }
-            Error::Rejected(Rejection::TooManyPreempted { waiting, limit }) => {
+            Error::Rejected(Rejection::TooManyPreempted { waiting, limit }, _) => {
                 let message = format!(
                     "{waiting} requests wait, preempted ones included, and max_waiting + max_num_seqs is {limit}; try again \
                      later"
                 );
                 plain(py, "OverloadedError", message)
             }
-            Error::Rejected(Rejection::UnknownAdapter) => {
-                let message = "the adapter was unloaded before the request started".to_owned();
-                let problem = Problem { message, field: "adapter".to_owned(), value: None, limit: None };
-                field_error(py, "AdapterNotFoundError", problem)
+            Error::Rejected(Rejection::UnknownAdapter { num_adapters }, adapter) => {
+                let name = adapter.unwrap_or_default();
+                adapter_not_found(py, AdapterNotFound { name, names: Vec::new(), num_loaded: num_adapters })
             }
-            Error::AdapterNotFound(error) => {
-                let message = error.to_string();
-                let AdapterNotFound { name, names, .. } = error;
-                let value = name.into_pyobject(py).map(|name| name.into_any().unbind()).ok();
-                let limit = Some(format!("one of {names:?}"));
-                let problem = Problem { message, field: "adapter".to_owned(), value, limit };
-                field_error(py, "AdapterNotFoundError", problem)
-            }
+            Error::AdapterNotFound(error) => adapter_not_found(py, error),
             Error::AdapterFiles(message) => plain(py, "AdapterLoadError", message),
             Error::AdapterConflict(message) => plain(py, "AdapterConflictError", message),
             Error::AdapterLimit(message) => plain(py, "AdapterLimitError", message),
-            Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }) => {
+            Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }, _) => {
                 let message = format!(
                     "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \
                      again later"
@@ -247,6 +239,17 @@ fn invalid(py: Python<'_>, error: &InvalidRequest) -> Problem {
         }
     };
     Problem { message: error.to_string(), field: field.to_owned(), value, limit: Some(limit) }
+}
+
+fn adapter_not_found(py: Python<'_>, error: AdapterNotFound) -> PyErr {
+    let message = error.to_string();
+    let value = error.name.into_pyobject(py).map(|name| name.into_any().unbind()).ok();
+    let limit = match error.names.as_slice() {
+        [] => format!("one of the {} loaded adapters", error.num_loaded),
+        names => format!("one of {names:?}"),
+    };
+    let problem = Problem { message, field: "adapter".to_owned(), value, limit: Some(limit) };
+    field_error(py, "AdapterNotFoundError", problem)
 }
 
 fn field_error(py: Python<'_>, class: &str, problem: Problem) -> PyErr {

@@ -127,7 +127,9 @@ impl Request {
 
     fn check(&self, py: Python<'_>) -> Result<(), Error> {
         match self.state()?.end() {
-            Some(ChoiceEnd::Rejected(rejection)) => Err(Error::Rejected(rejection)),
+            Some(ChoiceEnd::Rejected(rejection)) => {
+                Err(Error::Rejected(rejection, self.state.adapter.clone()))
+            }
             Some(ChoiceEnd::Failed(reason)) => {
                 logs::drain(py)?; // a record may have details of the failure
                 Err(Error::Failed(reason))

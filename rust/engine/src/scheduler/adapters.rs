@@ -46,6 +46,9 @@ pub(super) struct Adapters {
     num_pinned: usize,
     pinned_bytes: u64,
     num_uses: u64,
+    /// Loads in plans.
+    num_loads: u64,
+    num_evictions: u64,
     /// Since the last plan. At most two for each number: an adapter that is unloaded before a plan was never loaded.
     changes: Vec<AdapterChange>,
 }
@@ -60,13 +63,15 @@ struct Entry {
     sequences: BTreeSet<SchedulingKey>,
     /// Sequences that have a slot.
     num_running: usize,
+    /// Callers that start requests one after another.
+    num_holds: usize,
     /// The value of `num_uses` when a sequence with it last got a slot, or the last one left its slot.
     last_use: u64,
     /// For other threads.
     usage: Arc<AdapterUse>,
     /// Another adapter was registered in its place.
     is_replaced: bool,
-    /// Set if it takes no more sequences.
+    /// Set if it takes no more sequences, unless it is held.
     closing: Option<Removed>,
 }
 
@@ -101,6 +106,8 @@ impl Adapters {
             num_pinned: 0,
             pinned_bytes: 0,
             num_uses: 0,
+            num_loads: 0,
+            num_evictions: 0,
             changes: Vec::new(),
         }
     }
@@ -127,6 +134,7 @@ impl Adapters {
             number: None,
             sequences: BTreeSet::new(),
             num_running: 0,
+            num_holds: 0,
             last_use: 0,
             usage,
             is_replaced: false,
@@ -146,18 +154,56 @@ impl Adapters {
         self.entries.len()
     }
 
-    /// Whether sequences can be started with it.
-    pub(super) fn is_open(&self, id: AdapterId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.closing.is_none())
+    /// The adapters that plans have put on the device.
+    pub(super) fn num_loads(&self) -> u64 {
+        self.num_loads
     }
 
-    /// Takes no more sequences with an adapter. It is removed when the open ones have ended, and `done` is returned with
-    /// it. May be called several times.
+    /// The adapters that plans have put on the device, and that others replaced.
+    pub(super) fn num_evictions(&self) -> u64 {
+        self.num_evictions
+    }
+
+    /// The adapters that count towards the limit.
+    pub(super) fn num_counted(&self) -> usize {
+        self.num_counted
+    }
+
+    /// Whether sequences can be started with it.
+    pub(super) fn is_open(&self, id: AdapterId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.closing.is_none() || entry.num_holds > 0)
+    }
+
+    /// Takes no more sequences with an adapter, unless it is held; `ignore_holds` ends that. It is removed when the open
+    /// ones have ended, and `done` is returned with it. May be called several times.
     #[must_use]
-    pub(super) fn close(&mut self, id: AdapterId, done: Box<dyn Send>) -> Option<Removed> {
+    pub(super) fn close(
+        &mut self,
+        id: AdapterId,
+        done: Box<dyn Send>,
+        ignore_holds: bool,
+    ) -> Option<Removed> {
         let entry = self.entries.get_mut(&id)?;
         self.num_counted -= usize::from(entry.is_counted());
         entry.closing.get_or_insert_default().push(done);
+        if ignore_holds {
+            entry.num_holds = 0;
+        }
+        self.remove_if_unused(id)
+    }
+
+    /// Keeps an adapter, and lets sequences with it start, until it is released. Without effect on a removed one.
+    pub(super) fn hold(&mut self, id: AdapterId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.num_holds += 1;
+        }
+    }
+
+    /// Ends a hold. Without effect on an adapter that was removed, as `close` can do with a held one.
+    #[must_use]
+    pub(super) fn release(&mut self, id: AdapterId) -> Option<Removed> {
+        let entry = self.entries.get_mut(&id)?;
+        entry.num_holds -= 1;
         self.remove_if_unused(id)
     }
 
@@ -183,8 +229,8 @@ impl Adapters {
     }
 
     fn remove_if_unused(&mut self, id: AdapterId) -> Option<Removed> {
-        let is_unused = self.entries[&id].closing.is_some() && self.entries[&id].sequences.is_empty();
-        if !is_unused {
+        let Entry { closing, sequences, num_holds, .. } = &self.entries[&id];
+        if closing.is_none() || !sequences.is_empty() || *num_holds > 0 {
             return None;
         }
         self.unload(id);
@@ -296,7 +342,7 @@ impl Adapters {
             let free = self.loaded.iter().position(Option::is_none);
             match free.filter(|_| self.bytes + bytes <= self.max_bytes) {
                 Some(index) => break index,
-                None => self.unload(self.least_recently_used()),
+                None => self.num_evictions += u64::from(self.unload(self.least_recently_used())),
             }
         };
         let number = index as u32;
@@ -318,10 +364,11 @@ impl Adapters {
             .0
     }
 
-    fn unload(&mut self, id: AdapterId) {
+    /// Whether a plan has put it on the device.
+    fn unload(&mut self, id: AdapterId) -> bool {
         let entry = self.entry(id);
         let bytes = entry.bytes;
-        let Some(number) = entry.number.take() else { return };
+        let Some(number) = entry.number.take() else { return false };
         entry.publish();
         self.bytes -= bytes;
         self.loaded[number as usize] = None;
@@ -329,10 +376,12 @@ impl Adapters {
             AdapterChange::Load { number: loaded, .. } => *loaded == number,
             AdapterChange::Unload { .. } => false,
         };
-        match self.changes.iter().position(is_load) {
+        let planned = self.changes.iter().position(is_load);
+        match planned {
             Some(load) => drop(self.changes.remove(load)),
             None => self.changes.push(AdapterChange::Unload { number }),
         }
+        planned.is_none()
     }
 
     fn entry(&mut self, id: AdapterId) -> &mut Entry {
@@ -341,6 +390,8 @@ impl Adapters {
 
     /// Moves the changes since the last plan to a plan with rows.
     pub(super) fn report_changes(&mut self, changes: &mut Vec<AdapterChange>) {
+        let loads = self.changes.iter().filter(|change| matches!(change, AdapterChange::Load { .. }));
+        self.num_loads += loads.count() as u64;
         changes.append(&mut self.changes);
     }
 
@@ -362,7 +413,7 @@ impl Adapters {
                 entry.sequences == keys && entry.num_running == num_running,
                 "{id} is miscounted; this is a bug"
             );
-            let is_used = entry.closing.is_none() || !keys.is_empty();
+            let is_used = entry.closing.is_none() || !keys.is_empty() || entry.num_holds > 0;
             assert!(is_used, "{id} was not removed; this is a bug");
             if let Some(number) = entry.number {
                 assert_eq!(self.loaded[number as usize], Some(*id), "numbers of adapters; this is a bug");

@@ -305,7 +305,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells those who wait for the removal of an adapter.
+    /// Reports removed adapters to the callers that wait for it.
     pub(crate) fn report_removals(&mut self) {
         self.removed.clear();
     }
@@ -389,10 +389,26 @@ impl Scheduler {
         self.adapters.register(adapter)
     }
 
-    /// Takes no more sequences with an adapter; `done` is dropped by [`report_removals`](Self::report_removals) after
-    /// the open ones have ended.
-    pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Box<dyn Send>) {
-        let removed = self.adapters.close(id, done);
+    /// The adapters that take sequences.
+    pub(crate) fn num_adapters(&self) -> usize {
+        self.adapters.num_counted()
+    }
+
+    /// Takes no more sequences with an adapter, unless it is held; `ignore_holds` ends that. `done` is dropped by
+    /// [`report_removals`](Self::report_removals) after the open ones have ended.
+    pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Box<dyn Send>, ignore_holds: bool) {
+        let removed = self.adapters.close(id, done, ignore_holds);
+        self.note_removal(id, removed);
+    }
+
+    /// Keeps an adapter that is registered until `release_adapter`.
+    pub(crate) fn hold_adapter(&mut self, id: AdapterId) {
+        self.adapters.hold(id);
+    }
+
+    /// To be called once for each `hold_adapter`.
+    pub(crate) fn release_adapter(&mut self, id: AdapterId) {
+        let removed = self.adapters.release(id);
         self.note_removal(id, removed);
     }
 
@@ -433,6 +449,8 @@ impl Scheduler {
             blocks_reserved: pool.num_reserved() as u64,
             host_blocks_total: host.num_blocks() as u64,
             host_blocks_used: (host.num_blocks() - host.num_free()) as u64,
+            adapter_loads: self.adapters.num_loads(),
+            adapter_evictions: self.adapters.num_evictions(),
             ..self.counters
         }
     }

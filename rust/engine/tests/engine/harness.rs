@@ -173,6 +173,14 @@ impl Harness {
         Removal(removal)
     }
 
+    pub fn hold_adapter(&mut self, id: u64) {
+        self.handle(Message::HoldAdapter(AdapterId(id)));
+    }
+
+    pub fn release_adapter(&mut self, id: u64) {
+        self.handle(Message::ReleaseAdapter(AdapterId(id)));
+    }
+
     pub fn handle(&mut self, message: Message) {
         self.core.handle(message, self.now);
         self.core.check_integrity();

@@ -199,7 +199,7 @@ fn a_drained_engine_finishes_its_requests_and_then_ends() {
 fn a_hold_keeps_a_drained_engine_running() {
     let engine = engine(limits());
     let (port, end) = (Port::with_condvar(), Port::with_condvar());
-    let hold = engine.hold();
+    let hold = engine.hold(None);
     engine.drain();
     engine.ring_at_end(&end);
     for request in requests(3) {

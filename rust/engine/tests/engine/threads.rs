@@ -278,3 +278,20 @@ fn an_unload_that_waits_can_be_forced() {
     open.read_to_end(&output);
     assert_eq!(open.reason, Some(FinishReason::Failed("unloaded".into())));
 }
+
+#[test]
+fn a_hold_keeps_an_adapter_that_is_unloaded() {
+    let limits = Limits { max_adapters: 1, adapter_bytes: 8, max_registered_adapters: 1, ..limits() };
+    let (engine, removed) = (engine(limits), Port::with_condvar());
+    let (id, usage) = engine.load_adapter(weights(1), 8).unwrap();
+    let (hold, forked) = (engine.hold(Some(id)), engine.in_child().hold(Some(id)));
+    assert_eq!(hold.adapter(), Some(id));
+    engine.unload_adapter(id, None, Some(&removed));
+    engine.load_adapter(weights(2), 8).unwrap();
+    drop(forked);
+    let full = AdapterError::TooMany { loaded: 1, closing: 1, limit: 1 };
+    assert_eq!(engine.load_adapter(weights(3), 8).unwrap_err(), full, "after the unload");
+    assert!(!usage.is_removed() && !removed.wait(Some(Duration::ZERO)));
+    drop(hold);
+    assert!(removed.wait(Some(PATIENCE)) && usage.is_removed());
+}

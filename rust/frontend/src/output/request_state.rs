@@ -45,7 +45,7 @@ pub struct RequestState {
     /// Whether logits, hidden states or embeddings were requested.
     pub has_tensors: bool,
     /// The name of the adapter, if any.
-    adapter: Option<String>,
+    pub adapter: Option<String>,
     started: Instant,
     state: Mutex<State>,
 }

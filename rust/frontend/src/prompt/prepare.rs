@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
-use penstock_engine::{AdapterId, Engine, Port, StartError};
+use penstock_engine::{Engine, Port, StartError};
 use penstock_guidance::GuidanceError;
 use penstock_text::{TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
@@ -105,7 +105,7 @@ impl Frontend {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<PreparedRequest, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
-        self.adapter(params)?;
+        self.check_adapter(params)?;
         let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
@@ -126,24 +126,31 @@ impl Frontend {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<BeamSearch, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
-        let adapter = self.adapter(params)?;
+        self.check_adapter(params)?;
         let (_text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
         let output = self.output_options(&params, None, &prompt, Mode::Completion);
-        let request = Request { adapter, ..step.request(Arc::clone(&prompt)) };
+        let request = step.request(Arc::clone(&prompt));
         let mut request = self.constrain(&step_params, None, request, is_wanted)?;
         // Enough tokens that `num_beams` continuations remain when the others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
         request.outputs.logprobs = Some(num_likeliest.min(self.limits().vocabulary_size as u32));
-        let step = BeamStep { params: step_params, request };
+        let hold = match &params.adapter {
+            None => self.engine.hold(None),
+            Some(name) => {
+                self.adapters.start(name, |id| Ok::<_, AdapterNotFound>(self.engine.hold(Some(id))))?
+            }
+        };
+        request.adapter = hold.adapter();
+        let step = BeamStep { params: step_params, request, hold: Some(hold) };
         BeamSearch::new(self.engine.clone(), params, resolved.request(prompt), step, output)
     }
 
-    /// The adapter that the parameters name.
-    fn adapter(&self, params: &SamplingParams) -> Result<Option<AdapterId>, AdapterNotFound> {
-        params.adapter.as_ref().map(|name| Ok(self.adapters.get(name)?.id)).transpose()
+    /// Checks that there is an adapter with the name in the parameters, before the prompt is read.
+    fn check_adapter(&self, params: &SamplingParams) -> Result<(), AdapterNotFound> {
+        params.adapter.as_ref().map_or(Ok(()), |name| self.adapters.get(name).map(drop))
     }
 
     /// The text of a prompt, if it is given as text, and its token ids.

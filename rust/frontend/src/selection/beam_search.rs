@@ -22,12 +22,10 @@ use crate::params::SamplingParams;
 /// [`BeamSearch::advance`].
 pub struct BeamSearch {
     engine: Engine,
-    /// A drain lets the search finish; `None` once it is closed.
-    hold: Option<Hold>,
     /// The memory for the lists of logprobs of all steps; `None` once it is closed.
     reservation: Option<Arc<Reservation>>,
     params: Arc<SamplingParams>,
-    step: Arc<BeamStep>,
+    step: BeamStep,
     text: BeamText,
     search: Search<BeamStopState>,
     started: Instant,
@@ -40,6 +38,8 @@ pub struct BeamStep {
     pub params: SamplingParams,
     /// The request of an empty beam.
     pub request: Request,
+    /// A drain lets the search finish, and its adapter stays loaded; `None` once it is closed.
+    pub hold: Option<Hold>,
 }
 
 /// The text of a beam, and its stop conditions.
@@ -109,9 +109,8 @@ impl BeamSearch {
         let stream = TextStream::new(&tokenizer, options, &stops)?;
         let text = BeamText { tokenizer, options, stops: stops.into(), stream, checker };
         let search = Search::new(params.num_beams, params.length_penalty, text.stop_state());
-        let (params, step, started) = (Arc::new(params), Arc::new(step), Instant::now());
-        let hold = Some(engine.hold());
-        Ok(Self { hold, reservation, engine, params, step, text, search, started, first: None })
+        let (params, started) = (Arc::new(params), Instant::now());
+        Ok(Self { reservation, engine, params, step, text, search, started, first: None })
     }
 
     /// Whether another step follows.
@@ -119,9 +118,10 @@ impl BeamSearch {
         self.search.running().len() > 0
     }
 
-    /// No step follows: a drain does not wait for this search, and its memory is no longer reserved.
+    /// No step follows: neither a drain nor the removal of its adapter waits for this search, and its memory is no longer
+    /// reserved.
     pub fn close(&mut self) {
-        self.hold = None;
+        self.step.hold = None;
         self.reservation = None;
     }
 
@@ -146,7 +146,7 @@ impl BeamSearch {
             stops: Vec::new(),
             sequences: Vec::new(),
             echo: None,
-            adapter: None,
+            adapter: self.params.adapter.clone(),
             formats: None,
         };
         RequestState::start(&self.engine, Arc::new(request), 1, output, port)

@@ -47,7 +47,7 @@ fn changes(harness: &mut Harness) -> Vec<(u32, Option<u64>)> {
 fn run_until_token(harness: &mut Harness, client: &mut Client) -> usize {
     let mut num_steps = 0;
     while read(client).0.is_empty() {
-        assert!(harness.step(), "it waits for ever");
+        assert!(harness.step(), "it waits and nothing runs");
         num_steps += 1;
     }
     num_steps
@@ -66,6 +66,9 @@ fn the_least_recently_used_adapter_is_replaced() {
     assert_eq!(changes(&mut harness), []);
     run_one(&mut harness, 2);
     assert_eq!(changes(&mut harness), [(1, None), (1, Some(2))]);
+    assert_eq!((harness.stats().adapter_loads, harness.stats().adapter_evictions), (4, 2));
+    assert!(harness.unload_adapter(2, None).is_done());
+    assert_eq!(harness.stats().adapter_evictions, 2, "an unloaded adapter makes room for no other");
 }
 
 #[test]
@@ -157,13 +160,14 @@ fn changes_that_no_plan_has_leave_nothing_behind() {
     assert_eq!(observer.strong_count(), 0, "the weights are freed before the next step");
     run_one(&mut harness, 1);
     assert_eq!(changes(&mut harness), [(0, Some(1))]);
+    assert_eq!((harness.stats().adapter_loads, harness.stats().adapter_evictions), (1, 0));
 }
 
 #[test]
 fn a_request_with_an_unknown_adapter_is_rejected() {
     let mut harness = harness(1, 2);
     let refused = harness.start(with_adapter(2, request(4, 4, 0))).drain();
-    assert_eq!(refused, [Event::Rejected(Rejection::UnknownAdapter)]);
+    assert_eq!(refused, [Event::Rejected(Rejection::UnknownAdapter { num_adapters: 1 })]);
 }
 
 /// A harness of which at most `max_registered` adapters take requests.

@@ -28,7 +28,7 @@ fn a_removal_waits_for_running_and_waiting_requests() {
     harness.step();
     let removal = harness.unload_adapter(1, None);
     let mut late = harness.start(with_adapter(1, request(4, 4, 2)));
-    assert_eq!(late.drain(), [Event::Rejected(Rejection::UnknownAdapter)], "at once");
+    assert_eq!(late.drain(), [Event::Rejected(Rejection::UnknownAdapter { num_adapters: 0 })], "at once");
     while !clients[0].is_ended() {
         assert!(!removal.is_done());
         harness.step();
@@ -127,6 +127,77 @@ fn two_removals_of_an_adapter_end_together() {
     harness.run();
     check_output(&mut client, &harness.limits);
     assert!(removals.iter().all(Removal::is_done));
+}
+
+#[test]
+fn a_held_adapter_takes_requests_until_it_is_released() {
+    let mut harness = harness(1, 1);
+    harness.hold_adapter(1);
+    harness.hold_adapter(1);
+    let removal = harness.unload_adapter(1, None);
+    for _ in 0..2 {
+        run_one(&mut harness, 1);
+        assert!(!removal.is_done());
+        harness.release_adapter(1);
+    }
+    assert!(removal.is_done());
+    let mut late = harness.start(with_adapter(1, request(4, 4, 2)));
+    assert_eq!(late.drain(), [Event::Rejected(Rejection::UnknownAdapter { num_adapters: 0 })]);
+    check_unloaded(&mut harness, 0);
+}
+
+#[test]
+fn a_released_adapter_stays_until_its_request_ends() {
+    let mut harness = harness(1, 1);
+    harness.hold_adapter(1);
+    let removal = harness.unload_adapter(1, None);
+    let mut client = harness.start(with_adapter(1, request(4, 4, 0)));
+    harness.step();
+    harness.release_adapter(1);
+    assert!(!removal.is_done());
+    harness.run();
+    check_output(&mut client, &harness.limits);
+    assert!(removal.is_done());
+}
+
+#[test]
+fn a_hold_of_an_adapter_that_is_not_removed_changes_nothing() {
+    let mut harness = harness(1, 1);
+    harness.hold_adapter(1);
+    harness.release_adapter(1);
+    harness.hold_adapter(9);
+    harness.release_adapter(9);
+    run_one(&mut harness, 1);
+    assert!(harness.unload_adapter(1, None).is_done());
+}
+
+#[test]
+fn a_forced_removal_ends_holds() {
+    let mut harness = harness(1, 1);
+    harness.hold_adapter(1);
+    let mut client = harness.start(with_adapter(1, request(4, 20, 0)));
+    harness.step();
+    let waiting = harness.unload_adapter(1, None);
+    assert!(harness.unload_adapter(1, Some(REASON)).is_done() && waiting.is_done());
+    check_forced(&mut client);
+    harness.release_adapter(1);
+    let mut late = harness.start(with_adapter(1, request(4, 4, 2)));
+    assert_eq!(late.drain(), [Event::Rejected(Rejection::UnknownAdapter { num_adapters: 0 })]);
+}
+
+#[test]
+fn a_held_adapter_that_is_replaced_counts_as_closing() {
+    let mut harness = bounded_harness(1);
+    load(&mut harness, 1).unwrap();
+    harness.hold_adapter(1);
+    harness.replace_adapter(1, 2).unwrap();
+    let removal = harness.unload_adapter(1, None);
+    run_one(&mut harness, 1);
+    run_one(&mut harness, 2);
+    assert_eq!(harness.replace_adapter(2, 3), too_many(1, 1, 1));
+    harness.release_adapter(1);
+    assert!(removal.is_done());
+    harness.replace_adapter(2, 3).unwrap();
 }
 
 #[test]

@@ -84,6 +84,16 @@ impl World {
         self.seen.waited += u64::from(stats.waiting > 0);
     }
 
+    /// Held adapters are not removed.
+    pub fn check_holds(&mut self) {
+        for (id, removal) in &self.removals {
+            if self.holds.contains(id) {
+                assert!(!removal.is_done(), "{id} is held");
+                self.seen.held += 1;
+            }
+        }
+    }
+
     pub fn check_outputs(&mut self) {
         let mut num_admitted = 0;
         let (mut num_cached, mut num_cached_on_host) = (0, 0);
@@ -127,7 +137,8 @@ impl World {
                     assert_eq!(*limit, self.harness.limits.max_unfinished);
                     self.seen.too_many += 1;
                 }
-                End::Rejected(Rejection::UnknownAdapter) => {
+                End::Rejected(Rejection::UnknownAdapter { .. }) => {
+                    assert!(!observed.is_held, "the adapter was held");
                     let adapter = client.request.adapter.unwrap();
                     assert!(self.removals.iter().any(|(id, _)| *id == adapter), "{adapter} is registered");
                     self.seen.unknown_adapter += 1;
@@ -198,6 +209,8 @@ impl World {
         self.seen.rejected_drafts += u64::from(self.harness.device.num_rejected_drafts > 0);
         self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);
+        assert!(stats.adapter_loads >= self.harness.device.num_loads, "a load was not counted");
+        assert!(stats.adapter_evictions <= stats.adapter_loads);
         self.seen.loaded_again += u64::from(self.harness.device.num_loads > self.num_adapters);
         let has_choices = self.observed.iter().any(|observed| observed.has_siblings && observed.is_admitted);
         self.seen.pressed_choices += u64::from(has_choices && stats.preemptions > 0);

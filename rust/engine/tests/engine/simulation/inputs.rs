@@ -92,8 +92,9 @@ impl World {
         }
         request.priority = [0, 0, 0, 1, -1][random.below(5)];
         request.prefix_cache = random.chance(90);
-        if !self.adapters.is_empty() && random.chance(60) {
-            request.adapter = Some(self.adapters[random.below(self.adapters.len())]);
+        let adapters: Vec<_> = self.adapters.iter().chain(&self.holds).copied().collect();
+        if !adapters.is_empty() && random.chance(60) {
+            request.adapter = Some(adapters[random.below(adapters.len())]);
         }
         request.cache_salt = [None, None, None, Some("mine"), Some("yours")][random.below(5)].map(Arc::from);
         request

@@ -50,6 +50,8 @@ struct Observed {
     was_read: bool,
     /// Whether it is one of several choices.
     has_siblings: bool,
+    /// Whether its adapter was held when it was started.
+    is_held: bool,
     positions: Vec<PromptPosition>,
     tokens: Vec<Token>,
     is_admitted: bool,
@@ -80,6 +82,10 @@ struct World {
     adapters: Vec<AdapterId>,
     /// The ends of removals that have begun.
     removals: Vec<(AdapterId, Removal)>,
+    /// Adapters that are held; more than once if they are held more than once.
+    holds: Vec<AdapterId>,
+    /// Holds that a forced removal has ended and that are still to be released.
+    ended_holds: Vec<AdapterId>,
     num_adapters: u64,
     /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
@@ -129,6 +135,9 @@ struct Seen {
     kept_adapters: u64,
     replaced_adapters: u64,
     unknown_adapter: u64,
+    held: u64,
+    started_held: u64,
+    ended_holds: u64,
     unloaded: u64,
     removed_late: u64,
 }
@@ -184,6 +193,9 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
         assert!(met > NUM_SCHEDULES / 80, "adapters hardly ever mattered: {seen:?}");
     }
+    for met in [seen.held, seen.started_held, seen.ended_holds] {
+        assert!(met > NUM_SCHEDULES / 80, "holds hardly ever mattered: {seen:?}");
+    }
     for met in [seen.lost_adapters, seen.kept_adapters] {
         assert!(met > 0, "no step failed that changes adapters: {seen:?}");
     }
@@ -225,6 +237,8 @@ impl World {
             stopped: None,
             adapters: vec![],
             removals: vec![],
+            holds: vec![],
+            ended_holds: vec![],
             num_adapters: 0,
             openings,
             seen,
@@ -239,7 +253,8 @@ impl World {
             45..75 => self.complete(),
             75..78 => self.harness.attend(),
             78..84 => self.cancel(),
-            84..96 => self.read_slowly(),
+            84..93 => self.read_slowly(),
+            93..96 => self.change_holds(),
             96 => self.change_adapters(),
             97 => self.reset(),
             98 => self.harness.pass(self.random.below(100) as u64),
@@ -249,6 +264,7 @@ impl World {
         }
         self.read_all();
         self.check_stats();
+        self.check_holds();
     }
 
     fn arrive(&mut self) {
@@ -258,6 +274,9 @@ impl World {
         if self.harness.limits.check_choices(&request, num_choices).is_err() {
             return; // it never fits this cache
         }
+        let is_held = request.adapter.is_some_and(|id| self.holds.contains(&id));
+        let is_removed = |id: AdapterId| self.removals.iter().any(|(removed, _)| *removed == id);
+        self.seen.started_held += u64::from(is_held && request.adapter.is_some_and(is_removed));
         let (start, clients) = self.harness.post(request, num_choices);
         let mut arrived = vec![];
         for client in clients {
@@ -277,6 +296,7 @@ impl World {
                 habit,
                 was_read: habit == Habit::Reads,
                 has_siblings: num_choices > 1,
+                is_held,
                 positions: vec![],
                 tokens: vec![],
                 is_admitted: false,
@@ -396,11 +416,40 @@ impl World {
         let reason = self.random.chance(40).then_some(UNLOADED);
         let removal = self.harness.unload_adapter(id.0, reason);
         assert!(reason.is_none() || removal.is_done(), "an adapter without requests is left");
+        if reason.is_some() {
+            let num_holds = self.holds.len();
+            self.ended_holds.extend(self.holds.extract_if(.., |held| *held == id));
+            self.seen.ended_holds += (num_holds - self.holds.len()) as u64;
+        }
         self.seen.removed_late += u64::from(!removal.is_done());
         self.removals.push((id, removal));
         // Some requests still name it.
         if self.random.chance(50) {
             self.adapters.retain(|other| *other != id);
+        }
+    }
+
+    /// Holds an adapter, or releases one.
+    fn change_holds(&mut self) {
+        if self.random.chance(60)
+            && let Some(id) =
+                (!self.adapters.is_empty()).then(|| self.adapters[self.random.below(self.adapters.len())])
+        {
+            self.harness.handle(Message::HoldAdapter(id));
+            let is_removed =
+                self.removals.iter().any(|(removed, removal)| *removed == id && removal.is_done());
+            let holds = if is_removed { &mut self.ended_holds } else { &mut self.holds };
+            holds.push(id);
+        } else {
+            self.release();
+        }
+    }
+
+    /// Releases an adapter, if one is held.
+    fn release(&mut self) {
+        let released = self.ended_holds.pop().or_else(|| self.holds.pop());
+        if let Some(id) = released {
+            self.harness.handle(Message::ReleaseAdapter(id));
         }
     }
 
@@ -441,6 +490,10 @@ impl World {
             observed.last_progress = self.harness.stats().steps + DEPTH as u64;
         }
         self.run_to_the_end();
+        self.check_holds();
+        while !self.holds.is_empty() || !self.ended_holds.is_empty() {
+            self.release();
+        }
         assert!(self.harness.core.is_idle());
         let stats = self.harness.stats();
         assert_eq!((stats.running, stats.waiting, stats.paused), (0, 0, 0));
