@@ -248,7 +248,7 @@ def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`, all with unneeded files; an adapter."""
+    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`, with decoys; an adapter."""
     main = tmp_path_factory.mktemp("main")
     shutil.copytree(tiny_model, main, dirs_exist_ok=True)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), make_config("llama"), seed=1)

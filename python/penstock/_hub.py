@@ -179,7 +179,10 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
             hub_id, revision=revision, allow_patterns=list(files.patterns)
         )
     except errors.GatedRepoError as error:
-        message = f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page and run: hf auth login"
+        message = (
+            f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page "
+            "and run: hf auth login"
+        )
         raise ModelLoadError(message) from error
     except errors.RepositoryNotFoundError as error:
         message = (
