@@ -1,11 +1,11 @@
-// The words that kernels are written in: types, conversions, sums over a warp, tensor-core products, asynchronous copies.
+// The primitives of kernels: types, conversions, sums over a warp, tensor-core products, asynchronous copies.
 //
 // A kernel is compiled twice from one text: by NVRTC for a GPU, without any header of the toolkit, and by a host C++
 // compiler (PENSTOCK_HOST) for the tests. Only the primitives in this file differ; their host twins are in shim.h.
 //
 // Conventions of all kernels:
-// - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights are
-//   bf16 or f16. Every sum is a sum of float32.
+// - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights
+//   are bf16 or f16. Every sum is a sum of float32.
 // - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
 // - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the
@@ -33,6 +33,10 @@ constexpr uint32_t ALL_LANES = 0xffffffffu;
 
 DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Keeps the compiler from moving accesses to memory from one side to the other: where it would rather load a whole
+// tile at once, and has no registers for it.
+DEVICE void keep_order() { asm volatile("" ::: "memory"); }
 
 // ---- 16-bit floats
 
@@ -120,7 +124,8 @@ DEVICE float warp_max(float x) {
 #endif
 }
 
-// The sum over the threads of a block of whole warps; every thread has the same bits. `partial` has an element per warp.
+// The sum over the threads of a block of whole warps; every thread has the same bits. `partial` has an element per
+// warp.
 DEVICE float block_sum(float x, float* partial) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
@@ -133,11 +138,11 @@ DEVICE float block_sum(float x, float* partial) {
 // ---- Tensor cores: d[16][8] += a[16][16] * b[16][8], float32 sums
 //
 // With group = lane / 4 and quad = lane % 4 (PTX ISA, "Matrix fragments for mma.m16n8k16"), a lane holds
-//   a   rows group (a[0], a[2]) and group + 8 (a[1], a[3]); columns 2 quad, 2 quad + 1 (a[0], a[1]), and + 8 (a[2], a[3])
+//   a   rows group (a[0], a[2]) and group + 8 (a[1], a[3]); columns 2 quad, 2 quad + 1 (a[0], a[1]), + 8 (a[2], a[3])
 //   b   column group; rows 2 quad, 2 quad + 1 (b[0]), and + 8 (b[1])
 //   d   rows group (d[0], d[1]) and group + 8 (d[2], d[3]); columns 2 quad, 2 quad + 1
-// The 16 products of an element may be added in any order that is the same for every element; so kernels may permute the
-// inner dimension, provided that a and b agree.
+// The 16 products of an element may be added in any order that is the same for every element; so kernels may permute
+// the inner dimension, provided that a and b agree.
 
 template <class T>
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
@@ -146,7 +151,8 @@ DEVICE void mma<bf16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)
 #ifdef PENSTOCK_HOST
     emu::mma_bf16(d, a, b);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
@@ -156,14 +162,15 @@ DEVICE void mma<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 #ifdef PENSTOCK_HOST
     emu::mma_f16(d, a, b);
 #else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
 
-// Four 8x8 matrices of 16-bit units from shared memory, transposed: lane 8 i + r passes the address of row r of matrix i
-// (16 bytes, aligned); r[i] holds rows 2 quad and 2 quad + 1 of column `group` of matrix i.
+// Four 8x8 matrices of 16-bit units from shared memory, transposed: lane 8 i + r passes the address of row r of
+// matrix i (16 bytes, aligned); r[i] holds rows 2 quad and 2 quad + 1 of column `group` of matrix i.
 DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
 #ifdef PENSTOCK_HOST
     emu::load_matrices_transposed(r, row);
@@ -178,13 +185,14 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
 
 // ---- Asynchronous copies
 
-// Begins to copy 16 bytes from global to shared memory. The thread sees them after copy_wait, others after a barrier too.
-DEVICE void copy_async16(void* shared, const void* global) {
+// Begins to copy 16 bytes from global to shared memory; or to clear them, without reading, if `filled` is 0. The
+// thread sees them after copy_wait, the others of its block after a barrier, too.
+DEVICE void copy_async16(void* shared, const void* global, uint32_t filled = 16) {
 #ifdef PENSTOCK_HOST
-    emu::copy_async16(shared, global);
+    emu::copy_async16(shared, global, filled);
 #else
     const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
 #endif
 }
 // Makes a group of the copies begun since the last one.

@@ -3,10 +3,10 @@
 //     gather_rows    out[i] = x[rows[i]]
 //     copy_blocks    to[part][copy.to] = from[part][copy.from]   for every copy and every part (a layer)
 //
-// Data      Rows are multiples of 4 bytes and blocks multiples of 16. The blocks of a cache have a part in every layer; in
-//           the device's cache the parts of a layer are adjacent, [layer][block], in the host tier those of a block,
-//           [block][layer]. Strides describe both, so one kernel saves (device to pinned host memory), loads and swaps.
-//           The copies of a launch are independent: none reads a block that another one writes.
+// Data      Rows are multiples of 4 bytes and blocks multiples of 16. The blocks of a cache have a part in every
+//           layer; in the device's cache the parts of a layer are adjacent, [layer][block], in the host tier those of
+//           a block, [block][layer]. Strides describe both, so one kernel saves (device to pinned host memory), loads
+//           and swaps. The copies of a launch are independent: none reads a block that another one writes.
 // Shape     gather_rows: one block per row. copy_blocks: grid (copies, layers).
 // Limit     bytes; across PCIe its bandwidth: 16-byte accesses, consecutive threads at consecutive addresses.
 #include "common.cuh"

@@ -4,12 +4,12 @@
 //     silu(x)     = x / (1 + exp(-x))
 //     gelu(x)     = x / 2 (1 + tanh(u)) = x / (1 + exp(-2 u)),  u = sqrt(2 / pi) (x + 0.044715 x^3)
 //
-// Data      a row of gate_up has `width` gates, then `width` ups, as one product computes them: [rows][2 width] of float32.
-//           out [rows][width] of T is the operand of the next product.
+// Data      a row of gate_up has `width` gates, then `width` ups, as one product computes them: [rows][2 width] of
+//           float32. out [rows][width] of T is the operand of the next product.
 // Shape     grid (rows, ceil(width / 1024)); a thread computes 4 values, 256 apart.
 // Limit     bytes: 8 read and 2 written for each value.
-// Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear Units",
-//           section 2 (the approximation with tanh).
+// Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear
+//           Units", section 2 (the approximation with tanh).
 #include "common.cuh"
 
 constexpr int THREADS = 256;

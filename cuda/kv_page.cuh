@@ -8,20 +8,22 @@
 //                        uint4:   fifth bits of the slow part of keys, [token][bits]
 //                                 scales of the fast part, of the slow part, of values (bf16)
 //
-// A row of keys or values is contiguous in every encoding, so attention copies it by 16-byte words and a token is written
-// without reading its neighbours. The number of dimensions is a multiple of 32, and a block has a multiple of 16 tokens.
+// A row of keys or values is contiguous in every encoding, so attention copies it by 16-byte words and a token is
+// written without reading its neighbours. The number of dimensions is a multiple of 32, and a block has a multiple of
+// 16 tokens.
 //
 // bf16, f16   the values, rounded
-// int8        x ~ offset + scale q,  q in 0..255,  offset = min(x),  scale = (max(x) - min(x)) / 255, rounded up to bf16
+// int8        x ~ offset + scale q,  q in 0..255,  offset = min(x),  scale = (max(x) - min(x)) / 255 (bf16, up)
 // uint4       The head is rotated by Hadamard transforms, which distribute its few large dimensions over all; then
 //             x ~ scale (q - levels / 2),  q in 0..levels.  A key has two parts: "slow", the half that the rotary
-//             embedding rotates slowest and that has most of the energy, 5 bits; "fast", the rest, 4 bits. Values have
-//             4 bits. The scale is the best of a few representable ones. A row has 8 values per 32-bit word, the first in
-//             the low bits: the fast part, then the slow one.
+//             embedding rotates slowest and that has most of the energy, 5 bits; "fast", the rest, 4 bits. Values
+//             have 4 bits. The scale is the best of a few representable ones. A row has 8 values per 32-bit word, the
+//             first in the low bits: the fast part, then the slow one.
 // A row with a NaN or an infinity is restored as NaN.
 //
 // The encodings are those of the CPU (rust/kernels: quantiser.rs, rotated.rs), which has another order in memory.
-// Sources: DashInfer's documentation of its quantised KV cache (int8); Ashkboos et al., "QuaRot", section 4.2 (rotation).
+// Sources: DashInfer's documentation of its quantised KV cache (int8); Ashkboos et al., "QuaRot", section 4.2
+// (rotation).
 #pragma once
 #include "common.cuh"
 
@@ -36,11 +38,13 @@ constexpr int BITS<int8> = 8;
 template <>
 constexpr int BITS<u4> = 4;
 
-// The parts of a rotated key: dimensions in the order of the parts, fast[0..q], fast[half..half + q], then the others.
+// The parts of a rotated key: dimensions in the order of the parts, fast[0..q], fast[half..half + q], then the
+// others.
 struct KeyParts {
     int half, fast;
 
-    DEVICE explicit KeyParts(int head_dim) : half(head_dim / 2), fast(head_dim < 64 ? 0 : head_dim - head_dim / 64 * 32) {}
+    DEVICE explicit KeyParts(int head_dim)
+        : half(head_dim / 2), fast(head_dim < 64 ? 0 : head_dim - head_dim / 64 * 32) {}
     DEVICE int dimension(int step) const {
         const int quarter = fast / 2, slow = step - fast, rest = half - quarter;
         if (slow < 0) return step < quarter ? step : half + step - quarter;

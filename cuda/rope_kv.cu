@@ -6,12 +6,14 @@
 //     the page of the row's block = encoded key, value
 //
 // Data      a row of qkv has `heads` query heads, then `kv_heads` keys, then as many values, of float32. Queries are
-//           replaced; keys and values go to the cache only (kv_page.cuh). The table of rotations has a row per position:
-//           the cosines of its `angles` angles, then the sines. A position EXTRA | index is a row of `extra_rotations`.
+//           replaced; keys and values go to the cache only (kv_page.cuh). The table of rotations has a row per
+//           position: the cosines of its `angles` angles, then the sines. A position EXTRA | index is a row of
+//           `extra_rotations`.
 // Shape     one warp per head; grid (rows, ceil((heads + 2 kv_heads) / 4)), blocks of 4 warps, 8 head_dim floats of
 //           dynamic shared memory. The head is in shared memory, where every lane reaches the partner of a rotation.
 // Limit     bytes: each value is read once and written once, in the cache's encoding.
-// Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers"; kv_page.cuh.
+// Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers";
+//           kv_page.cuh.
 #include "kv_page.cuh"
 
 constexpr int WARPS = 4;
@@ -144,8 +146,10 @@ DEVICE uint32_t quantised(float x, float scale, int levels) {
 }
 
 DEVICE void write_nibbles(uint8_t* row, const float* x, int count, float scale, int levels) {
-    for (int i = threadIdx.x % 32; i < count / 2; i += 32)
-        row[i] = uint8_t((quantised(x[2 * i], scale, levels) & 15) | (quantised(x[2 * i + 1], scale, levels) & 15) << 4);
+    for (int i = threadIdx.x % 32; i < count / 2; i += 32) {
+        const uint32_t low = quantised(x[2 * i], scale, levels), high = quantised(x[2 * i + 1], scale, levels);
+        row[i] = uint8_t((low & 15) | high << 4);
+    }
 }
 
 DEVICE void write_fifth_bits(uint8_t* row, const float* x, int count, float scale) {

@@ -91,8 +91,8 @@ def compiled(path: Path, target: str) -> tuple[bytes, str]:
         + path.read_bytes()
         + Path(__file__).read_bytes()
     )
-    stem = CACHE / f"{path.stem}.{target}.{hashlib.sha256(key).hexdigest()[:16]}"
-    cubin, log = stem.with_suffix(".cubin"), stem.with_suffix(".log")
+    name = f"{path.stem}.{target}.{hashlib.sha256(key).hexdigest()[:16]}"
+    cubin, log = CACHE / f"{name}.cubin", CACHE / f"{name}.log"
     if not log.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         for stale in CACHE.glob(f"{path.stem}.{target}.*"):

@@ -1,0 +1,147 @@
+"""CUDA matrix products on the host: against float64, and the same bits for every number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from support import cuda
+
+if TYPE_CHECKING:
+    from support.cuda import Array
+
+#: Outputs and rows of a block.
+TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128)}
+SEGMENT = 2048
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cuda.HostKernels:
+    return cuda.host_kernels()
+
+
+class Product(ctypes.Structure):
+    """``Product`` of ``cuda/gemm.cu``."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("outputs", ctypes.c_int),
+        ("inner", ctypes.c_int),
+        ("accumulates", ctypes.c_int),
+    )
+
+
+@dataclass
+class Operands:
+    """A product."""
+
+    x: Array
+    w: Array
+    bias: Array | None = None
+    base: Array | None = None
+
+    def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
+        """The product by a kernel; guard rows behind it stay as they were."""
+        (rows, inner), outputs = self.x.shape, len(self.w)
+        tile_outputs, tile_rows = TILES[kernel]
+        out = np.full((rows + 1, outputs), np.nan, np.float32)
+        if self.base is not None:
+            out[:rows] = self.base
+        product = Product(
+            *cuda.addresses(self.x, self.w, self.bias, out), rows, outputs, inner, self.base is not None
+        )
+        tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
+        dtype = "f16" if self.x.dtype == np.float16 else "bf16"
+        if kernel == "gemv":
+            threads = 32 * min(8, -(-inner // SEGMENT))
+            kernels.launch(f"gemv_{dtype}", tiles, threads, product)
+        else:
+            kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
+        assert np.isnan(out[rows]).all()
+        return out[:rows]
+
+    def expected(self) -> Array:
+        """The product in float64."""
+        result: Array = cuda.to_floats(self.x) @ cuda.to_floats(self.w).T
+        if self.base is not None:
+            result = result + self.base
+        return result if self.bias is None else result + self.bias
+
+
+def random_operands(rows: int, outputs: int, inner: int, dtype: str = "bf16") -> Operands:
+    rng = np.random.default_rng(rows * 1000 + outputs + inner)
+    x = cuda.to_bits(rng.standard_normal((rows, inner)), dtype)
+    return Operands(x, cuda.to_bits(rng.standard_normal((outputs, inner)) / inner**0.5, dtype))
+
+
+SHAPES = [(1, 1, 8), (1, 16, 64), (3, 40, 576), (8, 33, 2048), (9, 70, 2056), (33, 130, 96), (130, 129, 40)]
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_product_equals_float64(
+    kernels: cuda.HostKernels, kernel: str, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    operands = random_operands(*shape, dtype)
+    out = operands.run(kernels, kernel)
+    assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("inner", [64, 4104])
+def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel: str, inner: int) -> None:
+    operands = random_operands(5, 37, inner)
+    rng = np.random.default_rng(0)
+    operands.base = rng.standard_normal((5, 37)).astype(np.float32)
+    added = operands.run(kernels, kernel)
+    assert np.allclose(added, operands.expected(), rtol=1e-5, atol=3e-6)
+    operands.bias = rng.standard_normal(37).astype(np.float32)
+    assert np.array_equal(operands.run(kernels, kernel), added + operands.bias)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("inner", [40, 576, 2048, 4104])
+def test_bits_do_not_depend_on_the_rows_or_the_kernel(
+    kernels: cuda.HostKernels, dtype: str, inner: int
+) -> None:
+    operands = random_operands(41, 50, inner, dtype)
+    operands.base = np.random.default_rng(1).standard_normal((41, 50)).astype(np.float32)
+    expected = operands.run(kernels, "gemm_wide").view(np.uint32)
+    assert np.array_equal(operands.run(kernels, "gemm_narrow").view(np.uint32), expected)
+    assert np.array_equal(operands.run(kernels, "gemv").view(np.uint32), expected)
+    for first, last in [(0, 1), (7, 8), (40, 41), (3, 9), (20, 35)]:
+        part = Operands(operands.x[first:last], operands.w, None, operands.base[first:last])
+        for kernel in TILES:
+            out = part.run(kernels, kernel)
+            assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
+
+
+def test_bits_do_not_depend_on_the_warps_of_gemv(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(2, 16, 9 * SEGMENT + 32)
+    assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
+
+
+def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(11, 20, 96)
+    expected = {kernel: operands.run(kernels, kernel) for kernel in TILES}
+    operands.x[4] = 0x7FC0
+    for kernel in TILES:
+        out = operands.run(kernels, kernel)
+        assert np.isnan(out[4]).all()
+        others = np.arange(11) != 4
+        assert np.array_equal(out[others], expected[kernel][others])
+
+
+def test_every_tile_of_a_large_product_is_computed(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(9 * 32 + 5, 70, 16)
+    out = operands.run(kernels, "gemm_narrow")
+    assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)
