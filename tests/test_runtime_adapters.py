@@ -364,7 +364,7 @@ def test_operations_of_one_adapter_wait_for_each_other(engine: FakeEngine) -> No
         wait_until(lambda: len(engine.calls) == 1)
         second = threading.Thread(target=runtime.ask, args=(UNLOAD, {"lora_name": "lora-2"}))
         second.start()
-        wait_until(lambda: runtime.application.state.adapters.num_waiting("lora-2") == 2)
+        wait_until(lambda: runtime.application.state.adapters.operations.num_requests("lora-2") == 2)
         assert len(engine.calls) == 1
         other = threading.Thread(target=runtime.ask, args=(UNLOAD, {"lora_name": "other"}))
         other.start()
@@ -372,5 +372,5 @@ def test_operations_of_one_adapter_wait_for_each_other(engine: FakeEngine) -> No
         engine.may_answer.set()
         for thread in (first, second, other):
             thread.join()
-        assert runtime.application.state.adapters.num_waiting("lora-2") == 0
+        assert runtime.application.state.adapters.operations.num_requests("lora-2") == 0
     assert [call.body["lora_name"] for call in engine.calls] == ["lora-2", "other", "lora-2"]

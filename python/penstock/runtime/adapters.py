@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import anyio.to_thread
+import msgspec
 
-from penstock._hub_ids import parse_hub_id
 from penstock.runtime.artifacts import (
     credentials_of,
     download_error,
+    names_hub_model,
     options_for,
     request_options,
     scheme_of,
@@ -27,15 +27,16 @@ from penstock.runtime.downloader import (
     TransferError,
     model_state,
     resolve,
-    run,
 )
 from penstock.runtime.errors import ApiError, not_allowed
+from penstock.runtime.operations import Operations
 from penstock.server.paths import within
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Mapping
 
     from penstock.runtime.bodies import DelegatedLoad
+    from penstock.runtime.downloads import Downloads
     from penstock.runtime.engine import EngineClient, Reply
     from penstock.runtime.settings import RuntimeSettings
 
@@ -46,27 +47,26 @@ _NAME_LIMIT = "1 to 100 letters, digits, - and _"
 #: Of adapters with a folder.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is no dot"
-_SCHEMES = frozenset({"http", "https", "huggingface", "s3", "tos"})
+_SCHEMES = frozenset({"hf", "huggingface", "s3", "tos"})
 #: The folder of a URL, below that of its adapter.
 _URL_FOLDER = "[0-9a-f]" * 12
+#: Requests for one adapter at the same time.
+_MAX_REQUESTS = 16
 #: Statuses with which the engine refuses an adapter.
 _REFUSALS = frozenset({400, 404, 409, 422})
 
 
 class Adapters:
-    """Loads and unloads adapters, one operation per adapter at a time."""
+    """Loads and unloads adapters, one operation per adapter at a time; equal requests share one."""
 
-    def __init__(self, settings: RuntimeSettings, engine: EngineClient, slots: anyio.CapacityLimiter) -> None:
+    def __init__(self, settings: RuntimeSettings, engine: EngineClient, downloads: Downloads) -> None:
         self._settings = settings
         self._engine = engine
-        #: Of downloads.
-        self._slots = slots
+        self._downloads = downloads
         self._folder = Path(settings.adapter_dir).resolve()
         #: The folders of adapters that this runtime has downloaded and the engine has loaded.
         self._paths: dict[str, Path] = {}
-        self._locks: dict[str, anyio.Lock] = {}
-        #: Operations that hold a lock or wait for it.
-        self._users: Counter[str] = Counter()
+        self.operations = Operations(_MAX_REQUESTS)
 
     async def load(self, name: str, path: str, authorization: str | None) -> None:
         """Load an adapter that the engine finds: by hub id, or a path in one of the allowed folders.
@@ -77,61 +77,53 @@ class Adapters:
             raise not_allowed("ValidationError", "lora_name", name, _NAME_LIMIT)
         if not path.strip():
             raise not_allowed("ValidationError", "lora_path", path, "a hub id, a path or a URL")
-        async with self._alone(name):
-            if "://" in path:
-                await self._load_url(name, path, {}, authorization)
-                return
-            hub_id = parse_hub_id(path)
-            if hub_id is None or hub_id.revision is not None:
-                found = within(path, self._settings.roots)
-                if found is None:
-                    limit = "a hub id, or a path in the folder of adapters or another allowed one"
-                    raise not_allowed("ValidationError", "lora_path", path, limit)
-                path = str(found)
-            await self._engine.load_adapter(name, path, authorization)
+        key = ("load", path, authorization)
+        await self.operations.join(name, key, partial(self._load, name, path, authorization))
+
+    async def _load(self, name: str, path: str, authorization: str | None) -> None:
+        if "://" in path:
+            await self._load_url(name, path, {}, authorization)
+            return
+        if not names_hub_model(path):
+            found = within(path, self._settings.roots)
+            if found is None:
+                limit = "a hub id, or a path in the folder of adapters or another allowed one"
+                raise not_allowed("ValidationError", "lora_path", path, limit)
+            path = str(found)
+        await self._engine.load_adapter(name, path, authorization)
 
     async def load_artifact(self, body: DelegatedLoad, authorization: str | None) -> tuple[Path, str]:
         """Download an adapter and load it; returns its folder and the text of the engine."""
-        name, url = body.lora_name, body.artifact_url
+        name = body.lora_name
         _check_folder_name(name)
-        config = body.additional_config or {}
-        if key := config.get("api-key"):
-            if not (key.isascii() and key.isprintable()):
+        if engine_key := (body.additional_config or {}).get("api-key"):
+            if not (engine_key.isascii() and engine_key.isprintable()):
                 raise ApiError(400, "ValidationError", "api-key is no key", param="additional_config.api-key")
-            authorization = f"Bearer {key}"
+            authorization = f"Bearer {engine_key}"
+        key = (msgspec.json.encode(body), authorization)
+        return await self.operations.join(name, key, partial(self._load_artifact, body, authorization))
+
+    async def _load_artifact(self, body: DelegatedLoad, authorization: str | None) -> tuple[Path, str]:
         credentials = await anyio.to_thread.run_sync(credentials_of, body, self._settings)
-        async with self._alone(name):
-            extra = request_options(url, credentials, config)
-            return await self._load_url(name, url, extra, authorization, body.local_dir)
+        extra = request_options(body.artifact_url, credentials, body.additional_config or {})
+        return await self._load_url(body.lora_name, body.artifact_url, extra, authorization, body.local_dir)
 
     async def unload(
         self, name: str, number: int | None, authorization: str | None, *, deletes: bool
     ) -> Reply:
         """Unload an adapter, and delete its folder if the runtime downloaded it."""
         _check_folder_name(name)
-        async with self._alone(name):
-            reply = await self._engine.unload_adapter(name, number, authorization)
-            known = self._paths.pop(name, None)
-            if deletes:
-                await anyio.to_thread.run_sync(_delete_all, self._folder / name, known)
+        run = partial(self._unload, name, number, authorization, deletes=deletes)
+        return await self.operations.join(name, ("unload", number, authorization, deletes), run)
+
+    async def _unload(
+        self, name: str, number: int | None, authorization: str | None, *, deletes: bool
+    ) -> Reply:
+        reply = await self._engine.unload_adapter(name, number, authorization)
+        known = self._paths.pop(name, None)
+        if deletes:
+            await anyio.to_thread.run_sync(_delete_all, self._folder / name, known)
         return reply
-
-    def num_waiting(self, name: str) -> int:
-        """Operations of an adapter that run or wait."""
-        return self._users[name]
-
-    @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """Wait for the other operations of this adapter."""
-        lock = self._locks.setdefault(name, anyio.Lock())
-        self._users[name] += 1
-        try:
-            async with lock:
-                yield
-        finally:
-            self._users[name] -= 1
-            if not self._users[name]:
-                del self._users[name], self._locks[name]
 
     async def _load_url(
         self,
@@ -146,7 +138,6 @@ class Adapters:
         A folder that this request has made is deleted if the engine refuses the adapter. The folder of the
         adapter's last version is deleted when the engine has this one.
         """
-        url = re.sub("^hf://", "huggingface://", url)
         path = self._path_of(name, url, local_dir)
         state, _ = await anyio.to_thread.run_sync(model_state, path)
         await self._fetch(url, path, extra, keeps=state == "complete" or path == self._paths.get(name))
@@ -167,6 +158,8 @@ class Adapters:
         self._engine.adapter_routes()  # otherwise the download is for nothing
         if scheme_of(url) not in _SCHEMES:
             limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
+            if scheme_of(url) in ("http", "https"):
+                limit += ": a web server has one file, and an adapter is a directory"
             raise not_allowed("ValidationError", "artifact_url", url, limit)
         folder = self._folder
         if local_dir is not None:
@@ -185,12 +178,7 @@ class Adapters:
         try:
             options = options_for(url, extra, self._settings)
             resolve(url, options)
-            with anyio.fail_after(self._settings.download_timeout):
-                async with self._slots:
-                    await run(url, path, options)
-        except TimeoutError:
-            message = f"the download took longer than {self._settings.download_timeout:g} seconds"
-            raise ApiError(408, "TimeoutError", message) from None
+            await self._downloads.fetch(url, path, options)
         except DownloadError as error:
             if not keeps and not isinstance(error, (DownloadCancelledError, TransferError)):
                 await anyio.to_thread.run_sync(_delete, path)

@@ -18,6 +18,7 @@ from penstock.runtime.engines import handlers as engines
 from penstock.runtime.errors import ApiError, api_error
 from penstock.runtime.handlers import (
     BODY_READ,
+    cancel_download,
     download_model,
     has_body,
     healthz,
@@ -30,6 +31,7 @@ from penstock.runtime.handlers import (
 from penstock.runtime.metrics import metrics
 from penstock.runtime.settings import RuntimeSettings
 from penstock.runtime.state import State
+from penstock.server.disconnects import DisconnectedError
 from penstock.server.logs import AccessRecord, access_logger, request_id
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Level], ...] = (
     ("POST", "/v1/lora_adapter/load", load_adapter, "change"),
     ("POST", "/v1/lora_adapter/unload", unload_adapter, "change"),
     ("POST", "/v1/model/download", download_model, "change"),
+    ("DELETE", "/v1/model/download", cancel_download, "change"),
     ("GET", "/v1/model/list", list_models, "read"),
     ("POST", "/v1/runtime/models/activate", engines.activate, "engines"),
     ("POST", "/v1/runtime/models/deactivate", engines.deactivate, "engines"),
@@ -74,6 +77,7 @@ _PROBES = frozenset({"/healthz", "/ready", "/metrics", "/metrics/"})
 #: Characters of an unknown path in the log.
 _MAX_PATH = 128
 _DISCONNECTED = 499
+_DISCONNECTS = (ClientDisconnect, DisconnectedError)
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -119,7 +123,7 @@ class _Endpoint:
             response.headers["x-request-id"] = label
             status = response.status_code
             await response(scope, receive, send)
-        except (ClientDisconnect, OSError):
+        except (*_DISCONNECTS, OSError):
             status = _DISCONNECTED
         finally:
             seconds = time.perf_counter() - begin
@@ -138,7 +142,7 @@ class _Endpoint:
                 return await action.handler(state, request)
             with state.change():
                 return await action.handler(state, request)
-        except ClientDisconnect:
+        except _DISCONNECTS:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             found = api_error(error)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock._hub_ids import parse_hub_id
 from penstock.runtime.downloader import (
     AccessDeniedError,
     DownloadError,
@@ -27,7 +28,15 @@ if TYPE_CHECKING:
     from penstock.runtime.bodies import DelegatedLoad
     from penstock.runtime.settings import RuntimeSettings
 
-__all__ = ["credentials_of", "download_error", "options_for", "request_options", "scheme_of", "secrets_of"]
+__all__ = [
+    "credentials_of",
+    "download_error",
+    "names_hub_model",
+    "options_for",
+    "request_options",
+    "scheme_of",
+    "secrets_of",
+]
 
 #: Hosts of the hub, of the stores to which it redirects, of Amazon S3 and of TOS; with https only.
 _HOSTS = (
@@ -85,6 +94,17 @@ def scheme_of(uri: str) -> str:
     return scheme.lower() if separator else ""
 
 
+def names_hub_model(text: str) -> bool:
+    """Whether an engine reads this as `org/name` of the hub: a file or folder with this path comes first."""
+    hub_id = parse_hub_id(text)
+    if hub_id is None or hub_id.revision is not None:
+        return False
+    try:
+        return not Path(text).exists()
+    except OSError:
+        return False
+
+
 def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -> Options:
     """The options of a download that a request asks for, with the limits of the operator."""
     own = Options.load(uri)  # those of the environment
@@ -114,9 +134,9 @@ def _with_credentials(uri: str, extra: Mapping[str, Any], own: Options) -> Optio
         message = "ak: a request that names an endpoint needs its credentials, ak and sk"
         raise InvalidArgumentError(message, "ak")
     if options.hf_endpoint != own.hf_endpoint and not extra.get("hf_token"):
-        from penstock.runtime.downloader.hub import _stored_token
+        from penstock.runtime.downloader.hub import stored_token
 
-        if _stored_token() is not None:  # it would be sent
+        if stored_token() is not None:  # it would be sent
             message = "hf_token: a request that names an endpoint needs its token"
             raise InvalidArgumentError(message, "hf_token")
         return msgspec.structs.replace(options, hf_token=None)
@@ -142,14 +162,11 @@ def request_options(uri: str, credentials: Mapping[str, str], config: Mapping[st
 def credentials_of(body: DelegatedLoad, settings: RuntimeSettings) -> dict[str, str]:
     """The credentials of a request: its own, those of the secret that it names, or those for all requests.
 
-    The last ones are not for hosts that the request names: a web server, or an endpoint.
+    The last ones are not for an endpoint that the request names.
     """
     if body.credentials is not None:
         return body.credentials
-    names_host = scheme_of(body.artifact_url) in _WEB or not _ENDPOINTS.isdisjoint(
-        body.additional_config or {}
-    )
-    if body.credentials_secret is None and names_host:
+    if body.credentials_secret is None and not _ENDPOINTS.isdisjoint(body.additional_config or {}):
         return {}
     return secrets_of(settings, body.credentials_secret)
 

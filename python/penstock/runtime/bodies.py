@@ -12,6 +12,7 @@ from penstock.runtime.errors import invalid_body
 
 __all__ = [
     "Activate",
+    "CancelDownload",
     "Deactivate",
     "DelegatedLoad",
     "DelegatedUnload",
@@ -77,6 +78,13 @@ class Download(_Body):
     local_dir: str | None = None
     model_name: str | None = None
     download_extra_config: dict[str, Any] | None = None
+
+
+class CancelDownload(_Body):
+    """A download to end."""
+
+    model_name: str
+    local_dir: str | None = None
 
 
 class ListModels(_Body):

@@ -25,6 +25,7 @@ from penstock.runtime.errors import ApiError
 from penstock.server.paths import within
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from anyio.abc import TaskGroup
@@ -66,9 +67,15 @@ class _Job:
     error: ApiError | None = None
     #: That of the download to the same folder before.
     last_error: ApiError | None = None
-    is_running: bool = True
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     #: Set when the first file is being downloaded, or the download has ended.
     has_begun: anyio.Event = field(default_factory=anyio.Event)
+    has_ended: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return not self.has_ended.is_set()
 
     def card(self, status: str) -> dict[str, Any]:
         """The object of the responses."""
@@ -90,7 +97,7 @@ class Downloads:
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         #: Of downloads at the same time, those of adapters included.
-        self.slots = anyio.CapacityLimiter(settings.max_downloads)
+        self._slots = anyio.CapacityLimiter(settings.max_downloads)
         #: Runs the downloads while the application runs.
         self.group: TaskGroup | None = None
         self._jobs: dict[Path, _Job] = {}
@@ -127,6 +134,41 @@ class Downloads:
             raise job.error
         return job.card("downloading" if job.is_running else "downloaded")
 
+    def num_running(self) -> int:
+        """Downloads that have a slot."""
+        return self._slots.borrowed_tokens
+
+    async def fetch(
+        self,
+        uri: str,
+        directory: Path,
+        options: Options,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Path:
+        """Download to a directory, within the time and the number of downloads of the settings."""
+        seconds = self._settings.download_timeout
+        try:
+            with anyio.fail_after(seconds):
+                async with self._slots:
+                    return await run(uri, directory, options, progress)
+        except TimeoutError:
+            message = f"the download took longer than {seconds:g} seconds; the same request resumes it"
+            raise ApiError(408, "TimeoutError", message) from None
+
+    async def cancel(self, name: str, local_dir: str | None) -> dict[str, Any]:
+        """End the download to a folder, of which the next request resumes; returns its card."""
+        try:
+            directory = model_directory(self._root(local_dir), name)
+        except DownloadError as error:
+            raise download_error(error) from error
+        job = self._jobs.get(directory)
+        if job is None or not job.is_running:
+            message = f"the model {name!r:.130} is not being downloaded"
+            raise ApiError(404, "NotFoundError", message, param="model_name")
+        job.scope.cancel()
+        await job.has_ended.wait()
+        return job.card("no_operation" if job.error is not None else "downloaded")
+
     def _root(self, local_dir: str | None) -> Path:
         root = within(local_dir or self._settings.model_dir, self._settings.roots)
         if root is None:
@@ -155,17 +197,22 @@ class Downloads:
                 job.has_begun.set()
 
         try:
-            async with self.slots:
-                await run(uri, directory, options, show)
+            with job.scope:
+                await self.fetch(uri, directory, options, show)
+            if job.scope.cancelled_caught:
+                job.error = ApiError(409, "DownloadCancelledError", "the download was cancelled")
         except DownloadError as error:
             job.error = download_error(error)
-            logger.warning("the download of %s failed: %s", job.name, error)
+        except ApiError as error:
+            job.error = error
         except Exception:
             job.error = ApiError(500, "InternalError", "internal error")
             logger.exception("the download of %s failed", job.name)
         finally:
-            job.is_running = False
             job.has_begun.set()
+            job.has_ended.set()
+        if job.error is not None:
+            logger.warning("the download of %s failed: %s", job.name, job.error)
 
     async def list(self, local_dir: str | None) -> list[dict[str, Any]]:
         """The cards of the models in a folder; none of a folder that requests may not name."""

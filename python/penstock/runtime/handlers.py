@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock.runtime.bodies import (
+    CancelDownload,
     DelegatedLoad,
     DelegatedUnload,
     DirectLoad,
@@ -18,6 +20,7 @@ from penstock.runtime.bodies import (
     decoded,
 )
 from penstock.runtime.errors import ApiError
+from penstock.server.disconnects import while_connected
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BODY_READ",
+    "cancel_download",
     "download_model",
     "has_body",
     "healthz",
@@ -97,12 +101,13 @@ async def load_adapter(state: State, request: Request) -> Response:
     authorization = state.access.authorization(request, "change")
     if "artifact_url" not in fields:
         direct = converted(fields, DirectLoad)
-        await state.adapters.load(direct.lora_name, direct.lora_path, authorization)
         name, path = direct.lora_name, direct.lora_path
+        await while_connected(request.receive, partial(state.adapters.load, name, path, authorization))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' loaded successfully from '{path}'.")
     body = converted(fields, DelegatedLoad)
     try:
-        folder, text = await state.adapters.load_artifact(body, authorization)
+        work = partial(state.adapters.load_artifact, body, authorization)
+        folder, text = await while_connected(request.receive, work)
     except ApiError as error:
         error.fields["error"] = str(error)
         if not state.settings.strict_compat:
@@ -120,15 +125,17 @@ async def unload_adapter(state: State, request: Request) -> Response:
     if "lora_int_id" in fields:
         direct = converted(fields, DirectUnload)
         name = direct.lora_name
-        reply = await state.adapters.unload(name, direct.lora_int_id, authorization, deletes=False)
+        work = partial(state.adapters.unload, name, direct.lora_int_id, authorization, deletes=False)
+        reply = await while_connected(request.receive, work)
         if reply.status == _NOT_FOUND:
             message = f"the engine has no adapter {name!r}: {reply.text()}"
             raise ApiError(404, "NotFoundError", message, param="lora_name")
         return PlainTextResponse(f"Success: LoRA adapter '{name}' unloaded successfully.")
     body = converted(fields, DelegatedUnload)
-    deletes = body.cleanup_local
-    reply = await state.adapters.unload(body.lora_name, None, authorization, deletes=deletes)
-    answer = {"status": "success", "message": f"Successfully unloaded adapter {body.lora_name}"}
+    name, deletes = body.lora_name, body.cleanup_local
+    work = partial(state.adapters.unload, name, None, authorization, deletes=deletes)
+    reply = await while_connected(request.receive, work)
+    answer = {"status": "success", "message": f"Successfully unloaded adapter {name}"}
     if state.settings.strict_compat:
         return JSONResponse(answer)
     return JSONResponse({**answer, "was_loaded": reply.status != _NOT_FOUND})
@@ -137,7 +144,14 @@ async def unload_adapter(state: State, request: Request) -> Response:
 async def download_model(state: State, request: Request) -> Response:
     """Start a download, or report one."""
     body = converted(await read_body(state, request), Download)
-    return JSONResponse(await state.downloads.start(body))
+    return JSONResponse(await while_connected(request.receive, partial(state.downloads.start, body)))
+
+
+async def cancel_download(state: State, request: Request) -> Response:
+    """End a download, which a parameter of the query or a body names."""
+    fields = await read_body(state, request) if has_body(request) else dict(request.query_params)
+    body = converted(fields, CancelDownload)
+    return JSONResponse(await state.downloads.cancel(body.model_name, body.local_dir))
 
 
 async def list_models(state: State, request: Request) -> Response:

@@ -1,11 +1,13 @@
 """`/metrics`: the engine's metrics, under their names and the common ones, and the runtime's own.
 
-The engine is scraped for each response, so the numbers are never old. A thread parses and formats them.
+The engine is scraped for each response; requests at the same time share one scrape. A thread parses and
+formats the text.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
@@ -18,6 +20,7 @@ from starlette.responses import Response
 import penstock
 from penstock.runtime.errors import ApiError
 from penstock.runtime.rules import rules_of
+from penstock.server.disconnects import while_connected
 from penstock.server.families import Families
 
 if TYPE_CHECKING:
@@ -36,15 +39,23 @@ _COUNTER = re.compile(r"^# TYPE (\S+) counter\s*$", re.MULTILINE)
 
 async def metrics(state: State, request: Request) -> Response:
     """The metrics of the engine and of the runtime."""
-    text = await _scrape(state, state.access.authorization(request, "open"))
+    authorization = state.access.authorization(request, "open")
+    # Strangers, who can have a header of their own each, do not fill the limit of others.
+    name = "own" if authorization == state.access.engine_authorization else "other"
+    run = partial(_metrics, state, authorization)
+    body = await while_connected(request.receive, partial(state.scrapes.join, name, authorization, run))
+    return Response(body, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+async def _metrics(state: State, authorization: str | None) -> bytes:
+    text = await _scrape(state, authorization)
     threads = state.metrics_threads
     found: Mapping[str, Metric] | None = None
     if text is not None and not state.settings.raw_metrics:
         found = await anyio.to_thread.run_sync(_parsed, state, text, limiter=threads)
         text = None if found is None else text
     families = _own(state, is_up=text is not None)
-    body = await anyio.to_thread.run_sync(_body, text or "", found or {}, families, limiter=threads)
-    return Response(body, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+    return await anyio.to_thread.run_sync(_body, text or "", found or {}, families, limiter=threads)
 
 
 async def _scrape(state: State, authorization: str | None) -> str | None:

@@ -25,6 +25,11 @@ _BODIES: dict[str, Any] = {
     "/v1/runtime/models/sleep": bodies.Sleep,
     "/v1/runtime/models/wake": bodies.Operation,
 }
+#: Parameters of the query, which are all texts.
+_QUERIES: dict[tuple[str, str], type[msgspec.Struct]] = {
+    ("DELETE", "/v1/model/download"): bodies.CancelDownload,
+    ("GET", "/v1/model/list"): bodies.ListModels,
+}
 
 
 def document(routes: Iterable[tuple[str, str, Callable[..., Any], str]]) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def document(routes: Iterable[tuple[str, str, Callable[..., Any], str]]) -> dict
             "responses": {"200": {"description": "success"}, "default": {"description": "error"}},
             "security": [] if level == "open" else [{"token": []}],
         }
-        if path in _BODIES:
+        if method == "POST" and path in _BODIES:
             kinds = getattr(_BODIES[path], "__args__", (_BODIES[path],))
             found, components = msgspec.json.schema_components(
                 kinds, ref_template="#/components/schemas/{name}"
@@ -47,9 +52,11 @@ def document(routes: Iterable[tuple[str, str, Callable[..., Any], str]]) -> dict
             schema = found[0] if len(kinds) == 1 else {"anyOf": list(found)}
             content = {"application/json": {"schema": schema}}
             operation["requestBody"] = {"required": True, "content": content}
-        if path == "/v1/model/list":
-            parameter = {"name": "local_dir", "in": "query", "schema": {"type": "string"}}
-            operation["parameters"] = [parameter]
+        if (method, path) in _QUERIES:
+            operation["parameters"] = [
+                {"name": field.name, "in": "query", "required": field.required, "schema": {"type": "string"}}
+                for field in msgspec.structs.fields(_QUERIES[method, path])
+            ]
         paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",

@@ -41,7 +41,7 @@ class RuntimeSettings:
     engine_timeout: Annotated[float, "Time for a request to the engine."] = 30.0
     scrape_path: Annotated[str, "Path of the engine's metrics. Environment: METRIC_SCRAPE_PATH."] = "/metrics"
     scrape_timeout: Annotated[float, "Time for a scrape of the engine's metrics."] = 1.0
-    max_metrics_bytes: Annotated[int, "Maximum size of the engine's metrics."] = 4 << 20
+    max_metrics_bytes: Annotated[int, "Maximum size of the engine's metrics."] = 1 << 20
     rename_metrics: Annotated[
         bool,
         "Add the engine's metrics under aibrix: names. Default: on. Environment: "
@@ -82,7 +82,9 @@ class RuntimeSettings:
         "/var/run/secrets/aibrix"  # noqa: S105 - a folder
     )
     max_downloads: Annotated[int, "Maximum number of downloads at the same time."] = 4
-    download_timeout: Annotated[float, "Time for the download of an adapter."] = 1800.0
+    download_timeout: Annotated[
+        float, "Time for a download of an adapter or a model; the same request resumes it after that."
+    ] = 3600.0
     ready_checks_engine: Annotated[bool, "/ready has status 503 while the engine is down."] = False
     strict_compat: Annotated[
         bool, "Errors and answers exactly as AIBrix's runtime has them, where this runtime differs."

@@ -15,9 +15,12 @@ from penstock.runtime.engine import EngineClient
 from penstock.runtime.engines.supervisor import Supervisor
 from penstock.runtime.errors import ApiError
 from penstock.runtime.measures import Measures
+from penstock.runtime.operations import Operations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from anyio.abc import TaskGroup
 
     from penstock.runtime.settings import RuntimeSettings
 
@@ -25,6 +28,10 @@ __all__ = ["State"]
 
 #: Requests that change something at the same time, those that wait for each other included.
 _MAX_CHANGES = 64
+#: Requests at the same time about one of the engines that the runtime starts.
+_MAX_PER_ENGINE = 16
+#: Scrapes at the same time: those with the engine's key, and likewise those without.
+_MAX_SCRAPES = 32
 _OK = 200
 
 
@@ -41,38 +48,46 @@ class State:
         #: The thread that parses and formats metrics, which needs the interpreter.
         self.metrics_threads = anyio.CapacityLimiter(1)
         self.downloads = Downloads(settings)
-        self.adapters = Adapters(settings, self.engine, self.downloads.slots)
-
+        self.adapters = Adapters(settings, self.engine, self.downloads)
         self.supervisor = Supervisor(settings)
-        self._num_changes = 0
+        self.engine_operations = Operations(_MAX_PER_ENGINE)
+        self.scrapes = Operations(_MAX_SCRAPES)
+        #: Requests that change something now.
+        self.num_changes = 0
 
     @contextmanager
     def change(self) -> Iterator[None]:
         """Count a request that changes something; raises if there are too many."""
-        if self._num_changes >= _MAX_CHANGES:
+        if self.num_changes >= _MAX_CHANGES:
             message = f"too many requests at the same time: the limit is {_MAX_CHANGES}"
             raise ApiError(503, "OverloadedError", message)
-        self._num_changes += 1
+        self.num_changes += 1
         try:
             yield
         finally:
-            self._num_changes -= 1
+            self.num_changes -= 1
 
     @asynccontextmanager
     async def lifespan(self, _application: Any) -> AsyncIterator[None]:
         """Run downloads in the background until the application ends; the rest of them resumes later."""
         try:
             async with anyio.create_task_group() as group:
-                self.downloads.group = group
+                self._start_in(group)
                 group.start_soon(anyio.to_thread.run_sync, self.engine.prepare)
                 group.start_soon(self.supervisor.run)
                 yield
-                self.downloads.group = None
+                self._start_in(None)
                 group.cancel_scope.cancel()
         finally:
             await self.supervisor.close()
             await self.engine.close()
             await self.probes.close()
+
+    def _start_in(self, group: TaskGroup | None) -> None:
+        """Start downloads and operations in this group, or no more of them."""
+        self.downloads.group = group
+        for operations in (self.adapters.operations, self.engine_operations, self.scrapes):
+            operations.group = group
 
     async def is_engine_up(self) -> bool:
         """Whether the engine answers that it is ready."""

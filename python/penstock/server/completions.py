@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.server.choices import answer_of, num_logprobs, send_choices
+from penstock.server.disconnects import while_connected
 from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
-from penstock.server.http import while_connected
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
 from penstock.server.prompts import encode_text, in_tokenizer_thread, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
@@ -78,7 +78,7 @@ async def _prepared(state: State, exchange: Exchange, request: CompletionRequest
             found.append(token_ids if limit is None else token_ids[-limit:])
         return found
 
-    return await while_connected(exchange, tokenise)
+    return await while_connected(exchange.receive, tokenise)
 
 
 def _params(request: CompletionRequest, fields: dict[str, Any]) -> penstock.SamplingParams:

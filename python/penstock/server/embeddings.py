@@ -11,9 +11,9 @@ import msgspec
 
 import penstock
 from penstock.server.choices import in_response_thread
+from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin
-from penstock.server.http import while_connected
 from penstock.server.prompts import text_prompts
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
 from penstock.server.sampling import fields_named, read_request
@@ -42,7 +42,7 @@ async def embeddings(state: State, exchange: Exchange) -> None:
     generation = begin(state, exchange, "embd", request.model, call)
     batch = _EmbeddingBatch(state, generation, request)
     with state.running(generation):
-        await while_connected(exchange, batch.run)
+        await while_connected(exchange.receive, batch.run)
     await exchange.send_json(batch.response())
 
 

@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 import penstock
+from penstock.server.disconnects import (
+    DisconnectedError,
+    watch_connection,
+    while_connected,
+    while_watched,
+)
 from penstock.server.errors import ApiError, invalid
-from penstock.server.http import DisconnectedError, watch_connection, while_connected, while_watched
 from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
@@ -171,7 +176,7 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
         await _Batch(generation).for_each(wait)
 
     with state.running(generation), _until(_deadline(state.settings), state.settings):
-        await while_connected(exchange, run)
+        await while_connected(exchange.receive, run)
     if generation.is_aborted and state.is_draining:
         raise _stopping()
     for result in results.values():

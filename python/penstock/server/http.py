@@ -13,17 +13,18 @@ from starlette.datastructures import Headers
 
 from penstock.server import orca
 from penstock.server.bodies import LARGE, decoded
+from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable
 
     from starlette.types import Message, Receive, Scope, Send
 
     from penstock.server.state import Generation, State
 
-__all__ = ["DisconnectedError", "Exchange", "watch_connection", "while_connected", "while_watched"]
+__all__ = ["Exchange"]
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -33,10 +34,6 @@ _STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # otherwise nginx collects the events
 )
-
-
-class DisconnectedError(Exception):
-    """The client has closed the connection."""
 
 
 class Exchange:
@@ -176,34 +173,3 @@ class Exchange:
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the body is too large: the limit is {limit} bytes")
-
-
-async def watch_connection(receive: Receive, scope: anyio.CancelScope) -> None:
-    """Cancel the scope when the client disconnects. The body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
-async def while_watched(
-    watch: Callable[[anyio.CancelScope], Coroutine[Any, Any, None]], work: Callable[[], Awaitable[Returned]]
-) -> Returned:
-    """Run `work` unless `watch` cancels it, because the client has disconnected."""
-    outcome: list[Returned | Exception] = []
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        try:
-            outcome.append(await work())
-        except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-            outcome.append(error)
-        group.cancel_scope.cancel()
-    if not outcome:
-        raise DisconnectedError
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
-
-
-async def while_connected(exchange: Exchange, work: Callable[[], Awaitable[Returned]]) -> Returned:
-    """Run `work` unless the client disconnects."""
-    return await while_watched(partial(watch_connection, exchange.receive), work)

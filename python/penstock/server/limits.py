@@ -9,8 +9,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
-from penstock.server.http import DisconnectedError, Exchange
+from penstock.server.http import Exchange
 from penstock.server.keys import digest_of
 from penstock.server.logs import AccessRecord, access_logger, request_id
 from penstock.server.measures import DISCONNECTED, PROBES

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.bodies import converted
+from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
-from penstock.server.http import while_connected
 from penstock.server.logprobs import Tokens
 from penstock.server.messages import chat_messages
 from penstock.server.prompts import encode_chat, encode_text, in_tokenizer_thread, template_options
@@ -30,7 +30,7 @@ async def tokenize(state: State, exchange: Exchange) -> None:
         raise ApiError(400, "either prompt or messages must be given", param="prompt")
     template = template_options(state.settings, request)
     work = partial(in_tokenizer_thread, state, _tokenized, model.engine, request, template)
-    await exchange.send_bytes(await while_connected(exchange, work), "application/json")
+    await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 
 
 def _tokenized(engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]) -> bytes:
@@ -58,7 +58,7 @@ async def detokenize(state: State, exchange: Exchange) -> None:
     request = converted(await exchange.read_object(), DetokenizeRequest)
     model = state.select(request.model).model
     work = partial(in_tokenizer_thread, state, _detokenized, model.engine, request.tokens)
-    await exchange.send_bytes(await while_connected(exchange, work), "application/json")
+    await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 
 
 def _detokenized(engine: penstock.Engine, token_ids: list[int]) -> bytes:

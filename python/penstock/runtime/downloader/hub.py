@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.runtime.downloader.options import Options
     from penstock.runtime.downloader.transport import Body, Reply, Session
 
-__all__ = ["HubSource"]
+__all__ = ["HubSource", "stored_token"]
 
 T = TypeVar("T")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
@@ -69,7 +69,7 @@ class HubSource:
         self._id = found.name
         self._revision = found.revision or options.hf_revision or "main"
         self._endpoint = options.hf_endpoint.rstrip("/")
-        self._token = options.hf_token or _stored_token()
+        self._token = options.hf_token or stored_token()
         #: The URLs of files after redirects, and the commit of the files.
         self._locations: dict[str, str] = {}
         self._commit = ""
@@ -170,7 +170,7 @@ def _decoded(content: bytes, kind: type[T]) -> T:
         raise TransferError(f"the hub's response is not as expected: {error}") from None
 
 
-def _stored_token() -> str | None:
+def stored_token() -> str | None:
     """The token that `hf auth login` stores."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     path = Path(os.environ.get("HF_TOKEN_PATH") or Path(home) / "token")

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import msgspec
 from starlette.responses import JSONResponse, Response
 
-from penstock._hub_ids import parse_hub_id
-from penstock.runtime.artifacts import download_error, options_for, request_options
+from penstock.runtime.artifacts import download_error, names_hub_model, options_for, request_options
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
-from penstock.runtime.downloader import DownloadError, model_directory, resolve, run
+from penstock.runtime.downloader import DownloadError, model_directory, resolve
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.registry import Record
 from penstock.runtime.engines.supervisor import PORTS, ipc_name
 from penstock.runtime.errors import ApiError, not_allowed
 from penstock.runtime.handlers import read_body
+from penstock.server.disconnects import while_connected
 from penstock.server.paths import within
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from starlette.requests import Request
 
+    from penstock.runtime.engines.engine import RunningEngine
     from penstock.runtime.state import State
 
 __all__ = ["activate", "deactivate", "engines", "limit_kv_cache", "sleep", "snapshot", "wake"]
+
+Returned = TypeVar("Returned")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
 _IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
@@ -45,12 +51,9 @@ async def activate(state: State, request: Request) -> Response:
     """Start an engine, unless the same one is there."""
     _check_open(state)
     body = converted(await read_body(state, request), Activate)
-    async with state.supervisor.counted("activate"):
-        try:
-            engine = await _activate(state, body)
-        except ApiError as error:
-            error.fields["status"] = "error"
-            raise
+    name, run = ("activate", body.model_name), partial(_activate, state, body)
+    joined = partial(state.engine_operations.join, name, msgspec.json.encode(body), run)
+    engine = await while_connected(request.receive, joined)
     record = engine.record
     return JSONResponse(
         {
@@ -63,7 +66,18 @@ async def activate(state: State, request: Request) -> Response:
     )
 
 
-async def _activate(state: State, body: Activate) -> Any:
+async def _activate(state: State, body: Activate) -> RunningEngine:
+    async with state.supervisor.counted("activate"):
+        try:
+            record, arguments, model = await _prepared(state, body)
+            return state.supervisor.activate(record, arguments, model)
+        except ApiError as error:
+            error.fields["status"] = "error"
+            raise
+
+
+async def _prepared(state: State, body: Activate) -> tuple[Record, list[str], str]:
+    """The record, the arguments and the model of an engine to start."""
     name = body.model_name
     if not _MODEL_NAME.fullmatch(name):
         limit = "1 to 128 letters, digits and _ . / : -, of which the first is a letter or digit"
@@ -78,8 +92,7 @@ async def _activate(state: State, body: Activate) -> Any:
     config = body.engine_config
     arguments = arguments_of({} if config is None else config.args, state.settings.engine_flags)
     model, url = await _model(state, body)
-    record = Record(name, url, body.port, memory, [], body.claim_ref)
-    return state.supervisor.activate(record, arguments, model)
+    return Record(name, url, body.port, memory, [], body.claim_ref), arguments, model
 
 
 async def _model(state: State, body: Activate) -> tuple[str, str]:
@@ -91,8 +104,7 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     if scheme in ("hf", "huggingface") and rest:
         url = rest
-    hub_id = parse_hub_id(url)
-    if hub_id is not None and hub_id.revision is None:
+    if names_hub_model(url):
         return url, body.artifact_url
     if scheme not in ("s3", "tos", "http", "https"):
         found = within(url, settings.roots)
@@ -107,12 +119,7 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
         assert root is not None  # noqa: S101 - the folder of models is allowed
         folder: Path = model_directory(root, source.model_name)
         directory = folder / sha256(url.encode()).hexdigest()[:12]
-        with anyio.fail_after(settings.download_timeout):
-            async with state.downloads.slots:
-                return str(await run(url, directory, options)), source.uri
-    except TimeoutError:
-        message = f"the download took longer than {settings.download_timeout:g} seconds"
-        raise ApiError(408, "TimeoutError", message) from None
+        return str(await state.downloads.fetch(url, directory, options)), source.uri
     except DownloadError as error:
         raise download_error(error) from error
 
@@ -121,32 +128,53 @@ async def deactivate(state: State, request: Request) -> Response:
     """Stop an engine; an unknown one is no error."""
     _check_open(state)
     body = converted(await read_body(state, request), Deactivate)
+    await _to_the_end(state, request, body, partial(_deactivate, state, body))
+    return JSONResponse({"status": "success", "model_name": body.model_name})
+
+
+async def _deactivate(state: State, body: Deactivate) -> None:
     async with state.supervisor.counted("deactivate"):
         await state.supervisor.deactivate(body.model_name)
-    return JSONResponse({"status": "success", "model_name": body.model_name})
 
 
 async def sleep(state: State, request: Request) -> Response:
     """Free the memory of an engine."""
     _check_open(state)
     body = converted(await read_body(state, request), Sleep)
+    return JSONResponse(await _to_the_end(state, request, body, partial(_sleep, state, body)))
+
+
+async def _sleep(state: State, body: Sleep) -> dict[str, Any]:
     async with state.supervisor.counted("sleep"):
         engine = state.supervisor.engine(body.model_name)
         query = {"level": str(body.level)}
         result = await engine.operate(body.operation_id, "sleeping", "/sleep", query)
     state.supervisor.save()
-    return JSONResponse(result)
+    return result
 
 
 async def wake(state: State, request: Request) -> Response:
     """Load the model of an engine again."""
     _check_open(state)
     body = converted(await read_body(state, request), Operation)
+    return JSONResponse(await _to_the_end(state, request, body, partial(_wake, state, body)))
+
+
+async def _wake(state: State, body: Operation) -> dict[str, Any]:
     async with state.supervisor.counted("wake"):
         engine = state.supervisor.engine(body.model_name)
         result = await engine.operate(body.operation_id, "active", "/wake_up", {})
     state.supervisor.save()
-    return JSONResponse(result)
+    return result
+
+
+async def _to_the_end(
+    state: State, request: Request, body: Deactivate | Operation, run: Callable[[], Awaitable[Returned]]
+) -> Returned:
+    """Run a change of an engine. A client that disconnects does not interrupt it."""
+    key = (type(body), msgspec.json.encode(body))
+    joined = partial(state.engine_operations.join, ("change", body.model_name), key, run, ends=False)
+    return await while_connected(request.receive, joined)
 
 
 async def limit_kv_cache(state: State, request: Request) -> Response:

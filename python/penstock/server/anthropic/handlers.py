@@ -15,8 +15,8 @@ from penstock.server.anthropic.conversion import (
     template_variables,
 )
 from penstock.server.anthropic.events import MessageEvents, is_thinking_shown, stop_of, usage_of
+from penstock.server.disconnects import while_connected
 from penstock.server.generation import begin, generate, stream
-from penstock.server.http import while_connected
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
@@ -72,7 +72,7 @@ async def count_tokens(state: State, exchange: Exchange) -> None:
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = await exchange.in_body_thread(chat_messages, request)
     count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)
-    token_ids = await while_connected(exchange, count)
+    token_ids = await while_connected(exchange.receive, count)
     await exchange.send_json({"input_tokens": len(token_ids)})
 
 
