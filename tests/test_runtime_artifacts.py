@@ -69,19 +69,15 @@ def sent_text(hub: FileServer) -> str:
     return "".join(str(asked.headers) for asked in hub.requests)
 
 
-def test_web_server_gets_no_secret_of_the_operator(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
-    write_secrets(tmp_path / "secret_dir")
-    for url in (f"{hub.url}/adapter.bin", f"{hub.url.upper()}/adapter.bin"):
-        loaded(runtime, {"lora_name": "n", "artifact_url": url})
-    assert "SECRET" not in sent_text(hub)
-
-
-def test_web_server_gets_the_secret_of_the_request(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
-    (tmp_path / "secret_dir" / "mine").mkdir(parents=True)
-    (tmp_path / "secret_dir" / "mine" / "X-Token").write_text("mine")
-    body = {"lora_name": "n", "artifact_url": f"{hub.url}/adapter.bin"}
-    loaded(runtime, {**body, "credentials_secret": "mine"})
-    assert {asked.headers["X-Token"] for asked in hub.requests} == {"mine"}
+@pytest.mark.parametrize("scheme", ["http", "HTTP", "https"])
+def test_adapter_of_a_web_server_is_refused_unseen(runtime: Runtime, hub: FileServer, scheme: str) -> None:
+    url = f"{scheme}://127.0.0.1:{hub.server_port}/adapter.bin"
+    for field in ("artifact_url", "lora_path"):
+        status, error, _ = runtime.ask(LOAD, {"lora_name": "n", field: url})
+        assert (status, error["type"], error["param"]) == (400, "ValidationError", "artifact_url")
+        assert "an adapter is a directory" in error["message"]
+    assert hub.requests == []
+    assert runtime.engine.calls == []
 
 
 def test_endpoint_of_a_request_gets_no_token_of_the_operator(
@@ -262,6 +258,24 @@ def test_engine_of_another_url_with_the_same_name_is_a_conflict(hub: FileServer,
 
 
 # ---- values of requests
+
+
+def test_path_of_the_form_of_a_hub_id_is_a_path(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines read a folder here before they ask the hub."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("secrets/model", "adapter_dir/model"):
+        (tmp_path / name).mkdir(parents=True)
+    status, error, _ = runtime.ask(LOAD, {"lora_name": "n", "lora_path": "secrets/model"})
+    assert (status, error["param"]) == (400, "lora_path")
+    for url in ("secrets/model", "hf://secrets/model"):
+        body = {"model_name": "m", "artifact_url": url}
+        status, error, _ = runtime.ask("/v1/runtime/models/activate", body)
+        assert (status, error["param"]) == (400, "artifact_url")
+    assert runtime.engine.calls == []
+    assert runtime.ask(LOAD, {"lora_name": "n", "lora_path": "adapter_dir/model"})[0] == 200
+    assert runtime.engine.calls[0].body["lora_path"] == str(tmp_path / "adapter_dir" / "model")
 
 
 @pytest.mark.parametrize("url", ["http://[", "https://[::1/x", "s3://[", "huggingface://["])

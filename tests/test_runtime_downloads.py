@@ -219,6 +219,86 @@ def test_failed_download_is_shown_and_can_be_repeated(runtime: Runtime, hub: Fil
     assert finished(runtime, from_hub(hub))["model_status"] == "downloaded"
 
 
+def cancel(runtime: Runtime, query: str) -> tuple[int, Any]:
+    """The status and the body of the answer to a request that cancels a download."""
+    return runtime.ask(f"{DOWNLOAD}?{query}", method="DELETE")[:2]
+
+
+def test_cancelled_download_ends_and_resumes(runtime: Runtime, hub: FileServer, tmp_path: Path) -> None:
+    size = 4 << 20
+    hub.models["org/repo"]["model.safetensors"] = bytes(size)
+    hub.stop_after(3 << 20)
+    processes = children()
+    assert runtime.ask(DOWNLOAD, from_hub(hub))[1]["model_status"] == "downloading"
+    assert hub.is_stopped.wait(20)
+    wait_until(lambda: runtime.ask(LIST)[1]["data"][0]["progress"]["done_bytes"] > 2 << 20)
+    assert cancel(runtime, "model_name=other")[0] == 404
+    status, card = cancel(runtime, "model_name=repo")
+    assert (status, card["model_status"]) == (200, "no_operation")
+    assert card["last_error"]["type"] == "DownloadCancelledError"
+    assert children() == processes
+    assert runtime.application.state.downloads.num_running() == 0
+    assert cancel(runtime, "model_name=repo")[0] == 404
+    hub.stop_after(None)
+    card = finished(runtime, from_hub(hub))
+    assert card["model_status"] == "downloaded"
+    assert 0 < card["progress"]["fetched_bytes"] < size
+    assert (tmp_path / "model_dir" / "repo" / "model.safetensors").stat().st_size == size
+
+
+def test_request_that_waits_for_a_cancelled_download_ends(runtime: Runtime, hub: FileServer) -> None:
+    may_continue = held_at(hub, "/revision/")
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(runtime.ask(DOWNLOAD, from_hub(hub))))
+    thread.start()
+    wait_until(lambda: bool(hub.asked("/revision/")))
+    status, card, _ = runtime.ask(DOWNLOAD, {"model_name": "repo"}, method="DELETE")
+    assert (status, card["model_status"]) == (200, "no_operation")
+    thread.join()
+    may_continue.set()
+    [(status, error, _)] = answers
+    assert (status, error["type"]) == (409, "DownloadCancelledError")
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("", 422, "model_name"),
+        ("model_name=..", 422, "model_name"),
+        ("model_name=m&local_dir=/etc", 422, "local_dir"),
+        ("model_name=m&x=1", 422, "x"),
+        ("model_name=" + "m" * 999, 422, "model_name"),
+        ("model_name=m", 404, "model_name"),
+    ],
+)
+def test_invalid_cancellation_is_refused(shared: Runtime, query: str, status: int, param: str) -> None:
+    found, error = cancel(shared, query)
+    assert (found, error["param"]) == (status, param)
+
+
+def test_time_of_a_download_is_limited(hub: FileServer, tmp_path: Path) -> None:
+    may_continue = held_at(hub, "/revision/")
+    settings = {**folders(tmp_path), "artifact_hosts": ("*",), "download_timeout": 0.2}
+    with runtime_of(FakeEngine(), **settings) as runtime:
+        status, error, _ = runtime.ask(DOWNLOAD, from_hub(hub))
+        assert (status, error["type"]) == (408, "TimeoutError")
+        assert "0.2 seconds" in error["message"]
+        assert runtime.application.state.downloads.num_running() == 0
+    may_continue.set()
+
+
+def test_web_server_gets_the_headers_of_the_request(runtime: Runtime, hub: FileServer) -> None:
+    hub.files["/model.gguf"] = b"weights"
+    body = {"model_uri": f"{hub.url}/model.gguf"}
+    assert finished(runtime, {**body, "download_extra_config": {"headers": {"X-Token": "secret"}}})
+    assert {asked.headers["X-Token"] for asked in hub.requests} == {"secret"}
+    for headers in ({"X": "a\r\nEvil: 1"}, {"X\r\nEvil": "1"}, {"": "x"}, {"Host": "\x00"}):
+        other = {**body, "model_name": "other", "download_extra_config": {"headers": headers}}
+        status, error, _ = runtime.ask(DOWNLOAD, other)
+        assert (status, error["type"], error["param"]) == (422, "InvalidArgumentError", "headers")
+    assert not any("Evil" in asked.headers for asked in hub.requests)
+
+
 def test_number_of_downloads_is_limited(hub: FileServer, tmp_path: Path) -> None:
     may_continue = held_at(hub, "safetensors")
     settings = {**folders(tmp_path), "artifact_hosts": ("*",), "max_downloads": 1}

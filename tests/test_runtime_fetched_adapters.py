@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.runtime.artifacts import secrets_of
-from support.remote import files_of, serving_files
+from support.remote import files_of
 from support.runtime import Answer, FakeEngine, Runtime, files_near, folders, runtime_of
 from support.s3 import ACCESS, BUCKET, S3, serving_s3
 
@@ -77,21 +77,6 @@ def test_folder_stays_when_the_request_says_so(runtime: Runtime, s3: S3) -> None
     assert files_of(Path(path)) == FILES
 
 
-def test_web_server_gets_the_headers_of_the_request(runtime: Runtime) -> None:
-    with serving_files() as server:
-        server.files["/adapter.bin"] = b"weights"
-        url = f"{server.url}/adapter.bin"
-        body = {"lora_name": "n", "artifact_url": url, "credentials": {"X-Token": "secret"}}
-        status, answer, _ = runtime.ask(LOAD, body)
-        assert (status, files_of(Path(answer["local_path"]))) == (200, {"adapter.bin": b"weights"})
-        assert {asked.headers["X-Token"] for asked in server.requests} == {"secret"}
-        for headers in ({"X": "a\r\nEvil: 1"}, {"X\r\nEvil": "1"}, {"": "x"}, {"Host": "\x00"}):
-            other = {**body, "lora_name": "other", "credentials": headers}
-            status, error, _ = runtime.ask(LOAD, other)
-            assert (status, error["type"], error["param"]) == (422, "InvalidArgumentError", "headers")
-        assert not any("Evil" in asked.headers for asked in server.requests)
-
-
 def test_dotted_name_is_accepted_to_the_end(runtime: Runtime, engine: FakeEngine, s3: S3) -> None:
     assert runtime.ask(LOAD, artifact(s3, lora_name="a.b"))[0] == 200
     assert engine.calls[0].body["lora_name"] == "a.b"
@@ -137,7 +122,7 @@ def test_unknown_secret_is_refused(shared: Runtime, s3: S3, name: str) -> None:
         ({"lora_name": ".."}, 400, "ValidationError"),
         ({"local_dir": "/etc"}, 400, "ValidationError"),
         ({"artifact_url": f"s3://{BUCKET}/none/"}, 404, "ModelNotFoundError"),
-        ({"artifact_url": "http://169.254.169.254/x"}, 403, "AccessDeniedError"),
+        ({"artifact_url": "http://169.254.169.254/x"}, 400, "ValidationError"),
         ({"additional_config": {"endpoint": "http://10.0.0.1"}}, 403, "AccessDeniedError"),
     ],
 )

@@ -6,6 +6,8 @@ import http.client
 import random
 import string
 import threading
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,44 @@ def test_scrape_does_not_wait_for_loads_of_adapters() -> None:
         engine.may_answer.set()
         for thread in threads:
             thread.join()
+
+
+def test_scrapes_at_the_same_time_share_one() -> None:
+    engine = FakeEngine()
+    engine.show_metrics(gauge("vllm:num_requests_waiting", 3))
+    tokens = {"engine_key": "key", "tokens": ("secret",), "scrape_timeout": 20}
+    with runtime_of(engine, **tokens) as runtime, ExitStack() as stack:
+        engine.may_answer.clear()
+        scrapes = runtime.application.state.scrapes
+
+        def num_waiting(name: str, number: int) -> bool:
+            return bool(scrapes.num_requests(name) == number)
+
+        answers: list[Any] = []
+
+        def scrape(**headers: str) -> None:
+            answers.append(runtime.ask("/metrics", headers=headers))
+
+        threads = [threading.Thread(target=scrape, kwargs={"X-API-Key": "secret"}) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_until(partial(num_waiting, "own", 8))
+        # Strangers have a limit of their own.
+        for number in range(32):
+            lines = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {number % 2}\r\n\r\n"
+            stack.enter_context(runtime.send(lines.encode()))
+        wait_until(partial(num_waiting, "other", 32))
+        status, error, headers = runtime.ask("/metrics")
+        assert (status, error["type"], headers["retry-after"]) == (503, "OverloadedError", "1")
+        assert len(engine.calls) == 2
+        stack.close()
+        wait_until(partial(num_waiting, "other", 0))
+        engine.may_answer.set()
+        for thread in threads:
+            thread.join()
+    assert {status for status, _, _ in answers} == {200}
+    assert all(b"aibrix:queue_size" in body for _, body, _ in answers)
+    assert len(engine.calls) == 2
 
 
 def test_random_paths_and_methods_have_bounded_labels() -> None:

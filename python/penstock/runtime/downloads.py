@@ -208,6 +208,9 @@ class Downloads:
         except Exception:
             job.error = ApiError(500, "InternalError", "internal error")
             logger.exception("the download of %s failed", job.name)
+        except anyio.get_cancelled_exc_class():
+            job.error = ApiError(503, "UnavailableError", "the runtime is stopping")
+            raise
         finally:
             job.has_begun.set()
             job.has_ended.set()
