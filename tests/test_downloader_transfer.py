@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -9,8 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 
@@ -42,19 +42,34 @@ MODEL = {
 PARTS = {"part_threshold": MIB, "part_chunksize": MIB, "num_threads": 4}
 NAME = "acme/tiny"
 
-#: For each line on standard input: a download in a process that can be killed.
+#: For each line on standard input: a download in a process that kills itself after a number of written bytes:
+#: before the next write, in the middle of it, or between a write and its record (8 bytes).
 FORKS = """
-import json, os, sys
+import json, os, signal, sys, threading
 from pathlib import Path
 from penstock.runtime.downloader import Options, download, resolve
 import penstock.runtime.downloader.hub
+
+pwrite, lock, rest, moment = os.pwrite, threading.Lock(), 0, ""
+
+def write(file, data, offset):
+    global rest
+    with lock:
+        rest -= len(data)
+        if rest < 0 and (moment != "record" or len(data) == 8):
+            if moment == "write":
+                pwrite(file, data[: len(data) // 2], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pwrite(file, data, offset)
+
 for line in sys.stdin:
-    uri, directory, extra = json.loads(line)
+    uri, directory, extra, rest, moment = json.loads(line)
     child = os.fork()
     if child == 0:
+        if rest:
+            os.pwrite = write
         download(resolve(uri, Options.load(uri, extra, {})), Path(directory))
         os._exit(0)
-    print(child, flush=True)
     print(os.waitpid(child, 0)[1], flush=True)
 """
 
@@ -65,19 +80,12 @@ class Forks:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def start(self, *arguments: object) -> int:
-        """Start a download; returns the id of its process."""
+    def run(self, *arguments: object) -> int:
+        """The status of the process of a download."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
-        return self._line()
-
-    def wait(self) -> int:
-        """The status of a process that has ended."""
-        return self._line()
-
-    def _line(self) -> int:
-        assert self._process.stdout is not None
         return int(self._process.stdout.readline())
 
 
@@ -120,10 +128,34 @@ def is_weights(asked: Asked) -> bool:
     return asked.method == "GET" and "model-00001" in asked.path
 
 
-def recorded_bytes(directory: Path) -> int:
-    """The complete bytes of all parts, in the records on disk."""
-    states = [path.read_bytes()[4096:] for path in directory.glob(".cache/penstock/*.state")]
-    return sum(count for state in states for (count,) in struct.iter_unpack("<Q", state))
+class Record(NamedTuple):
+    """The record of an incomplete file on disk."""
+
+    data: bytes
+    part_size: int
+    #: The complete bytes of each part.
+    done: list[int]
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """That of the only such file."""
+        [state] = directory.glob(".cache/penstock/*.state")
+        facts, counts = state.read_bytes()[:4096], state.read_bytes()[4096:]
+        part_size = json.loads(facts.partition(b"\n")[0])["part_size"]
+        done = [count for (count,) in struct.iter_unpack("<Q", counts)]
+        return cls(state.with_suffix(".part").read_bytes(), part_size, done)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The offset of the first recorded byte of each part, and that after the last one."""
+        return [
+            (number * self.part_size, number * self.part_size + size) for number, size in enumerate(self.done)
+        ]
+
+    def missing(self) -> set[tuple[int, int]]:
+        """The offsets of the first and the last byte of the rest of each part."""
+        ends = [min(start + self.part_size, len(self.data)) for start, _ in self.ranges()]
+        found = zip(self.ranges(), ends, strict=True)
+        return {(stop, end - 1) for (_, stop), end in found if stop < end}
 
 
 # ---- the hub
@@ -302,29 +334,21 @@ def test_hosts_that_are_not_allowed_get_no_request(server: FileServer, tmp_path:
 
 
 def test_killed_downloads_resume_to_the_same_bytes(server: FileServer, forks: Forks, tmp_path: Path) -> None:
-    """Fifty downloads are killed, each when the server has sent a random number of bytes."""
-    content = RANDOM.randbytes(40 * MIB)
+    """Fifty downloads end in the middle of a write; the bytes that are recorded are right each time."""
+    content = RANDOM.randbytes(16 * MIB)
     server.models[NAME] = {"model.safetensors": content, "config.json": b"{}"}
     order = NAME, str(tmp_path), {"hf_endpoint": server.url, **PARTS}
-    for number in range(50):
-        server.stop_after(RANDOM.randrange(1 << 17, 3 << 18))
-        others = server.num_sent - recorded_bytes(tmp_path)
-        child = forks.start(*order)
-        assert server.is_stopped.wait(20)
-        if number % 2:  # in the other half, most of what was sent is lost in the buffers of the sockets
-            for _ in range(50):
-                if recorded_bytes(tmp_path) > server.num_sent - others - 4096:
-                    break
-                threading.Event().wait(0.001)
-        os.kill(child, signal.SIGKILL)
-        assert forks.wait() == signal.SIGKILL
+    moments = itertools.cycle(("before", "write", "record"))
+    for moment in itertools.islice(moments, 50):
+        size = RANDOM.randrange(1 << 16, 3 << 17)
+        assert forks.run(*order, size, moment) == signal.SIGKILL
         assert "model.safetensors" not in files_of(tmp_path)
         assert model_state(tmp_path) == ("partial", "huggingface")
-    server.stop_after(None)
-    num_sent, num_recorded = server.num_sent, recorded_bytes(tmp_path)
-    forks.start(*order)
-    assert forks.wait() == 0
+        record = Record.read(tmp_path)
+        assert all(record.data[start:stop] == content[start:stop] for start, stop in record.ranges())
+    assert sum(record.done) > 4 * MIB
+    server.requests.clear()
+    assert forks.run(*order, 0, "") == 0
     assert files_of(tmp_path) == server.models[NAME]
-    assert num_recorded > 4 * MIB
-    # The server can still send parts to sockets of processes that were killed.
-    assert server.num_sent - num_sent < len(content) - num_recorded + 4 * MIB
+    # Each part continues after its record. Requests of processes that were killed can be among these.
+    assert record.missing() <= {asked.range() for asked in server.asked("model.safetensors")}
