@@ -177,17 +177,23 @@ def test_cancel_before_the_first_answer_ends_at_once(server: FileServer, tmp_pat
 
     def hang(_: Asked) -> None:
         cancelled.set()
-        released.wait(20)
+        released.wait(60)
 
     server.faults.append(hang)
     with pytest.raises(DownloadCancelledError):
         fetch(server, tmp_path, cancelled=cancelled)
+    assert not has_threads()
     released.set()
+
+
+def has_threads() -> bool:
+    """Whether a download has threads."""
+    return any(thread.name == "penstock download" for thread in threading.enumerate())
 
 
 def test_threads_end_with_the_download(server: FileServer, tmp_path: Path) -> None:
     fetch(server, tmp_path)
-    wait_until(lambda: not any(thread.name == "penstock download" for thread in threading.enumerate()))
+    wait_until(lambda: not has_threads())
 
 
 # ---- answers that are not as expected

@@ -6,10 +6,13 @@ import itertools
 import json
 import os
 import random
+import ssl
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
 from penstock.runtime.downloader import (
     InvalidArgumentError,
@@ -18,6 +21,7 @@ from penstock.runtime.downloader import (
     TransferError,
     download,
     resolve,
+    transport,
 )
 from support.remote import Asked, FakeClock, FileServer, Sent, files_of, serving_files
 from support.s3 import ACCESS
@@ -153,11 +157,11 @@ class SlowClock(FakeClock):
 
     def __init__(self, step: float) -> None:
         super().__init__()
-        self._step = step
+        self.step = step
 
     def now(self) -> float:
         """Seconds."""
-        self._now += self._step
+        self._now += self.step
         return self._now
 
 
@@ -178,6 +182,36 @@ def test_server_below_the_least_rate_is_left(server: FileServer, tmp_path: Path)
     bounds = server.asked(PATH)[0].range()
     assert bounds is not None
     assert 0 < bounds[0] <= 9 * (16 << 10)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_server_without_the_head_of_a_response_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """A byte before each timeout of a read does not hold the download."""
+    monkeypatch.setattr(transport, "READ_TIMEOUT", 1000.0)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    released, clock = threading.Event(), SlowClock(0)
+    steps = iter([61])
+
+    def hang(_: Asked) -> None:
+        clock.step = next(steps, 0)
+        if clock.step:
+            released.wait(60)
+
+    with serving_files(context if scheme == "https" else None) as server:
+        server.files[PATH] = CONTENT
+        server.faults.append(hang)
+        uri = server.url + PATH
+        download(resolve(uri, Options.load(uri, {"num_threads": 1}, {})), tmp_path / "m", clock=clock)
+        assert files_of(tmp_path / "m") == {"a.safetensors": CONTENT}
+        assert len(clock.waits) == 1
+        released.set()
 
 
 def test_list_below_the_least_rate_is_left(server: FileServer, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ __all__ = ["Pool", "Workers"]
 
 T = TypeVar("T")
 _CHECK_INTERVAL = 0.2
-#: The time that threads have to end. Those that wait for a connection end later, and write nothing.
+#: The time that threads have to end. Those that open a connection end later, and write nothing.
 _END_TIMEOUT = 1.0
 
 
@@ -70,6 +70,7 @@ class Workers:
             while num_running and not errors and not self._cancelled.is_set():
                 with changed:
                     changed.wait_for(lambda: errors or not num_running, _CHECK_INTERVAL)
+                self.session.end_late()
                 watch()
         finally:
             if num_running:

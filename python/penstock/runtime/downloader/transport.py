@@ -24,6 +24,7 @@ from penstock.runtime.downloader.errors import (
     TransferError,
 )
 from penstock.runtime.downloader.retries import Attempts, FileChangedError, Rate, TemporaryError, seconds_of
+from penstock.runtime.downloader.waiting import Waiting, pool_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -197,6 +198,8 @@ class Session:
         self._pools: dict[str | None, urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._open: dict[int, Reply] = {}
+        self._waiting = Waiting(pacer.clock)
+        self._pool_classes = pool_classes(self._waiting)
 
     @property
     def is_aborted(self) -> bool:
@@ -279,11 +282,12 @@ class Session:
         if proxy is not None and urllib.request.proxy_bypass(parts.host or ""):
             proxy = None
         with self._lock:
-            if proxy not in self._pools:
-                self._pools[proxy] = (
-                    urllib3.PoolManager(**self._settings) if proxy is None else _proxy(proxy, self._settings)
-                )
-            return self._pools[proxy]
+            if (pool := self._pools.get(proxy)) is None:
+                settings = self._settings
+                pool = urllib3.PoolManager(**settings) if proxy is None else _proxy(proxy, settings)
+                pool.pool_classes_by_scheme = self._pool_classes
+                self._pools[proxy] = pool
+            return pool
 
     def forget(self, reply: Reply) -> None:
         """End a response: the connection is kept if little or nothing of the response is unread."""
@@ -294,9 +298,14 @@ class Session:
             reply.response.drain_conn()
         reply.response.close()
 
+    def end_late(self) -> None:
+        """End the requests that wait too long for the head of a response."""
+        self._waiting.end_late()
+
     def abort(self) -> None:
-        """End all responses, also those that other threads read."""
+        """End all requests, also those for which other threads wait, and all responses that they read."""
         self._stopped.set()
+        self._waiting.end_all()
         with self._lock:
             replies = list(self._open.values())
         for reply in replies:
