@@ -8,6 +8,10 @@ import sys
 import tomllib
 from typing import TYPE_CHECKING
 
+import pytest
+
+from penstock import ConfigError
+from penstock.runtime.downloader import InvalidArgumentError, Options
 from penstock.runtime.settings import settings_of_environment
 from support.aliases import ALIASES, assert_is_installed
 from support.runtime import FakeEngine
@@ -15,8 +19,6 @@ from support.serving import Served, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 SCRIPTS = tomllib.loads((ALIASES / "aibrix" / "pyproject.toml").read_text())["project"]["scripts"]
 
@@ -99,6 +101,15 @@ def test_settings_have_the_variables_of_aibrix() -> None:
         "registry_path": "/r",
     }
     assert settings_of_environment({}) == {}
+    assert settings_of_environment({"METRICS_RAW_PASSTHROUGH_MODE": " "}) == {}
+
+
+@pytest.mark.parametrize("text", ["2", "treu", "ja"])
+def test_variable_that_is_neither_true_nor_false_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="METRICS_RAW_PASSTHROUGH_MODE"):
+        settings_of_environment({"METRICS_RAW_PASSTHROUGH_MODE": text})
+    with pytest.raises(InvalidArgumentError, match="DOWNLOADER_FORCE_DOWNLOAD"):
+        Options.load("org/name", environment={"DOWNLOADER_FORCE_DOWNLOAD": text})
 
 
 def test_aibrix_runtime_listens_on_all_addresses_by_default() -> None:

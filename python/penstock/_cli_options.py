@@ -31,6 +31,7 @@ __all__ = [
     "json_option",
     "key_options",
     "lines_of",
+    "log_options",
     "sampling_options",
     "server_options",
     "settings_options",
@@ -118,7 +119,7 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help lists the options in groups."""
+    """A command with the options in groups in its help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command's own options, then each group."""
@@ -275,6 +276,24 @@ def api_key(key: str | None, file: str | None) -> str | None:
     return key
 
 
+log_options = _all(
+    [
+        click.option(
+            "--log-level",
+            default="info",
+            show_default=True,
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            help="Least level of log records.",
+        ),
+        click.option(
+            "--log-format",
+            default="text",
+            show_default=True,
+            type=click.Choice(["text", "json"]),
+            help="Form of log records.",
+        ),
+    ]
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from penstock._cli_options import Command, lines_of, settings_options
+from penstock._cli_options import Command, lines_of, log_options, settings_options
 from penstock.runtime.settings import RuntimeSettings, settings_of_environment
 
 __all__ = ["aibrix_runtime", "runtime"]
@@ -39,20 +39,7 @@ def _command(name: str, host: str) -> click.Command:
     @click.option("--port", default=8080, show_default=True, type=_Port, help="Port to listen on.")
     @click.option("--token-file", type=_File, help="File of tokens, one per line.")
     @click.option("--engine-key-file", type=_File, help="File of the engine's key.")
-    @click.option(
-        "--log-level",
-        default="info",
-        show_default=True,
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        help="Least level of log records.",
-    )
-    @click.option(
-        "--log-format",
-        default="text",
-        show_default=True,
-        type=click.Choice(["text", "json"]),
-        help="Form of log records.",
-    )
+    @log_options
     @_runtime_options
     def command(host: str, port: int, **options: Any) -> None:
         _run(host, port, options)

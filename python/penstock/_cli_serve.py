@@ -12,7 +12,7 @@ import click
 
 import penstock
 from penstock._cli_lora import adapter_settings, lora_modules
-from penstock._cli_options import Command, engine_options_with, given, lines_of, server_options
+from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
 from penstock.server.tracing import endpoint_of_environment
@@ -95,20 +95,7 @@ class _ServeCommand(Command):
 )
 @click.option("--api-key-file", type=_File, help="File of keys, one per line.")
 @click.option("--admin-api-key-file", type=_File, help="File of administrators' keys.")
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    help="Least level of log records.",
-)
-@click.option(
-    "--log-format",
-    default="text",
-    show_default=True,
-    type=click.Choice(["text", "json"]),
-    help="Form of log records.",
-)
+@log_options
 @click.option(
     "--access-log/--no-access-log",
     default=True,
@@ -204,7 +191,7 @@ def _name_of(model: str) -> str:
 def _modules_of(
     modules: Sequence[LoraModule], models: Mapping[str, str], aliases: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The paths of the adapters of each model by name. A single model gets all, whatever its name was."""
+    """The paths of the adapters of each model by name. A single model gets all of them."""
     found: dict[str, dict[str, str]] = {name: {} for name in models}
     names = {*models, *aliases}
     for module in modules:

@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class EngineClient:
-    """The engine beside the runtime. It is asked at its address only, whatever redirects it returns."""
+    """The engine beside the runtime. It is asked at its address only, also if it redirects."""
 
     def __init__(
         self, settings: RuntimeSettings, sleep: Callable[[float], Awaitable[None]] = anyio.sleep

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import penstock
+from penstock.runtime.truth import truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["RuntimeSettings", "settings_of_environment"]
 
-_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
 _TEMPORARY = Path(tempfile.gettempdir()) / "aibrix"
 
 
@@ -169,6 +169,8 @@ def settings_of_environment(environment: Mapping[str, str] = os.environ) -> dict
     }
     found: dict[str, Any] = {name: environment[key] for key, name in texts.items() if key in environment}
     for key, name in flags.items():
-        if key in environment:
-            found[name] = environment[key].upper() in _TRUE
+        if text := environment.get(key, "").strip():
+            found[name] = truth_of(text)
+            if found[name] is None:
+                raise _error(key, text, "1 or 0")
     return found

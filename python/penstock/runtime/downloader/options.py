@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from penstock.runtime.downloader.errors import InvalidArgumentError
+from penstock.runtime.truth import truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,6 @@ __all__ = ["SECRETS", "Options", "default_local_dir"]
 #: The operator's limits, which `download_extra_config` cannot change.
 LIMITS = {"max_files", "max_bytes", "allowed_hosts", "allowed_roots"}
 SECRETS = {"ak", "sk", "session_token", "hf_token", "headers"}
-_TRUE, _FALSE = {"1", "on", "yes", "true"}, {"0", "off", "no", "false"}
 
 _GENERAL = {
     "num_threads": "DOWNLOADER_NUM_THREADS",
@@ -152,10 +152,11 @@ def default_local_dir(environment: Mapping[str, str] = os.environ) -> Path:
 def _of_text(field: str, variable: str, text: str) -> object:
     """The value of an environment variable."""
     if _TYPES[field] is bool:
-        if text.lower() not in _TRUE | _FALSE:
+        found = truth_of(text)
+        if found is None:
             message = f"{variable}: expected 1 or 0, not {text!r}"
             raise InvalidArgumentError(message, variable)
-        return text.lower() in _TRUE
+        return found
     return _converted(field, variable, text)
 
 
