@@ -66,7 +66,7 @@ def test_limit_of_bytes_holds_for_files_without_a_size(server: FileServer, tmp_p
 
 
 def test_limits_cannot_be_set_by_requests() -> None:
-    for name in ("max_files", "max_bytes", "allowed_hosts", "allowed_roots"):
+    for name in ("allow_empty", "max_files", "max_bytes", "allowed_hosts", "allowed_roots"):
         with pytest.raises(InvalidArgumentError, match=f"{name}: unknown key"):
             Options.load("o/m", {name: None}, {})
 

@@ -76,6 +76,15 @@ def test_path_without_objects_is_not_found(s3: S3, tmp_path: Path, path: str) ->
     assert not (tmp_path / "m").exists()
 
 
+def test_prefix_without_objects_can_be_allowed(s3: S3, tmp_path: Path) -> None:
+    options = Options.load("s3://", {**ACCESS, "endpoint": s3.url}, {"DOWNLOADER_ALLOW_EMPTY": "1"})
+    download(resolve(f"s3://{BUCKET}/none/", options), tmp_path / "m")
+    assert files_of(tmp_path / "m") == {}
+    assert model_state(tmp_path / "m") == ("complete", "s3")
+    with pytest.raises(ModelNotFoundError):  # of an object
+        download(resolve(f"s3://{BUCKET}/none", options), tmp_path / "m")
+
+
 def test_bucket_that_does_not_exist_is_not_found(s3: S3, tmp_path: Path) -> None:
     uri = "s3://no-such-bucket/m1/"
     options = Options.load(uri, {**ACCESS, "endpoint": s3.url}, {})

@@ -201,6 +201,16 @@ def test_missing_models_are_404(runtime: Runtime, hub: FileServer, s3: S3) -> No
         assert (status, error["type"]) == (404, "ModelNotFoundError")
 
 
+def test_strict_compat_takes_a_prefix_without_objects(s3: S3, tmp_path: Path) -> None:
+    settings = {**folders(tmp_path), "artifact_hosts": ("127.0.0.1",), "strict_compat": True}
+    body = {"model_uri": f"s3://{BUCKET}/none/", "download_extra_config": {**ACCESS, "endpoint": s3.url}}
+    with runtime_of(FakeEngine(), **settings) as runtime:
+        assert finished(runtime, body)["model_status"] == "downloaded"
+        missing = {**body, "model_uri": f"s3://{BUCKET}/none.bin"}
+        assert runtime.ask(DOWNLOAD, missing)[0] == 404
+    assert files_of(tmp_path / "model_dir" / "none") == {}
+
+
 def test_failed_download_is_shown_and_can_be_repeated(runtime: Runtime, hub: FileServer) -> None:
     may_continue = held_at(hub, "safetensors")
     hub.faults.append(lambda asked: Sent(403) if "safetensors" in asked.path else None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from penstock.runtime.artifacts import download_error, options_for
 from penstock.runtime.downloader import (
@@ -107,6 +108,8 @@ class Downloads:
         try:
             extra = body.download_extra_config or {}
             options = options_for(body.model_uri, extra, self._settings)
+            if self._settings.strict_compat:
+                options = msgspec.structs.replace(options, allow_empty=True)
             source = resolve(body.model_uri, options)
             root = self._root(body.local_dir)
             name = body.model_name or source.model_name

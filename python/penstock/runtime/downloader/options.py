@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SECRETS", "Options", "default_local_dir"]
 
-#: The operator's limits, which `download_extra_config` cannot change.
-LIMITS = {"max_files", "max_bytes", "allowed_hosts", "allowed_roots"}
+#: The operator's choices, which `download_extra_config` cannot change.
+LIMITS = {"allow_empty", "max_files", "max_bytes", "allowed_hosts", "allowed_roots"}
 SECRETS = {"ak", "sk", "session_token", "hf_token", "headers"}
 
 _GENERAL = {
@@ -33,6 +33,7 @@ _GENERAL = {
     "prefer_safetensors": "DOWNLOADER_PREFER_SAFETENSORS",
     "force_download": "DOWNLOADER_FORCE_DOWNLOAD",
     "check_file_exist": "DOWNLOADER_CHECK_FILE_EXIST",
+    "allow_empty": "DOWNLOADER_ALLOW_EMPTY",
     "max_files": "DOWNLOADER_MAX_FILES",
     "max_bytes": "DOWNLOADER_MAX_BYTES",
     "allowed_hosts": "DOWNLOADER_ALLOWED_HOSTS",
@@ -86,6 +87,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allow_patterns: tuple[str, ...] = ()
     ignore_patterns: tuple[str, ...] = ()
     prefer_safetensors: bool = True
+    #: A path or a directory without files is no error, as in AIBrix.
+    allow_empty: bool = False
     # Existing files.
     force_download: bool = False
     check_file_exist: bool = True

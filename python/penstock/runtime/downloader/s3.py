@@ -80,6 +80,8 @@ class S3Source:
         if has_objects:
             return
         if self._key.endswith("/"):
+            if self.options.allow_empty:
+                return
             raise ModelNotFoundError(f"{self.uri}: no object below this path")
         yield self.refresh(session, RemoteFile(self.model_name, None, "", key=self._key))
 

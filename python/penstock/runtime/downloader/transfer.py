@@ -110,7 +110,7 @@ def _listed(files: Iterable[RemoteFile], options: Options) -> dict[str, RemoteFi
 def _selected(found: dict[str, RemoteFile], options: Options) -> list[RemoteFile]:
     """The files that the options select, safetensors and large files first."""
     names = selected(list(found), options)
-    if not names:
+    if not names and not (options.allow_empty and not found):
         raise ModelNotFoundError("no file of the model is selected" if found else "the model has no files")
     check_distinct(names)
     total = sum(found[name].size or 0 for name in names)
