@@ -19,6 +19,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+if __name__ == "__main__":  # as a script, it is outside of the package
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from emu import gen_api
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -33,6 +38,7 @@ MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
 #: Products and sums are not contracted, so that bits do not depend on the compiler's choice for a loop.
 HOST_KERNEL = [
     *("-O3", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
+    "-fno-optimize-sibling-calls",  # return addresses are places in kernels
     f"-I{KERNELS}",
 ]
 INSTRUMENTED = ["-O2", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
@@ -67,19 +73,27 @@ def digest(path: Path) -> str:
 def is_fresh(output: Path, command: list[str]) -> bool:
     """Whether the output was made by this command from files with this content."""
     try:
-        record = json.loads(output.with_name(output.name + ".json").read_text())
-        if not output.exists() or record["command"] != [compiler_version(), *command]:
+        known = json.loads(output.with_name(output.name + ".json").read_text())
+        if not output.exists() or known["command"] != [compiler_version(), *command]:
             return False
-        return all(digest(Path(path)) == value for path, value in record["inputs"].items())
+        return all(digest(Path(path)) == value for path, value in known["inputs"].items())
     except (OSError, ValueError, KeyError):
         return False
 
 
+def record(output: Path, command: list[str], inputs: Sequence[Path]) -> None:
+    """Write down how a fresh output was made."""
+    content = {
+        "command": [compiler_version(), *command],
+        "inputs": {str(path): digest(path) for path in inputs},
+    }
+    output.with_name(output.name + ".json").write_text(json.dumps(content))
+
+
 def inputs_of(listing: Path) -> list[Path]:
-    """The project's files in a list of dependencies by the compiler."""
+    """The files in a list of dependencies by the compiler, without the system's headers."""
     words = listing.read_text().replace("\\\n", " ").split()[1:]
-    paths = {Path(word).resolve() for word in words}
-    return sorted(path for path in paths if path.is_relative_to(ROOT))
+    return sorted({Path(word).resolve() for word in words})
 
 
 def make(output: Path, command: list[str], inputs: Sequence[Path] | None = None) -> None:
@@ -90,7 +104,7 @@ def make(output: Path, command: list[str], inputs: Sequence[Path] | None = None)
     partial = output.with_name(output.name + ".partial")
     arguments = [*command, "-o", str(partial)]
     if inputs is None:
-        arguments += ["-MD", "-MF", str(listing)]
+        arguments += ["-MMD", "-MF", str(listing)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(arguments)}\n{done.stderr}")
@@ -99,11 +113,7 @@ def make(output: Path, command: list[str], inputs: Sequence[Path] | None = None)
     partial.replace(output)
     digest.cache_clear()
     sources = inputs_of(listing) if inputs is None else inputs
-    record = {
-        "command": [compiler_version(), *command],
-        "inputs": {str(path): digest(path) for path in sources},
-    }
-    output.with_name(output.name + ".json").write_text(json.dumps(record))
+    record(output, command, sources)
 
 
 def compile_objects(prefix: str, sources: Sequence[Path], flags: list[str]) -> list[Path]:
@@ -164,12 +174,59 @@ def build_library(
         return link(f"lib{name}.so", objects, [f"-L{OUTPUT}", "-lemu", "-Wl,-rpath,$ORIGIN"])
 
 
+def find_bindings() -> Path:
+    """The driver's bindings in the crate cudarc, at the version of Cargo.lock."""
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=Path.home() / ".cargo" / "bin")
+    if cargo is None:
+        raise BuildError("cargo is missing: install Rust")
+    command = [cargo, "metadata", "--format-version", "1", "--locked"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+    for package in json.loads(done.stdout)["packages"]:
+        if package["name"] == "cudarc":
+            return Path(package["manifest_path"]).parent / "src" / "driver" / "sys" / "mod.rs"
+    for found in (Path.home() / ".cargo" / "registry" / "src").glob("*/cudarc-0.19.*/src/driver/sys/mod.rs"):
+        return found
+    raise BuildError("cudarc is not in Cargo.lock")
+
+
+def write_header() -> None:
+    """cuda_api.h, the declarations of the driver's functions."""
+    output = OUTPUT / "cuda_api.h"
+    if not is_fresh(output, []):
+        output.write_text(gen_api.header(find_bindings(), HERE / "calls.txt"))
+        record(output, [], [ROOT / "Cargo.lock", HERE / "calls.txt", HERE / "gen_api.py"])
+
+
+def build_driver() -> Path:
+    """libcuda.so.1, the emulated driver. cudarc looks for libcuda.so first, so that name exists, too."""
+    names = ["device", "faults", "findings", "graphs", "memory", "modules", "shadow", "streams"]
+    with locked():
+        write_header()
+        objects = compile_objects("cuda", [HERE / f"{name}.cpp" for name in names], ["-O2", f"-I{OUTPUT}"])
+        path = link("libcuda.so.1", objects, ["-Wl,-soname,libcuda.so.1", "-ldl"])
+        other = OUTPUT / "libcuda.so"
+        if not other.is_symlink():
+            other.symlink_to(path.name)
+        return path
+
+
 def build_kernels(*, instrumented: bool = False) -> Path:
     """Compile the kernels of the product."""
     return build_library("kernels", sorted(KERNELS.glob("*.cu")), instrumented=instrumented)
 
 
-if __name__ == "__main__":
-    build_kernels()
-    build_kernels(instrumented=True)
+def main() -> None:
+    """Build everything."""
+    try:
+        build_kernels()
+        build_kernels(instrumented=True)
+        build_driver()
+    except BuildError as error:
+        sys.exit(str(error))
     print(OUTPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,52 @@
-// The switch between fibers: saves the callee-saved registers on the stack of the running fiber, and restores those of
-// the other.
+// The switch between fibers. The assembly saves the callee-saved registers on the stack of the running fiber, and
+// restores those of the other one.
 #include "fiber.h"
+#include <cstdlib>
+#include <ucontext.h>
 
-#ifndef EMU_FIBER_UCONTEXT
-#ifdef __x86_64__
+namespace emu {
+
+#ifdef EMU_FIBER_ASSEMBLY
+const bool uses_ucontext = getenv("EMU_UCONTEXT") != nullptr;
+#else
+const bool uses_ucontext = true;
+#endif
+
+static void* new_ucontext(char* stack, void (*entry)()) {
+    auto* context = reinterpret_cast<ucontext_t*>(stack + STACK_GUARD);
+    char* bottom = reinterpret_cast<char*>(context + 1);
+    getcontext(context);
+    context->uc_stack.ss_sp = bottom;
+    context->uc_stack.ss_size = stack_top(stack) - bottom;
+    makecontext(context, entry, 0);
+    return context;
+}
+
+void switch_ucontext(void** save, void* to) {
+    ucontext_t here;  // on the stack of the fiber that waits
+    *save = &here;
+    swapcontext(&here, static_cast<ucontext_t*>(to));
+}
+
+void* new_fiber(char* stack, void (*entry)()) {
+    if (uses_ucontext) return new_ucontext(stack, entry);
+    void** sp = reinterpret_cast<void**>(stack_top(stack));
+#if defined(__x86_64__)
+    *--sp = nullptr;  // the alignment of the stack after a call
+    *--sp = reinterpret_cast<void*>(entry);
+    return sp - 6;
+#elif defined(__aarch64__)
+    sp -= 20;
+    sp[11] = reinterpret_cast<void*>(entry);  // the link register
+    return sp;
+#else
+    return sp;
+#endif
+}
+
+}  // namespace emu
+
+#if defined(__x86_64__)
 asm(R"(
     .text
     .globl emu_switch_fiber
@@ -27,7 +70,7 @@ emu_switch_fiber:
     ret
     .size emu_switch_fiber, .-emu_switch_fiber
 )");
-#else
+#elif defined(__aarch64__)
 asm(R"(
     .text
     .globl emu_switch_fiber
@@ -62,5 +105,4 @@ emu_switch_fiber:
     ret
     .size emu_switch_fiber, .-emu_switch_fiber
 )");
-#endif
 #endif

@@ -1,11 +1,10 @@
-// Fibers, the stacks of CUDA threads: switched by assembly (fiber.cpp) on x86-64 and aarch64, by ucontext elsewhere.
+// Fibers, the stacks of CUDA threads: switched by assembly on x86-64 and aarch64, and by ucontext elsewhere.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#if defined(EMU_UCONTEXT) || !(defined(__x86_64__) || defined(__aarch64__))
-#define EMU_FIBER_UCONTEXT
-#include <ucontext.h>
+#if defined(__x86_64__) || defined(__aarch64__)
+#define EMU_FIBER_ASSEMBLY
 #endif
 
 namespace emu {
@@ -19,48 +18,19 @@ inline char* stack_top(char* stack) {
     return stack + STACK - 64 - (number % 64 * 448 % 16384 & ~size_t(63));
 }
 
-#ifdef EMU_FIBER_UCONTEXT
+// A fiber that begins with a call of `entry`, which does not return.
+void* new_fiber(char* stack, void (*entry)());
 
-inline void* new_fiber(char* stack, void (*entry)()) {
-    auto* context = reinterpret_cast<ucontext_t*>(stack + STACK_GUARD);
-    char* bottom = reinterpret_cast<char*>(context + 1);
-    getcontext(context);
-    context->uc_stack.ss_sp = bottom;
-    context->uc_stack.ss_size = stack_top(stack) - bottom;
-    makecontext(context, entry, 0);
-    return context;
-}
-
-inline void switch_fiber(void** save, void* to) {
-    ucontext_t here;  // on the stack of the fiber that waits
-    *save = &here;
-    swapcontext(&here, static_cast<ucontext_t*>(to));
-}
-
-#else
-
+extern const bool uses_ucontext;  // EMU_UCONTEXT=1, or the only way on this machine
+void switch_ucontext(void** save, void* to);
 extern "C" void emu_switch_fiber(void** save, void* to);
 
-inline void switch_fiber(void** save, void* to) { emu_switch_fiber(save, to); }
-
-#ifdef __x86_64__
-
-inline void* new_fiber(char* stack, void (*entry)()) {
-    void** sp = reinterpret_cast<void**>(stack_top(stack));
-    *--sp = nullptr;  // the alignment of the stack after a call
-    *--sp = reinterpret_cast<void*>(entry);
-    return sp - 6;
-}
-
-#else
-
-inline void* new_fiber(char* stack, void (*entry)()) {
-    void** sp = reinterpret_cast<void**>(stack_top(stack) - 160);
-    sp[11] = reinterpret_cast<void*>(entry);  // the link register
-    return sp;
-}
-
+// Saves the running fiber and continues another one.
+inline void switch_fiber(void** save, void* to) {
+#ifdef EMU_FIBER_ASSEMBLY
+    if (!uses_ucontext) return emu_switch_fiber(save, to);
 #endif
-#endif
+    switch_ucontext(save, to);
+}
 
 }  // namespace emu

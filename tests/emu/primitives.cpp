@@ -9,8 +9,7 @@ namespace emu {
 
 // ------------------------------------------------------------------------------------------------ tensor cores
 
-typedef float Row __attribute__((vector_size(32)));         // eight columns
-typedef uint32_t RowBits __attribute__((vector_size(32)));
+typedef float Row __attribute__((vector_size(32)));  // eight columns
 
 struct Bf16 {
     static float low(uint32_t pair) { return high(pair << 16); }
@@ -35,7 +34,8 @@ struct Fragments {
 template <class Type>
 static void multiply(void** slots, unsigned lanes) {
     if (lanes != ALL_LANES) fail("mma needs all lanes of the warp");
-    uint32_t a[16][8];
+    uint32_t a[16][8];  // pairs of elements
+    float a_even[16][8], a_odd[16][8];
     Row even[8], odd[8], d[16];
     for (unsigned lane = 0; lane < WARP; lane++) {
         const Fragments& f = *static_cast<Fragments*>(slots[lane]);
@@ -46,11 +46,13 @@ static void multiply(void** slots, unsigned lanes) {
             d[g][t * 2 + i] = f.d[i], d[g + 8][t * 2 + i] = f.d[2 + i];
         }
     }
+    for (unsigned m = 0; m < 16; m++)
+        for (unsigned k = 0; k < 8; k++) a_even[m][k] = Type::low(a[m][k]), a_odd[m][k] = Type::high(a[m][k]);
     for (unsigned m = 0; m < 16; m++) {
         Row sum = d[m], sum_odd = {};
         for (unsigned k = 0; k < 8; k++) {
-            sum += Type::low(a[m][k]) * even[k];
-            sum_odd += Type::high(a[m][k]) * odd[k];
+            sum += a_even[m][k] * even[k];
+            sum_odd += a_odd[m][k] * odd[k];
         }
         d[m] = sum + sum_odd;
     }

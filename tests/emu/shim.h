@@ -17,7 +17,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __shared__ static thread_local  // the threads of a block share an OS thread
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(emu::block->shared)

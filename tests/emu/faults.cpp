@@ -1,0 +1,198 @@
+// Injected faults, the signal handler of illegal accesses, and the functions for tests (emu*).
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <unistd.h>
+#include "driver.h"
+
+namespace emu {
+
+static size_t number(const char* name, size_t otherwise) {
+    const char* value = getenv(name);
+    return value ? strtoull(value, nullptr, 0) : otherwise;
+}
+
+const Settings settings = {
+    number("EMU", 0) == 1,
+    number("EMU_MEMORY", size_t(2) << 30),
+    unsigned(number("EMU_DELAY_US", 0)),
+    unsigned(number("EMU_ARCH", 90)),
+    number("EMU_TRACE", 0) != 0,
+};
+
+std::mutex state_mutex;
+std::atomic<int> sticky_error{0};
+static std::atomic<bool> is_armed{false};
+
+CUresult sticky() { return CUresult(sticky_error.load()); }
+
+// ------------------------------------------------------------------------------------------------- injected faults
+
+struct Fault {
+    std::string call;
+    unsigned nth;  // 0: every call
+    CUresult code;
+};
+static std::vector<Fault> faults;
+static std::map<std::string, unsigned> calls;
+
+static thread_local bool is_executing = false;
+
+CUresult enter(const char* call, Needs needs) {
+    if (needs != Needs::NOTHING && !is_initialised()) return CUDA_ERROR_NOT_INITIALIZED;
+    if (is_executing) {
+        findings.add("call of the driver by a host function", call);
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    Guard guard(state_mutex);
+    if (settings.is_traced) fprintf(stderr, "%s\n", call);
+    const unsigned n = ++calls[call];
+    for (const Fault& f : faults)
+        if (f.call == call && (!f.nth || f.nth == n)) return f.code;
+    if (needs != Needs::CONTEXT) return CUDA_SUCCESS;
+    return current_context ? sticky() : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+void not_in_a_step(const char* call) {
+    if (is_armed) findings.add("call inside a step", call);
+}
+
+// ------------------------------------------------------------------------------------------------ illegal accesses
+
+static thread_local void* landing[5];  // where an operation continues after an illegal access
+static thread_local bool is_landing_set = false;
+static struct sigaction previous_segv, previous_bus;
+
+static uintptr_t program_counter(const ucontext_t* context) {
+#if defined(__x86_64__)
+    return uintptr_t(context->uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    return uintptr_t(context->uc_mcontext.pc);
+#else
+    return 0;
+#endif
+}
+
+// Faults of other code are for the handler that was installed before, such as Rust's or Python's.
+static void chain(int signal_number, siginfo_t* info, void* context) {
+    const struct sigaction& previous = signal_number == SIGSEGV ? previous_segv : previous_bus;
+    if (previous.sa_flags & SA_SIGINFO) return previous.sa_sigaction(signal_number, info, context);
+    if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) return previous.sa_handler(signal_number);
+    signal(signal_number, SIG_DFL);  // the instruction is repeated and ends the process
+}
+
+static void on_fault(int signal_number, siginfo_t* info, void* context) {
+    const uintptr_t address = uintptr_t(info->si_addr);
+    if (is_executing && is_landing_set) {
+        // One instruction on, as in a return address, which `place` expects.
+        void* pc = reinterpret_cast<void*>(program_counter(static_cast<ucontext_t*>(context)) + 1);
+        char text[100];
+        snprintf(text, sizeof text, "%s memory, 0x%zx", is_device_address(address) ? "device" : "host", size_t(address));
+        library->abandon(address, text, pc);  // does not return if a kernel runs
+        __builtin_longjmp(landing, 1);
+    }
+    if (is_device_address(address)) {
+        static const char text[] = "emu: host code accesses device memory\n";
+        if (write(STDERR_FILENO, text, sizeof text - 1) < 0) {}
+    }
+    chain(signal_number, info, context);
+}
+
+void install_fault_handler() {
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigaction(SIGSEGV, &action, &previous_segv);
+    sigaction(SIGBUS, &action, &previous_bus);
+}
+
+static CUresult execute_guarded(const Doing& doing, const Task& task) {
+    is_executing = is_landing_set = true;
+    CUresult result;
+    if (__builtin_setjmp(landing)) {
+        restore_access();
+        findings.add("illegal address", doing.name);
+        result = CUDA_ERROR_ILLEGAL_ADDRESS;
+    } else {
+        result = task(doing);
+    }
+    is_executing = is_landing_set = false;
+    return result;
+}
+
+CUresult execute(const Doing& doing, const Task& task) {
+    if (const CUresult error = sticky()) return error;
+    if (doing.is_host_function) {
+        is_executing = true;
+        const CUresult result = task(doing);
+        is_executing = false;
+        return result;
+    }
+    std::unique_lock<std::mutex> lock(shadow.mutex, std::defer_lock);
+    if (shadow.is_on) {
+        lock.lock();
+        shadow.doing = &doing;
+    }
+    const CUresult result = execute_guarded(doing, task);
+    if (result) sticky_error = result;
+    return result;
+}
+
+}  // namespace emu
+
+// ----------------------------------------------------------------------------------------- functions for tests
+
+using namespace emu;
+
+extern "C" {
+
+// The n-th call from now on (0: every call) of a function returns an error of the driver. False for an unknown code:
+// the bindings of cudarc have undefined behaviour for these.
+bool emuFault(const char* call, unsigned nth, int code) {
+    for (const ErrorName& known : ERROR_NAMES) {
+        if (known.code != code) continue;
+        Guard guard(state_mutex);
+        calls[call] = 0;
+        faults.push_back({call, nth, CUresult(code)});
+        return true;
+    }
+    return false;
+}
+
+unsigned emuCount(const char* call) {
+    Guard guard(state_mutex);
+    return calls[call];
+}
+
+// While armed, allocations, frees and synchronisation are findings: the engine executes a step.
+void emuArm(int on) { is_armed = on; }
+
+// The findings so far, a line each; returns their number.
+size_t emuFindings(char* text, size_t size) {
+    if (size) snprintf(text, size, "%s", findings.text().c_str());
+    return findings.count();
+}
+
+// Removes all findings and injected faults.
+void emuClear() {
+    findings.clear();
+    Guard guard(state_mutex);
+    faults.clear(), calls.clear();
+}
+
+// For the engine's own allocator: from this point of the stream on, a range of its arena is allocated and not written,
+// or is free.
+void emuRegion(unsigned long long begin, size_t size, int is_live, CUstream_st* stream) {
+    if (!shadow.is_on) return;
+    Work work;
+    work.name = "region";
+    work.task = [=](const Doing&) {
+        shadow.mark(begin, size, is_live ? Shadow::UNWRITTEN : Shadow::FREED);
+        return CUDA_SUCCESS;
+    };
+    submit(stream, std::move(work));
+}
+
+}  // extern "C"

@@ -1,0 +1,150 @@
+// Graphs: the operations that streams would execute are captured and replayed.
+#include <cstring>
+#include "driver.h"
+
+struct CUgraphExec_st {
+    std::vector<CUgraph_st::Node> nodes;
+    unsigned num_branches;
+};
+
+namespace emu {
+
+static std::set<CUgraph_st*> graphs;
+static std::set<CUgraphExec_st*> executables;
+
+std::vector<Leak> graph_objects() {
+    return {{"graphs", graphs.size()}, {"executable graphs", executables.size()}};
+}
+
+void free_graph_objects() {
+    for (CUgraph_st* graph : graphs) delete graph;
+    for (CUgraphExec_st* executable : executables) delete executable;
+    graphs.clear(), executables.clear();
+}
+
+// True if all nodes precede the end of the origin: every other stream has been joined.
+static bool is_joined(const CUgraph_st& graph, std::vector<int> ends) {
+    std::vector<bool> is_reached(graph.nodes.size());
+    size_t num_reached = 0;
+    while (!ends.empty()) {
+        const int node = ends.back();
+        ends.pop_back();
+        if (is_reached[node]) continue;
+        is_reached[node] = true, num_reached++;
+        const std::vector<int>& after = graph.nodes[node].after;
+        ends.insert(ends.end(), after.begin(), after.end());
+    }
+    return num_reached == graph.nodes.size();
+}
+
+// The actor of each branch of a graph on a stream.
+static bool reserve_branches(CUstream_st& s, unsigned num_branches) {
+    while (s.branches.size() + 1 < num_branches) {
+        const unsigned actor = take_actor();
+        if (!actor) return false;
+        s.branches.push_back(actor);
+    }
+    return true;
+}
+
+}  // namespace emu
+
+using namespace emu;
+
+extern "C" {
+
+CUresult cuStreamBeginCapture_v2(CUstream_st* s, CUstreamCaptureMode_enum) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    if (!is_stream(s)) return CUDA_ERROR_INVALID_HANDLE;
+    if (s->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    s->capture = new CUgraph_st;
+    s->capture->streams = {s};
+    s->last_nodes.clear();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream_st* s, CUstreamCaptureStatus_enum* status) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    if (!is_stream(s)) return CUDA_ERROR_INVALID_HANDLE;
+    *status = !s->capture             ? CU_STREAM_CAPTURE_STATUS_NONE :
+              s->capture->is_invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED :
+                                       CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream_st* s, CUgraph_st** result) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    *result = nullptr;
+    if (!is_stream(s)) return CUDA_ERROR_INVALID_HANDLE;
+    if (!s->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    if (s->capture->streams.front() != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    std::unique_ptr<CUgraph_st> graph(s->capture);
+    const std::vector<int> ends = s->last_nodes;
+    end_capture(*graph);
+    if (graph->is_invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (!is_joined(*graph, ends)) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    graphs.insert(*result = graph.release());
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec_st** result, CUgraph_st* graph, unsigned long long) {
+    ENTER(CONTEXT);
+    not_in_a_step(__func__);
+    Guard guard(state_mutex);
+    if (!graphs.count(graph)) return CUDA_ERROR_INVALID_HANDLE;
+    executables.insert(*result = new CUgraphExec_st{graph->nodes, unsigned(graph->streams.size())});
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphUpload(CUgraphExec_st* executable, CUstream_st* s) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    return executables.count(executable) && is_stream(s) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec_st* executable) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    if (!executables.erase(executable)) return CUDA_ERROR_INVALID_HANDLE;
+    delete executable;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphDestroy(CUgraph_st* graph) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    if (!graphs.erase(graph)) return CUDA_ERROR_INVALID_HANDLE;
+    delete graph;
+    return CUDA_SUCCESS;
+}
+
+// The stream executes the nodes one after the other, in the order of the capture. Their clocks know only the captured
+// dependencies, so a missing one is found.
+CUresult cuGraphLaunch(CUgraphExec_st* executable, CUstream_st* s) {
+    ENTER(CONTEXT);
+    Guard guard(state_mutex);
+    if (!executables.count(executable) || !is_stream(s)) {
+        findings.add("launch of a destroyed graph, or on a destroyed stream", __func__);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    if (s->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (!reserve_branches(*s, executable->num_branches)) return CUDA_ERROR_OUT_OF_MEMORY;
+    s->clock.join(host_clock);
+    std::vector<Clock> ends;  // of each node
+    Clock end = s->clock;
+    for (const CUgraph_st::Node& node : executable->nodes) {
+        const unsigned actor = node.branch ? s->branches[node.branch - 1] : s->actor;
+        Clock clock = s->clock;
+        for (const int before : node.after) clock.join(ends[before]);
+        clock.at[actor] = enqueue(*s, actor, clock, node.work);
+        ends.push_back(clock);
+        end.join(clock);
+    }
+    s->clock = end;
+    return CUDA_SUCCESS;
+}
+
+}  // extern "C"

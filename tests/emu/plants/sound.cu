@@ -1,0 +1,140 @@
+// Kernels without defects, for the tests of the emulator.
+#include "common.cuh"
+
+extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] += a * x[i];
+}
+EXPORT(saxpy)
+
+struct Vectors {
+    const float *x, *y;
+    float* sum;
+};
+extern "C" __global__ void add_vectors(Vectors v, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) v.sum[i] = v.x[i] + v.y[i];
+}
+EXPORT(add_vectors)
+
+// A dependent launch may begin before its predecessor has ended; the caller chooses whether it waits.
+extern "C" __global__ void scale(float a, float* y, int n, int waits) {
+    if (waits) dependency_wait();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] *= a;
+}
+EXPORT(scale)
+
+// out[row] = the sum of a row, in blocks of whole warps.
+extern "C" __global__ void row_sums(const float* x, float* out, int width) {
+    __shared__ float partial[32];
+    float sum = 0;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) sum += x[blockIdx.x * width + i];
+    sum = block_sum(sum, partial);
+    if (threadIdx.x == 0) out[blockIdx.x] = sum;
+}
+EXPORT(row_sums)
+
+// The same with dynamic shared memory: an element per thread.
+extern "C" __global__ void row_sums_dynamic(const float* x, float* out, int width) {
+    DYNAMIC_SHARED(float, partial);
+    float sum = 0;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) sum += x[blockIdx.x * width + i];
+    partial[threadIdx.x] = sum;
+    __syncthreads();
+    for (int step = blockDim.x / 2; step > 0; step /= 2) {
+        if (int(threadIdx.x) < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = partial[0];
+}
+EXPORT(row_sums_dynamic)
+
+// Copies n stages of 16 bytes per thread through shared memory, the next stage in flight. Neighbours exchange their
+// values, so the copies of other threads are read.
+extern "C" __global__ void staged_copy(const float* in, float* out, int n) {
+    __shared__ __align__(16) float stages[2][128 * 4];
+    const int width = blockDim.x * 4, own = threadIdx.x * 4, other = (threadIdx.x ^ 1) * 4;
+    copy_async16(&stages[0][own], in + own);
+    copy_commit();
+    for (int i = 0; i < n; i++) {
+        if (i + 1 < n) copy_async16(&stages[(i + 1) % 2][own], in + (i + 1) * width + own);
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        for (int j = 0; j < 4; j++) out[i * width + own + j] = stages[i % 2][other + j];
+        __syncthreads();
+    }
+}
+EXPORT(staged_copy)
+
+extern "C" __global__ void histogram(const unsigned* values, unsigned* counts, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(&counts[values[i] % 16], 1u);
+}
+EXPORT(histogram)
+
+// d = a * b for one tile, a of 16 x 16 and b of 16 x 8 (column major).
+template <class T>
+DEVICE void multiply_tile(const T* a, const T* b, float* d) {
+    const int lane = threadIdx.x, group = lane / 4, quad = lane % 4;
+    auto pair = [](const T* p) { return *reinterpret_cast<const uint32_t*>(p); };
+    const uint32_t rows[4] = {pair(a + group * 16 + quad * 2), pair(a + (group + 8) * 16 + quad * 2),
+                              pair(a + group * 16 + quad * 2 + 8), pair(a + (group + 8) * 16 + quad * 2 + 8)};
+    const uint32_t columns[2] = {pair(b + group * 16 + quad * 2), pair(b + group * 16 + quad * 2 + 8)};
+    float sums[4] = {};
+    mma<T>(sums, rows, columns);
+    for (int i = 0; i < 4; i++) d[(group + i / 2 * 8) * 8 + quad * 2 + i % 2] = sums[i];
+}
+extern "C" __global__ void multiply_bf16(const bf16* a, const bf16* b, float* d) { multiply_tile(a, b, d); }
+EXPORT(multiply_bf16)
+extern "C" __global__ void multiply_f16(const f16* a, const f16* b, float* d) { multiply_tile(a, b, d); }
+EXPORT(multiply_f16)
+
+// out[lane][i] = the fragment of matrix i, of four transposed matrices of 8 x 8.
+extern "C" __global__ void transpose_tiles(const uint4* in, uint32_t* out) {
+    __shared__ uint4 rows[32];
+    rows[threadIdx.x] = in[threadIdx.x];
+    __syncwarp();
+    uint32_t fragments[4];
+    load_matrices_transposed(fragments, &rows[threadIdx.x]);
+    for (int i = 0; i < 4; i++) out[threadIdx.x * 4 + i] = fragments[i];
+}
+EXPORT(transpose_tiles)
+
+// Shuffles and votes of each lane, in segments of `width` lanes.
+extern "C" __global__ void exchanges(unsigned* out, int width) {
+    const unsigned lane = threadIdx.x, all = 0xffffffffu;
+    unsigned* own = out + lane * 8;
+    own[0] = __shfl_sync(all, lane, 3, width);
+    own[1] = __shfl_xor_sync(all, lane, 5, width);
+    own[2] = __shfl_down_sync(all, lane, 2, width);
+    own[3] = __shfl_up_sync(all, lane, 2, width);
+    own[4] = __ballot_sync(all, lane % 3 == 0);
+    own[5] = __any_sync(all, lane == 7);
+    own[6] = __all_sync(all, lane < 32);
+    own[7] = lane < 8 ? __shfl_xor_sync(0xffu, lane, 1) : 99;
+}
+EXPORT(exchanges)
+
+// Every thread writes its indices.
+extern "C" __global__ void indices(unsigned* out) {
+    const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+    const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    const unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    out[block * threads + thread] = blockIdx.x | blockIdx.y << 4 | blockIdx.z << 8 | threadIdx.x << 12 |
+                                    threadIdx.y << 20 | threadIdx.z << 28;
+}
+EXPORT(indices)
+
+// For measurements: n operations of each kind.
+extern "C" __global__ void nothing(int n) {}
+EXPORT(nothing)
+extern "C" __global__ void warp_syncs(int n) {
+    for (int i = 0; i < n; i++) __syncwarp();
+}
+EXPORT(warp_syncs)
+extern "C" __global__ void barriers(int n) {
+    for (int i = 0; i < n; i++) __syncthreads();
+}
+EXPORT(barriers)

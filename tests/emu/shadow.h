@@ -1,0 +1,85 @@
+// The state of every byte of device and shared memory, and the checks of each access against it.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+#include "abi.h"
+
+namespace emu {
+
+// An actor executes operations in their order: a stream, a branch of a graph on a stream, or the host (actor 0).
+constexpr unsigned ACTORS = 64;
+
+// For each actor, the number of its operations that are known to be complete.
+struct Clock {
+    uint32_t at[ACTORS] = {};
+    void join(const Clock& other) {
+        for (unsigned i = 0; i < ACTORS; i++)
+            if (other.at[i] > at[i]) at[i] = other.at[i];
+    }
+};
+
+// The operation that an access belongs to.
+struct Doing {
+    Clock clock;  // the operations that are complete before it begins
+    unsigned actor = 0;
+    uint32_t index = 0;
+    bool is_dependent = false;  // may begin before the previous operation of its stream has ended
+    bool is_host_function = false;
+    std::string name;
+};
+
+class Shadow {
+  public:
+    enum State : uint8_t { UNALLOCATED, UNWRITTEN, WRITTEN, FREED };
+
+    bool is_on = false;
+    std::mutex mutex;  // operations are executed one at a time while they are checked
+    const Doing* doing = nullptr;
+
+    void open(uintptr_t begin, size_t size);
+    void mark(uintptr_t begin, size_t size, State);
+
+    // A copy or memset of device memory by an operation.
+    void access_range(uintptr_t begin, size_t size, bool is_write, const Doing&);
+    // A kernel of `doing`.
+    void begin_launch() { launch++; }
+    void begin_block(const Observer&);
+    void access(const Access&);
+
+  private:
+    // Operations that have accessed 16 bytes: the last writer, and the last readers of two actors.
+    struct Operations {
+        uint32_t write, read[2];
+        uint16_t writer, readers[2];
+    };
+    // The last access of a kind to 4 bytes by a CUDA thread.
+    struct Last {
+        uint32_t run, block, warp_syncs;
+        uint16_t thread, interval;
+        uint8_t bytes;
+        bool is_atomic;
+    };
+    struct Threads {
+        Last write, read;
+    };
+
+    uintptr_t base = 0;
+    size_t size = 0;
+    State* states = nullptr;          // per byte
+    Operations* operations = nullptr;  // per 16 bytes
+    Threads* threads = nullptr;        // per 4 bytes
+    uint32_t launch = 0;               // a number of the kernel
+
+    Observer block{};
+    uint32_t block_run = 0;  // a number of the block, of all launches
+    std::vector<Threads> shared_threads;    // per 4 bytes of shared memory, dynamic and then static
+    std::vector<uint32_t> shared_written;  // the block that wrote them
+
+    void check_operation(uintptr_t begin, size_t size, bool is_write, const Doing&, const Access*);
+    void access_shared(const Access&);
+    void report(const char* defect, const Access& access, const std::string& details = "");
+};
+
+}  // namespace emu
