@@ -205,20 +205,21 @@ class Device:
         return self.functions[name]
 
     def launch(
-        self, stream: int, name: str, shape: tuple[int, ...], *arguments: Any, dependent: bool = False
+        self, stream: int, name: str, shape: tuple[Any, ...], *arguments: Any, dependent: bool = False
     ) -> None:
         """Launch a kernel. The shape is the blocks, the threads per block and the bytes of shared memory."""
         blocks, threads, shared = (*shape, 0)[:3]
+        grid = (*([blocks] if isinstance(blocks, int) else blocks), 1, 1)[:3]
         values = [argument(a) for a in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         function = self.function(name)
         if not dependent:
-            self.call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared, stream, pointers, None)
+            self.call("cuLaunchKernel", function, *grid, threads, 1, 1, shared, stream, pointers, None)
             return
         attribute = LaunchAttribute(DEPENDENT, b"", (ctypes.c_int * 16)(1))
         three = ctypes.c_uint * 3
         config = LaunchConfig(
-            three(blocks, 1, 1), three(threads, 1, 1), shared, stream, ctypes.pointer(attribute), 1
+            three(*grid), three(threads, 1, 1), shared, stream, ctypes.pointer(attribute), 1
         )
         self.call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
 

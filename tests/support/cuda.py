@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ CACHE = ROOT / "target" / "emu" / "cubin"
 
 #: The targets of the tests: the oldest supported one, then those with instructions of their own.
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+
+#: PENSTOCK_CHECK_KERNELS=1: the emulated driver runs the kernels and checks every access of memory.
+CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
 
 Array = np.ndarray[Any, Any]
 
@@ -146,8 +150,14 @@ class HostKernels:
             raise RuntimeError(f"{name}: {error.decode()}")
 
 
+#: The arrays of `addresses` since the last launch, if the kernels are checked.
+arrays_in_structures: list[Array] = []
+
+
 def addresses(*arrays: Array | None) -> list[int | None]:
     """The addresses of arrays, for the fields of an argument that is a structure."""
+    if CHECKED:
+        arrays_in_structures.extend(array for array in arrays if array is not None)
     return [None if array is None else array.ctypes.data for array in arrays]
 
 
@@ -185,4 +195,8 @@ def to_floats(values: Array) -> Array:
 @functools.cache
 def host_kernels() -> HostKernels:
     """The library of all kernels."""
+    if CHECKED:
+        from support.emulator import CheckedKernels
+
+        return CheckedKernels(build.build_kernels(instrumented=True))
     return HostKernels(build.build_kernels())

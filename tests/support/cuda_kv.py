@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .cuda import Array, to_floats
+from .cuda import Array, addresses, to_floats
 
 DTYPES = ("bf16", "f16", "int8", "uint4")
 
@@ -72,7 +72,7 @@ class KvLayout:
 
     def argument(self, cache: Array) -> KvCache:
         """The argument of a kernel."""
-        return KvCache(cache.ctypes.data, self.kv_heads, self.block_size, self.head_dim)
+        return KvCache(*addresses(cache), self.kv_heads, self.block_size, self.head_dim)
 
     def page(self, cache: Array, block: int, head: int) -> Page:
         """The page of a block and head."""

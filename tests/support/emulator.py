@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -10,9 +11,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from emu import build
+from emu.client import Device, DriverError, Pointer
+from emu.scenarios import image
+from support import cuda
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 PLANTS = build.HERE / "plants"
@@ -61,3 +68,77 @@ def run(scenario: str, *arguments: str, checked: bool = False, **environment: st
     done = start(scenario, *arguments, checked=checked, **environment)
     assert done.returncode == 0, done.stderr
     return Outcome(**json.loads(done.stdout))
+
+
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+MAX_DYNAMIC_SHARED = 8
+
+
+class CheckedKernels(cuda.HostKernels):
+    """Kernels in the emulated driver, which checks every access of memory; a finding is an error.
+
+    An array has a copy on the device for the time of a launch. The driver stays in the process, where all later
+    code finds it under its name: processes with checked kernels do nothing else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        os.environ.update(EMU="1", EMU_KERNELS=str(path))
+        self.device = Device(str(driver()))
+
+    def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
+        """Run a kernel on copies of the arrays."""
+        arrays = {
+            array.ctypes.data: array
+            for array in (*arguments, *cuda.arrays_in_structures)
+            if isinstance(array, np.ndarray)
+        }
+        cuda.arrays_in_structures.clear()
+        d = self.device.open(image(name))
+        stream = d.output(ctypes.c_void_p, "cuStreamCreate", 1)
+        failure = ""
+        try:
+            copies = {address: upload(d, array) for address, array in arrays.items()}
+            values = [on_device(argument, copies) for argument in arguments]
+            if shared:
+                d.call("cuFuncSetAttribute", d.function(name), MAX_DYNAMIC_SHARED, shared)
+            d.launch(stream, name, (tuple(grid), block, shared), *values)
+            d.wait(stream)
+            for address, array in arrays.items():
+                if array.flags.writeable and array.nbytes:
+                    d.call("cuMemcpyDtoH_v2", ctypes.c_void_p(address), copies[address], array.nbytes)
+        except DriverError as error:
+            failure = f"{error}\n"
+        findings = d.findings()
+        d.functions.clear()
+        d.library.emuClear()
+        # Frees everything that is left.
+        d.call("cuDevicePrimaryCtxRelease_v2", 0)
+        d.library.emuClear()
+        if failure or findings:
+            raise RuntimeError(f"{name}: {failure}" + "\n".join(findings))
+
+
+def upload(d: Device, array: cuda.Array) -> Pointer:
+    """A copy of an array on the device."""
+    if not array.nbytes:
+        return Pointer(0)
+    copy = Pointer(d.output(ctypes.c_uint64, "cuMemAlloc_v2", array.nbytes))
+    d.call("cuMemcpyHtoD_v2", copy, ctypes.c_void_p(array.ctypes.data), array.nbytes)
+    return copy
+
+
+def on_device(argument: Any, copies: dict[int, Pointer]) -> Any:
+    """An argument of a kernel with the addresses of the copies, also in a structure."""
+    if argument is None:
+        return Pointer(0)
+    if isinstance(argument, np.ndarray):
+        return copies[argument.ctypes.data]
+    if isinstance(argument, ctypes.Structure):
+        words = bytearray(bytes(argument))
+        for start in range(0, len(words) - 7, 8):
+            address = int.from_bytes(words[start : start + 8], "little")
+            if address in copies:
+                words[start : start + 8] = copies[address].to_bytes(8, "little")
+        return type(argument).from_buffer(words)
+    return int(argument) if isinstance(argument, np.integer) else argument
