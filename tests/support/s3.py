@@ -47,7 +47,7 @@ class S3:
         self._backend.create_bucket(BUCKET, "us-east-1")
 
     def put(self, key: str, content: bytes) -> Any:
-        """Add an object, whatever its key; returns moto's."""
+        """Add an object with any key; returns moto's."""
         return self._backend.put_object(BUCKET, key, content)
 
     def asked(self, key: str, method: str = "GET") -> list[S3Request]:

@@ -39,7 +39,7 @@ _DENIED = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesN
 
 
 class S3Source:
-    """The objects whose keys begin with a prefix, or a single object."""
+    """The objects with keys that begin with a prefix, or a single object."""
 
     def __init__(self, kind: str, location: str, options: Options) -> None:
         bucket, _, key = location.partition("/")
