@@ -13,6 +13,7 @@ RUN apt-get update \
 WORKDIR /source
 COPY Cargo.toml Cargo.lock pyproject.toml README.md LICENSE ./
 COPY rust rust
+COPY cuda cuda
 COPY python python
 RUN /opt/maturin/bin/maturin build --release --locked --out /dist \
     && /opt/maturin/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /dist ./python/aliases/aibrix

@@ -24,7 +24,7 @@ ORACLE := $(BASE)-oracle
 DEMO   := $(VENV)/.demo-$(shell cksum < examples/demo-model.txt | cut -d' ' -f1)
 
 CORE    := python/penstock/_core.abi3.so
-SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*.cu cuda/*.cuh) Cargo.toml Cargo.lock
 # maturin builds the extension module, Cargo the other crates: running PyO3's build script in two different environments
 # would rebuild it each time. Clippy, rustdoc and loom use separate target folders for the same reason.
 CRATES  := --workspace --exclude penstock-python

@@ -28,6 +28,7 @@ PAGES = (
     "docs/dashinfer.md",
     "docs/lmdeploy.md",
     "docs/server.md",
+    "docs/cuda.md",
     "docs/aibrix.md",
     "docs/downloader.md",
 )

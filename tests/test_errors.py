@@ -135,7 +135,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
 
 OVERRIDES: list[Any] = [3, (), "{}", {"a": {1}}, {3: 4}, {"a": NAN}]
 BAD_CONFIG: list[tuple[str, Any]] = [
-    *[("device", value) for value in ("cuda", "cuda:1", "gpu", "", 0, True)],
+    *[("device", value) for value in ("CUDA", "cuda:-1", "cuda:1000", "gpu", "", "cuda" * 99, 0, True)],
     *[("dtype", value) for value in ("int8", "FLOAT32", "", 32)],
     *[("kv_cache_dtype", value) for value in ("int4", "fp8", None.__class__)],
     *[("threads", value) for value in (0, -1, 1025, 1.0, True, "all")],

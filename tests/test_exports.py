@@ -31,6 +31,9 @@ PUBLIC = {
     "Choice",
     "Chunk",
     "ConfigError",
+    "CudaDevice",
+    "CudaInfo",
+    "DeviceUnavailableError",
     "Engine",
     "EngineConfig",
     "EngineOptions",
@@ -69,10 +72,11 @@ PUBLIC = {
     "WeightFormatInfo",
     "__version__",
     "convert",
+    "cuda_info",
     "demo",
     "describe",
 }
-NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "convert", "demo", "describe"}
+NOT_CLASSES = {"LogitsProcessor", "Prompt", "__version__", "convert", "cuda_info", "demo", "describe"}
 HEAVY = {"torch", "numpy", "transformers", "jinja2", "tqdm", "huggingface_hub", "click", "trio", "uvloop"}
 
 
@@ -107,7 +111,7 @@ def test_public_class_has_a_docstring_and_a_public_module(name: str) -> None:
 def test_every_error_is_a_penstock_error() -> None:
     classes = [getattr(penstock, name) for name in PUBLIC - NOT_CLASSES]
     errors = [value for value in classes if issubclass(value, Exception)]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, penstock.PenstockError) for error in errors)
 
 

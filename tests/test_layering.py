@@ -20,12 +20,13 @@ LAYERS = {
     "types": set(),
     "kernels": {"types"},
     "checkpoint": {"types"},
+    "cuda": set(),
     "engine": {"types"},
     "guidance": set(),
     "device": {"types", "kernels"},
     "models": {"types", "device", "checkpoint"},
     "text": {"checkpoint"},
-    "runner": {"types", "device", "models", "checkpoint", "engine"},
+    "runner": {"types", "device", "cuda", "models", "checkpoint", "engine"},
     "frontend": {"types", "engine", "text", "guidance"},
     "python": {"types", "frontend", "runner", "engine", "text", "checkpoint"},
 }
@@ -33,6 +34,7 @@ LAYERS = {
 # The only places with unsafe code.
 MAY_BE_UNSAFE = (
     "kernels/src/",
+    "cuda/src/",
     "engine/src/result_queue",
     "engine/src/port",
     "engine/src/process.rs",

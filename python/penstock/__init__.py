@@ -18,6 +18,8 @@ from penstock._core import (
     Adapter,
     Choice,
     Chunk,
+    CudaDevice,
+    CudaInfo,
     EngineConfig,
     Health,
     Histogram,
@@ -39,6 +41,7 @@ from penstock._core import (
     WeightFormatInfo,
     __version__,
 )
+from penstock._cuda import cuda_info
 from penstock._describe import describe
 from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
 from penstock.batch import Batch, BatchChunk, BatchItem, BatchStream, BlockingBatch, BlockingBatchStream
@@ -50,6 +53,7 @@ from penstock.errors import (
     AdapterLoadError,
     AdapterNotFoundError,
     ConfigError,
+    DeviceUnavailableError,
     EngineStoppedError,
     GenerationError,
     InvalidRequestError,
@@ -80,6 +84,9 @@ __all__ = [
     "Choice",
     "Chunk",
     "ConfigError",
+    "CudaDevice",
+    "CudaInfo",
+    "DeviceUnavailableError",
     "Engine",
     "EngineConfig",
     "EngineOptions",
@@ -118,6 +125,7 @@ __all__ = [
     "WeightFormatInfo",
     "__version__",
     "convert",
+    "cuda_info",
     "demo",
     "describe",
 ]

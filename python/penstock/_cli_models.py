@@ -1,8 +1,8 @@
-"""`penstock convert` and `penstock info`: the files of a model."""
+"""`penstock convert` and `penstock info`: the files of a model, and the machine."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from penstock._cli_engine import progress_bar
 from penstock._cli_options import Command, convert_options, given, json_option
 from penstock._cli_output import print_json
 from penstock._options import EngineOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["convert", "info"]
 
@@ -29,10 +32,20 @@ def convert(model: str, output: str, *, overwrite: bool, **options: Any) -> None
 
 
 @click.command("info", cls=Command)
-@click.argument("model")
+@click.argument("model", required=False)
 @json_option
-def info(model: str, *, as_json: bool) -> None:
-    """Show model metadata, without loading the weights, and what of the model is not supported."""
+def info(model: str | None, *, as_json: bool) -> None:
+    """Show model metadata, without loading the weights, and what of the model is not supported.
+
+    Without MODEL, show the CUDA devices of the machine, or the reason why there is none.
+    """
+    if model is None:
+        _show_machine(as_json=as_json)
+    else:
+        _show_model(model, as_json=as_json)
+
+
+def _show_model(model: str, *, as_json: bool) -> None:
     metadata = penstock.describe(model)
     config = metadata["config"]
     facts = {
@@ -65,5 +78,28 @@ def info(model: str, *, as_json: bool) -> None:
         "chat template": "yes" if facts["has_chat_template"] else "no",
         "not supported": "\n".join(facts["unsupported"]) or "nothing found",
     }
+    _print_lines(lines)
+
+
+def _show_machine(*, as_json: bool) -> None:
+    cuda = penstock.cuda_info()
+    if as_json:
+        print_json({"version": penstock.__version__, "cuda": cuda.to_dict()})
+        return
+    lines = {"version": penstock.__version__, "CUDA": cuda.driver_version or cuda.reason}
+    for device in cuda.devices:
+        if device.free_memory is None:
+            state = device.reason
+        else:
+            state = f"{device.free_memory / 2**30:.1f} of {device.total_memory / 2**30:.1f} GiB free"
+        lines[f"cuda:{device.index}"] = (
+            f"{device.name}, compute capability {device.compute_capability}, {state}"
+        )
+    compiler = f"NVRTC {cuda.compiler_version}, {cuda.compiler_path}"
+    lines["CUDA compiler"] = cuda.compiler_reason or compiler
+    _print_lines(lines)
+
+
+def _print_lines(lines: Mapping[str, object]) -> None:
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))

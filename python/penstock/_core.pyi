@@ -17,6 +17,8 @@ __all__ = [
     "BeamSearch",
     "Choice",
     "Chunk",
+    "CudaDevice",
+    "CudaInfo",
     "Engine",
     "EngineConfig",
     "Health",
@@ -43,8 +45,10 @@ __all__ = [
     "__version__",
     "best_of",
     "candidate_params",
+    "check_device",
     "check_output",
     "convert",
+    "cuda_info",
     "describe",
     "score",
 ]
@@ -71,7 +75,9 @@ class EngineConfig:
 
     Computation:
 
-    - `device`: Device that computes. Range: `"auto"`, `"cpu"`. Default: `"auto"`.
+    - `device`: Device that computes. `"auto"`, `"cpu"`, `"cuda"`, or `"cuda:1"` for another of the visible
+      CUDA devices. Models run on the CPU in this version, which is the choice of `"auto"`; a CUDA device
+      raises `DeviceUnavailableError`, which says whether there is one. Default: `"auto"`.
     - `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:
       `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if all are
       quantised.
@@ -198,7 +204,7 @@ class EngineConfig:
     def __new__(
         cls,
         *,
-        device: Literal["auto", "cpu"] | None = "auto",
+        device: str | None = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = "auto",
         quantization: (
             Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any] | None
@@ -241,10 +247,14 @@ class EngineConfig:
         num_speculative_tokens: int | None = None,
     ) -> EngineConfig: ...
     @property
-    def device(self) -> Literal["auto", "cpu"]:
+    def device(self) -> str:
         """Device that computes.
 
-        Range: `"auto"`, `"cpu"`. Default: `"auto"`.
+        `"auto"`, `"cpu"`, `"cuda"`, or `"cuda:1"` for another of the visible CUDA devices. Models run on
+        the CPU in this version, which is the choice of `"auto"`; a CUDA device raises
+        `DeviceUnavailableError`, which says whether there is one.
+
+        Default: `"auto"`.
         """
 
     @property
@@ -2522,6 +2532,126 @@ class Health:
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
 
 @final
+class CudaDevice:
+    """A CUDA device that the process sees; a MIG instance is one, too.
+
+    - `index`: Index among the visible devices, as in `cuda:0`.
+    - `name`: Name of the product.
+    - `compute_capability`: Compute capability, such as `9.0`.
+    - `total_memory`: Size of its memory in bytes.
+    - `free_memory`: Part of the memory that no process uses, in bytes; `None` if it cannot be read.
+    - `uuid`: Identifier, in the form of nvidia-smi without the prefix.
+    - `pci_address`: Address on the PCI bus.
+    - `reason`: Reason why the device cannot be used; `None` if it can.
+    """
+
+    def __new__(
+        cls,
+        *,
+        index: int,
+        name: str,
+        compute_capability: str,
+        total_memory: int,
+        free_memory: int | None,
+        uuid: str,
+        pci_address: str,
+        reason: str | None,
+    ) -> CudaDevice: ...
+    @property
+    def index(self) -> int:
+        """Index among the visible devices, as in `cuda:0`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the product."""
+
+    @property
+    def compute_capability(self) -> str:
+        """Compute capability, such as `9.0`."""
+
+    @property
+    def total_memory(self) -> int:
+        """Size of its memory in bytes."""
+
+    @property
+    def free_memory(self) -> int | None:
+        """Part of the memory that no process uses, in bytes; `None` if it cannot be read."""
+
+    @property
+    def uuid(self) -> str:
+        """Identifier, in the form of nvidia-smi without the prefix."""
+
+    @property
+    def pci_address(self) -> str:
+        """Address on the PCI bus."""
+
+    @property
+    def reason(self) -> str | None:
+        """Reason why the device cannot be used; `None` if it can."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
+class CudaInfo:
+    """The NVIDIA driver with its devices, and the compiler of CUDA kernels.
+
+    - `driver_version`: Version of CUDA that the driver supports; `None` without a driver.
+    - `devices`: The visible devices.
+    - `reason`: Reason why no device can be used, with a remedy; `None` if one can.
+    - `compiler_version`: Version of NVRTC, the compiler; `None` without one.
+    - `compiler_path`: Library of the compiler.
+    - `compiler_reason`: Reason why there is no compiler, with a remedy; `None` if there is one.
+    """
+
+    def __new__(
+        cls,
+        *,
+        driver_version: str | None,
+        devices: Sequence[CudaDevice],
+        reason: str | None,
+        compiler_version: str | None,
+        compiler_path: str | None,
+        compiler_reason: str | None,
+    ) -> CudaInfo: ...
+    @property
+    def driver_version(self) -> str | None:
+        """Version of CUDA that the driver supports; `None` without a driver."""
+
+    @property
+    def devices(self) -> tuple[CudaDevice, ...]:
+        """The visible devices."""
+
+    @property
+    def reason(self) -> str | None:
+        """Reason why no device can be used, with a remedy; `None` if one can."""
+
+    @property
+    def compiler_version(self) -> str | None:
+        """Version of NVRTC, the compiler; `None` without one."""
+
+    @property
+    def compiler_path(self) -> str | None:
+        """Library of the compiler."""
+
+    @property
+    def compiler_reason(self) -> str | None:
+        """Reason why there is no compiler, with a remedy; `None` if there is one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` accepts."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+
+@final
 class MemoryInfo:
     """The use of the memory in bytes, as planned when the model was opened.
 
@@ -3413,6 +3543,12 @@ def convert(
 
     Raises `ConfigError`, `ModelLoadError`, `OSError`, and any exception that `progress` raises.
     """
+
+def cuda_info(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
+    """The driver, its devices, and the compiler, searched in these folders; see `penstock.cuda_info`."""
+
+def check_device(config: EngineConfig) -> None:
+    """Raise `DeviceUnavailableError` if no engine of this configuration can be opened here."""
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata of a model, with `config` and `generation_config` as JSON; see `penstock.describe`.

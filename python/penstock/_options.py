@@ -35,7 +35,7 @@ class EngineOptions(TypedDict, total=False):
     """The fields of `EngineConfig`."""
 
     device: Annotated[
-        Literal["auto", "cpu"] | None,
+        str | None,
         "Device that computes. Default: auto.",
     ]
     dtype: Annotated[

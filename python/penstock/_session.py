@@ -100,6 +100,10 @@ class Session:
         self._phase = "starting"
         return True
 
+    def check_device(self) -> None:
+        """Check the device, before a model is downloaded for it; slow, can run in any thread."""
+        _core.check_device(self.config)
+
     def must_wake(self) -> bool:
         """Whether the caller has to call `reopen`; false if the engine is open."""
         if self._is_open_for("asleep"):

@@ -110,11 +110,13 @@ class Engine:
     async def start(self) -> None:
         """Load the model, after downloading it if necessary. Does nothing if the engine is open.
 
-        Raises `ConfigError`, `ModelLoadError`, `OutOfMemoryError`, any exception that `progress` raises, and
-        `EngineStoppedError` if the engine was closed before. An error or a cancellation closes the engine.
+        Raises `ConfigError`, `DeviceUnavailableError`, `ModelLoadError`, `OutOfMemoryError`, any exception
+        that `progress` raises, and `EngineStoppedError` if the engine was closed before. An error or a
+        cancellation closes the engine.
         """
         if self._session.must_start():
             try:
+                await run_in_thread(self._session.check_device, abandon_on_cancel=False)
                 path = await _find_files(self._session.model)
                 load = partial(self._session.open, path, anyio.from_thread.check_cancelled)
                 await run_in_thread(load, abandon_on_cancel=False)

@@ -3,6 +3,7 @@
     PenstockError
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
+    ├── DeviceUnavailableError                the device of the configuration cannot be used
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
     ├── AdapterLoadError                      the adapter cannot be loaded
     │   ├── AdapterConflictError              another adapter has the name
@@ -26,6 +27,7 @@ __all__ = [
     "AdapterLoadError",
     "AdapterNotFoundError",
     "ConfigError",
+    "DeviceUnavailableError",
     "EngineStoppedError",
     "GenerationError",
     "InvalidRequestError",
@@ -62,6 +64,10 @@ class ConfigError(_FieldError, PenstockError):
 
 class ModelLoadError(PenstockError):
     """The model cannot be found, downloaded or read; the message names the file and the problem."""
+
+
+class DeviceUnavailableError(PenstockError):
+    """The device of the configuration cannot be used; the message has the reason and a remedy."""
 
 
 class OutOfMemoryError(PenstockError, MemoryError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
+from penstock._cuda import nvrtc_folders
 
 if TYPE_CHECKING:
     import os
@@ -84,3 +85,15 @@ def tensor(path: str | os.PathLike[str], name: str) -> bytes:
     """A dequantised tensor by its Hugging Face name, little-endian float32; its codes have these values."""
     result: bytes = _hooks.tensor(path, name)
     return result
+
+
+def cuda_kernels() -> list[str]:
+    """The names of the CUDA kernels' files."""
+    names: list[str] = _hooks.cuda_kernels(nvrtc_folders())
+    return names
+
+
+def compile_cuda_kernel(name: str, architecture: str) -> bytes:
+    """The image of a CUDA kernel's file for an architecture, by the compiler that the engine finds."""
+    image: bytes = _hooks.compile_cuda_kernel(nvrtc_folders(), name, architecture)
+    return image

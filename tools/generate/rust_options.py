@@ -38,7 +38,7 @@ def rust_default(entry: Field) -> str:
         return "Vec::new()"
     if isinstance(entry.default, bool):
         return str(entry.default).lower()
-    if entry.mapping:
+    if entry.mapping or entry.type == "custom":
         return f"{entry.rust}::default()"
     if entry.auto:
         return "Auto(None)"

@@ -48,6 +48,7 @@ impl PyEngineConfig {
         let num_drafts = config.num_speculative_tokens.unwrap_or(DEFAULT_NUM_SPECULATIVE_TOKENS);
         penstock_runner::EngineConfig {
             config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
+            device: config.device,
             threads: config.threads,
             numa_nodes: config
                 .numa_nodes

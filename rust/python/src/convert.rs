@@ -5,8 +5,8 @@ use std::sync::Arc;
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
 use penstock_types::{
-    Auto, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim, Quantization,
-    Speculation, Unread, WeightScheme,
+    Auto, Device, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
+    Quantization, Speculation, Unread, WeightScheme,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -68,6 +68,12 @@ macro_rules! named {
 }
 
 named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim, Speculation, Unread);
+
+impl ToPython for Device {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.to_string().to_python(py)
+    }
+}
 
 impl<T: Named> ToPython for Auto<T> {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

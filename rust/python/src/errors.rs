@@ -162,6 +162,9 @@ impl From<Error> for PyErr {
             Error::Launch(error @ LaunchError::OutOfMemory(_)) => {
                 plain(py, "OutOfMemoryError", error.to_string())
             }
+            Error::Launch(error @ LaunchError::DeviceUnavailable(_)) => {
+                plain(py, "DeviceUnavailableError", error.to_string())
+            }
             Error::Launch(error @ LaunchError::Start(_)) => plain(py, "PenstockError", error.to_string()),
             Error::Launch(LaunchError::Write(WriteError::Io { path, source })) => {
                 let text = source.to_string();

@@ -13,6 +13,7 @@ mod classes;
 mod config;
 mod convert;
 mod convert_model;
+mod cuda;
 mod describe;
 mod detach;
 mod engine;
@@ -41,12 +42,15 @@ mod _core {
     use crate::beams::{BeamSearch, best_of, candidate_params, score};
     #[pymodule_export]
     use crate::classes::{
-        PyAdapterInfo, PyChoice, PyChunk, PyEngineConfig, PyHealth, PyHistogram, PyHostTierInfo,
-        PyMemoryInfo, PyModelInfo, PyNumaInfo, PyProfileRow, PyRequestOutput, PySamplingParams, PyScore,
-        PyStats, PyTimings, PyToolCall, PyToolCallDelta, PyUsage, PyWeightFormatInfo,
+        PyAdapterInfo, PyChoice, PyChunk, PyCudaDevice, PyCudaInfo, PyEngineConfig, PyHealth, PyHistogram,
+        PyHostTierInfo, PyMemoryInfo, PyModelInfo, PyNumaInfo, PyProfileRow, PyRequestOutput,
+        PySamplingParams, PyScore, PyStats, PyTimings, PyToolCall, PyToolCallDelta, PyUsage,
+        PyWeightFormatInfo,
     };
     #[pymodule_export]
     use crate::convert_model::{check_output, convert};
+    #[pymodule_export]
+    use crate::cuda::{check_device, cuda_info};
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]

@@ -7,7 +7,7 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
 use penstock_frontend::config::EngineConfig;
 use penstock_frontend::params::ModelLimits;
-use penstock_runner::EngineConfig as RunnerConfig;
+use penstock_runner::{CudaSettings, EngineConfig as RunnerConfig};
 use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -31,7 +31,32 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(fake_engine, &module)?)?;
     module.add_function(wrap_pyfunction!(log_records, &module)?)?;
     module.add_function(wrap_pyfunction!(tensor, &module)?)?;
+    module.add_function(wrap_pyfunction!(cuda_kernels, &module)?)?;
+    module.add_function(wrap_pyfunction!(compile_cuda_kernel, &module)?)?;
     core.setattr("_testing", module)
+}
+
+/// The names of the CUDA kernels' files.
+#[pyfunction]
+pub fn cuda_kernels(nvrtc_folders: Vec<PathBuf>) -> Result<Vec<String>, Error> {
+    let compiler = CudaSettings::from_environment(nvrtc_folders).compiler(None)?;
+    Ok(compiler.names().map(str::to_owned).collect())
+}
+
+/// The image of a CUDA kernel's file for an architecture.
+#[pyfunction]
+pub fn compile_cuda_kernel<'py>(
+    py: Python<'py>,
+    nvrtc_folders: Vec<PathBuf>,
+    name: &str,
+    architecture: &str,
+) -> Result<Bound<'py, PyBytes>, Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let image = detach(py, || {
+        let compiler = settings.compiler(None).map_err(|error| error.to_string())?;
+        compiler.image(name, architecture).map_err(|error| error.to_string())
+    })?;
+    image.map(|image| PyBytes::new(py, &image)).map_err(Error::Failed)
 }
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.

@@ -1,10 +1,12 @@
 //! The device backend of this build. Everything else in this crate is generic over `Backend`.
 
-use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
-use penstock_types::FieldError;
-use penstock_types::config_limits::MAX_THREADS;
+use std::sync::Once;
 
-use crate::{EngineConfig, Host, LaunchError, NumaInfo};
+use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
+use penstock_types::config_limits::MAX_THREADS;
+use penstock_types::{Device, FieldError};
+
+use crate::{EngineConfig, Host, LaunchError, NumaInfo, cuda};
 
 /// The backend of this build.
 pub type DefaultBackend = Cpu;
@@ -23,6 +25,7 @@ pub struct DeviceInfo {
 
 /// Opens the device of a valid configuration.
 pub(crate) fn open(config: &EngineConfig, host: &Host) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
+    check_device(config.device, config.visible_devices.as_deref())?;
     let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
@@ -40,6 +43,18 @@ fn default_threads(num_cpus: usize, nodes: &[NumaNode]) -> usize {
         None => num_cpus,
         Some(cores) => cores.min(num_cpus / nodes.len()).max(1) * nodes.len(),
     }
+}
+
+/// An error for a device that this build does not compute on. Says once what `auto` is. `visible_devices` is the value
+/// of `CUDA_VISIBLE_DEVICES`.
+pub fn check_device(device: Device, visible_devices: Option<&str>) -> Result<(), LaunchError> {
+    static SAID: Once = Once::new();
+    match device {
+        Device::Cpu => {}
+        Device::Auto => SAID.call_once(|| log::info!("device='auto' is the CPU in this version")),
+        Device::Cuda(index) => return Err(cuda::unavailable(index, visible_devices)),
+    }
+    Ok(())
 }
 
 fn available_cpus() -> usize {

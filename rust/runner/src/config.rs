@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_types::config_limits::*;
-use penstock_types::{Dtype, FieldError, KvDtype, PreemptionMode, PreemptionVictim, Quantization};
+use penstock_types::{Device, Dtype, FieldError, KvDtype, PreemptionMode, PreemptionVictim, Quantization};
 use serde_json::{Map, Value};
 
 /// The requested configuration of an engine; `None` selects the default.
@@ -74,6 +74,10 @@ pub struct EngineConfig {
     pub num_speculative_tokens: Option<usize>,
     /// Size of the cache of packed weights on disk; 0 or `None` for no cache.
     pub weights_cache_bytes: Option<u64>,
+    /// The device that computes.
+    pub device: Device,
+    /// The value of `CUDA_VISIBLE_DEVICES`, for errors. Only the environment sets it.
+    pub visible_devices: Option<String>,
     /// The directory of that cache. Only the environment sets it.
     pub cache_directory: Option<PathBuf>,
     /// Measure the operations of the device.

@@ -1,16 +1,20 @@
-//! The environment variables that set fields of an [`EngineConfig`].
+//! The environment variables that set fields of an [`EngineConfig`], and those of CUDA.
 
 use std::env;
 use std::path::PathBuf;
 
 use penstock_types::FieldError;
 
-use crate::EngineConfig;
 use crate::config::{check_ratio, check_thread_multiple, check_threads};
+use crate::{CudaSettings, EngineConfig};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
+const NVRTC: &str = "PENSTOCK_NVRTC";
+const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";
+/// The driver reads it, too.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// The second name is that of DashInfer.
 const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 /// DashInfer's name; in mebibytes.
@@ -39,24 +43,44 @@ impl EngineConfig {
             self.memory_leftover_bytes = read(MEMORY_LEFTOVER, "an integer number of mebibytes", parse)?;
         }
         if self.weights_cache_bytes.is_some_and(|bytes| bytes > 0) && self.cache_directory.is_none() {
-            self.cache_directory = cache_directory();
+            self.cache_directory = cache_directory("weights");
             if self.cache_directory.is_none() {
                 let limit = format!("0, because {CACHE} is not set and HOME is not an absolute path");
                 let bytes = self.weights_cache_bytes.unwrap_or_default();
                 return Err(FieldError::new("weights_cache_bytes", bytes, limit));
             }
         }
+        self.visible_devices = visible_devices();
         Ok(self)
     }
 }
 
-/// The directory of the cache of packed weights: in `PENSTOCK_CACHE`, or in the user's directory of caches.
-fn cache_directory() -> Option<PathBuf> {
+impl CudaSettings {
+    /// The settings of the environment, as for [`EngineConfig::with_environment`]. The compiler is searched in
+    /// `nvrtc_folders` first.
+    pub fn from_environment(nvrtc_folders: Vec<PathBuf>) -> Self {
+        let path = |variable| env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
+        Self {
+            visible_devices: visible_devices(),
+            nvrtc: path(NVRTC),
+            nvrtc_folders,
+            kernel_directory: path(KERNEL_DIR),
+            cache_directory: cache_directory("kernels"),
+        }
+    }
+}
+
+fn visible_devices() -> Option<String> {
+    env::var_os(VISIBLE_DEVICES).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// The directory of a cache: in `PENSTOCK_CACHE`, or in the user's directory of caches.
+fn cache_directory(name: &str) -> Option<PathBuf> {
     let path = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
     let own =
         env::var_os(CACHE).filter(|path| !path.is_empty()).and_then(|path| std::path::absolute(path).ok());
-    Some(own.or_else(|| Some(user()?.join("penstock")))?.join("weights"))
+    Some(own.or_else(|| Some(user()?.join("penstock")))?.join(name))
 }
 
 /// The parsed value of a variable; `None` if it is not set.

@@ -26,6 +26,9 @@ pub enum LaunchError {
     /// A converted model cannot be written.
     #[error(transparent)]
     Write(WriteError),
+    /// The device of the configuration cannot be used.
+    #[error("{0}")]
+    DeviceUnavailable(String),
     /// A thread or the device cannot be started.
     #[error("the engine could not be started: {0}")]
     Start(String),

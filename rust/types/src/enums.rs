@@ -101,35 +101,6 @@ impl Named for OutputScope {
     }
 }
 
-/// A kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Device {
-    /// The processors of the host.
-    Cpu,
-}
-
-impl Device {
-    /// Every variant.
-    pub const ALL: &[Self] = &[Self::Cpu];
-
-    /// The name in the Python API.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-        }
-    }
-}
-
-impl Named for Device {
-    fn all() -> impl Iterator<Item = Self> {
-        Self::ALL.iter().copied()
-    }
-
-    fn name(self) -> &'static str {
-        self.name()
-    }
-}
-
 /// A floating-point type that weights are stored in. Arithmetic is in float32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {

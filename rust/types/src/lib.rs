@@ -6,6 +6,7 @@ mod block;
 #[rustfmt::skip]
 #[allow(missing_docs, reason = "the names say it")]
 pub mod config_limits;
+mod device;
 mod dtype;
 #[rustfmt::skip]
 mod enums;
@@ -23,9 +24,10 @@ mod weight;
 
 pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
+pub use device::Device;
 pub use dtype::f16_to_f32;
 pub use enums::{
-    Device, Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
+    Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
     ReasoningParser, Speculation, ToolParser, Unread, WeightType,
 };
 pub use epilogue::Epilogue;

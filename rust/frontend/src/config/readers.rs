@@ -1,6 +1,6 @@
 //! Readers of the fields whose form does not follow from their type.
 
-use penstock_types::{Auto, Device};
+pub use penstock_types::Device;
 
 pub use super::quantization::read_quantization;
 use crate::field::{Field, Read, ReadError};
@@ -13,14 +13,12 @@ const MAX_NUMA_NODE: i128 = 1023;
 /// Maximum length of a device's name in characters.
 const MAX_DEVICE_CHARS: usize = 64;
 
-pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Auto<Device>, V> {
+pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Device, V> {
     let is_short =
         value.kind() == Kind::Text && value.text_len().map_err(ReadError::Raised)? <= MAX_DEVICE_CHARS;
     let name = if is_short { value.text().map_err(ReadError::Raised)? } else { None };
-    if name.is_some_and(|name| name.split(':').next() == Some("cuda")) {
-        return Err(field.refuse(value, "'auto' or 'cpu': this build of penstock has no CUDA backend"));
-    }
-    field.choice(value)
+    name.and_then(|name| Device::from_name(&name))
+        .ok_or_else(|| field.refuse(value, "'auto', 'cpu', 'cuda', or 'cuda:1' with another index"))
 }
 
 pub fn read_numa_nodes<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {

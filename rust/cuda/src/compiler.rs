@@ -1,0 +1,60 @@
+//! [`KernelCompiler`]: from a kernel's name to its image for an architecture.
+
+use crate::cache::{Entry, KernelCache};
+use crate::nvrtc::{Nvrtc, NvrtcError, Program};
+use crate::sources::Sources;
+
+/// The compiler's options, besides the architecture.
+pub const OPTIONS: &[&str] = &["-std=c++17", "-default-device"];
+
+/// A kernel cannot be compiled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// The compiler's error.
+    #[error(transparent)]
+    Nvrtc(#[from] NvrtcError),
+    /// There is no file of this name.
+    #[error("there is no kernel {0}")]
+    UnknownKernel(String),
+}
+
+/// Compiles kernels, each once.
+pub struct KernelCompiler {
+    sources: Sources,
+    nvrtc: Nvrtc,
+    cache: Option<KernelCache>,
+}
+
+impl KernelCompiler {
+    /// A compiler of these sources, which keeps images in `cache`.
+    pub fn new(sources: Sources, nvrtc: Nvrtc, cache: Option<KernelCache>) -> Self {
+        Self { sources, nvrtc, cache }
+    }
+
+    /// The names of the kernels' files.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.sources.names()
+    }
+
+    /// The image of a file such as `rms_norm.cu` for an architecture such as `sm_90a`.
+    pub fn image(&self, name: &str, architecture: &str) -> Result<Vec<u8>, CompileError> {
+        let source = self.sources.get(name).ok_or_else(|| CompileError::UnknownKernel(name.to_owned()))?;
+        let program = Program { name, source, headers: self.sources.headers() };
+        let entry = self.entry(program, architecture);
+        if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(entry)) {
+            return Ok(image);
+        }
+        let image = self.nvrtc.compile(program, architecture, OPTIONS)?;
+        if let Some(cache) = &self.cache {
+            cache.put(entry, &image);
+        }
+        Ok(image)
+    }
+
+    fn entry(&self, program: Program<'_>, architecture: &str) -> Entry {
+        let version = self.nvrtc.version().to_string();
+        let texts = [env!("CARGO_PKG_VERSION"), version.as_str(), architecture, program.name, program.source];
+        let headers = program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]);
+        Entry::new(texts.into_iter().chain(OPTIONS.iter().copied()).chain(headers))
+    }
+}

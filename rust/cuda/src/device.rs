@@ -1,0 +1,146 @@
+//! [`Device`]: a device as the driver describes it.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+
+use crate::driver::{Driver, Ordinal};
+use crate::{Unavailable, Version};
+
+/// The oldest compute capability that the kernels are compiled for.
+pub const MIN_COMPUTE_CAPABILITY: Version = Version::new(8, 0);
+
+/// Numbers of the driver's attributes.
+const PCI_BUS: c_int = 33;
+const PCI_DEVICE: c_int = 34;
+const PCI_DOMAIN: c_int = 50;
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+
+/// A device of the driver. A MIG instance is a device, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Its place among the visible devices.
+    pub index: u32,
+    /// The name of the product.
+    pub name: String,
+    /// The version of its instruction set.
+    pub compute_capability: Version,
+    /// Bytes of its memory.
+    pub total_memory: u64,
+    /// Its identifier, in the form of nvidia-smi without the prefix.
+    pub uuid: String,
+    /// Its address on the PCI bus.
+    pub pci_address: String,
+}
+
+impl Device {
+    /// Describes a device.
+    pub fn read(driver: &Driver, index: u32) -> Result<Self, Unavailable> {
+        let count = driver.num_devices()?;
+        if index >= count {
+            return Err(Unavailable::NoSuchDevice { index, count });
+        }
+        let ordinal = ordinal(driver, index)?;
+        let attribute = |number| attribute(driver, ordinal, number);
+        let mut total = 0;
+        // SAFETY: the pointer is valid.
+        let status = unsafe { (driver.functions().device_memory)(&raw mut total, ordinal) };
+        driver.check("cuDeviceTotalMem", status)?;
+        Ok(Self {
+            index,
+            name: name(driver, ordinal)?,
+            compute_capability: Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            total_memory: total as u64,
+            uuid: uuid(driver, ordinal)?,
+            pci_address: format!(
+                "{:04x}:{:02x}:{:02x}.0",
+                attribute(PCI_DOMAIN)?,
+                attribute(PCI_BUS)?,
+                attribute(PCI_DEVICE)?
+            ),
+        })
+    }
+
+    /// An error if there can be no kernels for the device.
+    pub fn check(&self) -> Result<(), Unavailable> {
+        if self.compute_capability >= MIN_COMPUTE_CAPABILITY {
+            return Ok(());
+        }
+        Err(Unavailable::OldDevice { name: self.name.clone(), capability: self.compute_capability })
+    }
+
+    /// The architecture that kernels are compiled for, with all instructions of the device.
+    pub fn architecture(&self) -> String {
+        let Version { major, minor } = self.compute_capability;
+        let suffix = if major >= 9 { "a" } else { "" };
+        format!("sm_{major}{minor}{suffix}")
+    }
+
+    /// Free bytes of the memory. Creates the device's primary context for the call, unless the process already has it.
+    pub fn free_memory(&self, driver: &Driver) -> Result<u64, Unavailable> {
+        let functions = driver.functions();
+        let ordinal = ordinal(driver, self.index)?;
+        let (mut previous, mut context) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the pointers are valid. The context is retained while it is current, and released once; the context
+        // that was current before is current again.
+        unsafe {
+            driver.check("cuCtxGetCurrent", (functions.current_context)(&raw mut previous))?;
+            driver
+                .check("cuDevicePrimaryCtxRetain", (functions.retain_context)(&raw mut context, ordinal))?;
+            let free = free_memory(driver, context);
+            let restored = driver.check("cuCtxSetCurrent", (functions.set_context)(previous));
+            let released = driver.check("cuDevicePrimaryCtxRelease", (functions.release_context)(ordinal));
+            free.and_then(|free| restored.and(released).map(|()| free))
+        }
+    }
+}
+
+/// # Safety
+///
+/// The context must be retained.
+unsafe fn free_memory(driver: &Driver, context: crate::driver::Context) -> Result<u64, Unavailable> {
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the context is alive and the pointers are valid.
+    unsafe {
+        driver.check("cuCtxSetCurrent", (driver.functions().set_context)(context))?;
+        driver.check("cuMemGetInfo", (driver.functions().memory_info)(&raw mut free, &raw mut total))?;
+    }
+    Ok(free as u64)
+}
+
+fn ordinal(driver: &Driver, index: u32) -> Result<Ordinal, Unavailable> {
+    let mut ordinal = 0;
+    // SAFETY: the pointer is valid, and any index may be passed.
+    let status = unsafe { (driver.functions().device)(&raw mut ordinal, index.cast_signed()) };
+    driver.check("cuDeviceGet", status)?;
+    Ok(ordinal)
+}
+
+fn attribute(driver: &Driver, ordinal: Ordinal, number: c_int) -> Result<u32, Unavailable> {
+    let mut value = 0;
+    // SAFETY: the pointer is valid.
+    let status = unsafe { (driver.functions().device_attribute)(&raw mut value, number, ordinal) };
+    driver.check("cuDeviceGetAttribute", status)?;
+    Ok(u32::try_from(value).unwrap_or_default())
+}
+
+fn name(driver: &Driver, ordinal: Ordinal) -> Result<String, Unavailable> {
+    let mut bytes = [0u8; 256];
+    let length = bytes.len() as c_int - 1;
+    // SAFETY: the buffer has one byte more than the driver may write.
+    let status =
+        unsafe { (driver.functions().device_name)(bytes.as_mut_ptr().cast::<c_char>(), length, ordinal) };
+    driver.check("cuDeviceGetName", status)?;
+    Ok(CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()))
+}
+
+fn uuid(driver: &Driver, ordinal: Ordinal) -> Result<String, Unavailable> {
+    let mut bytes = [0; 16];
+    // SAFETY: the driver writes 16 bytes.
+    let status = unsafe { (driver.functions().device_uuid)(&raw mut bytes, ordinal) };
+    driver.check("cuDeviceGetUuid", status)?;
+    let hex = bytes.map(|byte| format!("{byte:02x}")).concat();
+    let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &hex[range]);
+    Ok(parts.join("-"))
+}

@@ -1,0 +1,45 @@
+//! CUDA, found when the program runs: [`Driver`] loads `libcuda.so.1` and lists its devices, [`Nvrtc`] compiles kernels,
+//! and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. Nothing of CUDA is needed to build the crate.
+//!
+//! A library that is missing, old or damaged is an error with a reason and a remedy. Nothing panics, and nothing is loaded
+//! before it is asked for.
+
+mod cache;
+mod compiler;
+mod device;
+mod driver;
+mod nvrtc;
+mod sources;
+mod unavailable;
+
+pub use cache::KernelCache;
+pub use compiler::{CompileError, KernelCompiler, OPTIONS};
+pub use device::Device;
+pub use driver::Driver;
+pub use nvrtc::{Nvrtc, NvrtcError, Search};
+pub use sources::Sources;
+pub use unavailable::Unavailable;
+
+use std::fmt::{self, Display, Formatter};
+
+/// A version of CUDA, or a compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// The first number.
+    pub major: u32,
+    /// The second number.
+    pub minor: u32,
+}
+
+impl Version {
+    /// The version of these numbers.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl Display for Version {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}

@@ -1,0 +1,323 @@
+//! [`Nvrtc`]: NVIDIA's compiler of kernels, a library that is found when the program runs.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt::{self, Display, Formatter};
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::Version;
+
+/// The versions whose libraries are looked for, newest first.
+const MAJORS: [u32; 2] = [13, 12];
+/// The folder of a toolkit that is installed for all users.
+const TOOLKIT: &str = "/usr/local/cuda/lib64";
+/// Characters of a compiler's log that an error has.
+const MAX_LOG: usize = 16 << 10;
+
+/// The places where the library may be.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// The only place, if it is set.
+    pub library: Option<PathBuf>,
+    /// Folders, before those of the system.
+    pub folders: Vec<PathBuf>,
+    /// The newest version of CUDA that the driver supports. It loads no image of a newer compiler.
+    pub driver: Option<Version>,
+}
+
+impl Search {
+    fn candidates(&self) -> Vec<PathBuf> {
+        if let Some(library) = &self.library {
+            return vec![library.clone()];
+        }
+        let newest = self.driver.map_or(u32::MAX, |version| version.major);
+        let majors = MAJORS.into_iter().filter(|major| *major <= newest);
+        let names: Vec<_> = majors.map(|major| format!("libnvrtc.so.{major}")).collect();
+        let folders = self.folders.iter().map(PathBuf::as_path).chain([Path::new(TOOLKIT)]);
+        let files = folders.flat_map(|folder| names.iter().map(|name| folder.join(name)));
+        files.filter(|file| file.exists()).chain(names.iter().map(PathBuf::from)).collect()
+    }
+}
+
+/// An error of the compiler, or of finding it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NvrtcError {
+    /// No library can be used.
+    #[error("NVRTC is not available: {}", NotFound(tried))]
+    NotFound {
+        /// Each library with the reason.
+        tried: Vec<(PathBuf, String)>,
+    },
+    /// The source has errors. The log names their files and lines.
+    #[error("{name} cannot be compiled for {architecture}:\n{log}")]
+    Compile {
+        /// The name of the source.
+        name: String,
+        /// The architecture.
+        architecture: String,
+        /// The compiler's log.
+        log: String,
+    },
+    /// A call failed.
+    #[error("{function} failed: {reason}")]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// The library's description of the error.
+        reason: String,
+    },
+    /// A text has a null character.
+    #[error("{0} has a null character")]
+    NullCharacter(String),
+}
+
+struct NotFound<'a>(&'a [(PathBuf, String)]);
+
+impl Display for NotFound<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        for (path, reason) in self.0 {
+            write!(f, "{} ({reason}); ", path.display())?;
+        }
+        write!(f, "install the package nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12 for drivers of CUDA 12")
+    }
+}
+
+/// A kernel's source and the files that it includes, by their names.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// The name of the source in errors.
+    pub name: &'a str,
+    /// The source.
+    pub source: &'a str,
+    /// Names and texts of the headers.
+    pub headers: &'a [(String, String)],
+}
+
+type Handle = *mut std::ffi::c_void;
+type Status = c_int;
+
+/// Declares the functions, which are looked up when the library is loaded.
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        struct Functions {
+            $($field: functions!(@type fn($($argument),*) $(-> $result)?),)*
+        }
+
+        impl Functions {
+            fn load(library: &Library) -> Result<Self, String> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: NVRTC's function of this name has this signature in every version, and the library
+                        // is never unloaded.
+                        let found = unsafe {
+                            library.get::<functions!(@type fn($($argument),*) $(-> $result)?)>(
+                                concat!($name, "\0").as_bytes(),
+                            )
+                        };
+                        *found.map_err(|_| concat!("it has no function ", $name).to_owned())?
+                    },)*
+                })
+            }
+        }
+    };
+    (@type fn($($argument:ty),*)) => { unsafe extern "C" fn($($argument),*) -> Status };
+    (@type fn($($argument:ty),*) -> $result:ty) => { unsafe extern "C" fn($($argument),*) -> $result };
+}
+
+functions! {
+    version = "nvrtcVersion": fn(*mut c_int, *mut c_int);
+    error_string = "nvrtcGetErrorString": fn(Status) -> *const c_char;
+    create = "nvrtcCreateProgram":
+        fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+    destroy = "nvrtcDestroyProgram": fn(*mut Handle);
+    compile = "nvrtcCompileProgram": fn(Handle, c_int, *const *const c_char);
+    log_size = "nvrtcGetProgramLogSize": fn(Handle, *mut usize);
+    log = "nvrtcGetProgramLog": fn(Handle, *mut c_char);
+    image_size = "nvrtcGetCUBINSize": fn(Handle, *mut usize);
+    image = "nvrtcGetCUBIN": fn(Handle, *mut c_char);
+}
+
+/// The library, loaded. Several threads may compile.
+pub struct Nvrtc {
+    functions: Functions,
+    version: Version,
+    path: PathBuf,
+    /// Never unloaded: the library keeps threads and state of its own.
+    _library: ManuallyDrop<Library>,
+}
+
+impl Nvrtc {
+    /// The first library that can be used.
+    pub fn find(search: &Search) -> Result<Self, NvrtcError> {
+        let mut tried = Vec::new();
+        for path in search.candidates() {
+            match Self::open(&path, search.driver) {
+                Ok(nvrtc) => return Ok(nvrtc),
+                Err(reason) => tried.push((path, reason)),
+            }
+        }
+        Err(NvrtcError::NotFound { tried })
+    }
+
+    fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
+        // SAFETY: the initialisers of NVRTC have no requirements. Another library's are the affair of the user who
+        // named it.
+        let library =
+            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| reason(&error))?;
+        let library = ManuallyDrop::new(library);
+        let functions = Functions::load(&library)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the pointers are valid.
+        let status = unsafe { (functions.version)(&raw mut major, &raw mut minor) };
+        functions.check("nvrtcVersion", status).map_err(|error| error.to_string())?;
+        let version =
+            Version::new(u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default());
+        match driver {
+            Some(driver) if version.major > driver.major => {
+                Err(format!("its version {version} is newer than CUDA {driver}, which the driver supports"))
+            }
+            _ if version.major < MAJORS[MAJORS.len() - 1] => {
+                Err(format!("its version is {version}, and 12.0 or newer is required"))
+            }
+            _ => Ok(Self { functions, version, path: path.to_owned(), _library: library }),
+        }
+    }
+
+    /// The version of the compiler.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The path of the library, or its name if the system found it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Compiles a program to an image for one architecture, such as `sm_90a`.
+    pub fn compile(
+        &self,
+        program: Program<'_>,
+        architecture: &str,
+        options: &[&str],
+    ) -> Result<Vec<u8>, NvrtcError> {
+        let arch = format!("-arch={architecture}");
+        let options = strings([arch.as_str()].into_iter().chain(options.iter().copied()), "an option")?;
+        let options = pointers(&options);
+        let unit = Unit::new(&self.functions, program)?;
+        // SAFETY: the program is alive; the options are an array of this length of strings.
+        let status =
+            unsafe { (self.functions.compile)(unit.handle, options.len() as c_int, options.as_ptr()) };
+        if let Err(error) = self.functions.check("nvrtcCompileProgram", status) {
+            let log = unit.log()?;
+            return Err(match log.trim_end() {
+                "" => error,
+                log => NvrtcError::Compile {
+                    name: program.name.to_owned(),
+                    architecture: architecture.to_owned(),
+                    log: log.to_owned(),
+                },
+            });
+        }
+        unit.image()
+    }
+}
+
+/// A program of the library, destroyed when it is dropped.
+struct Unit<'a> {
+    functions: &'a Functions,
+    handle: Handle,
+}
+
+impl<'a> Unit<'a> {
+    fn new(functions: &'a Functions, program: Program<'_>) -> Result<Self, NvrtcError> {
+        let texts = strings([program.source, program.name], program.name)?;
+        let names = strings(program.headers.iter().map(|(name, _)| name.as_str()), "a header's name")?;
+        let headers = strings(program.headers.iter().map(|(_, text)| text.as_str()), "a header")?;
+        let (names, headers) = (pointers(&names), pointers(&headers));
+        let mut handle = ptr::null_mut();
+        // SAFETY: the arrays have this length, of strings; the library copies them.
+        let status = unsafe {
+            (functions.create)(
+                &raw mut handle,
+                texts[0].as_ptr(),
+                texts[1].as_ptr(),
+                headers.len() as c_int,
+                headers.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        functions.check("nvrtcCreateProgram", status)?;
+        Ok(Self { functions, handle })
+    }
+
+    /// The beginning of the compiler's log.
+    fn log(&self) -> Result<String, NvrtcError> {
+        let functions = self.functions;
+        let log = self.bytes("nvrtcGetProgramLog", functions.log_size, functions.log)?;
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
+        Ok(String::from_utf8_lossy(&log[..end.min(MAX_LOG)]).into_owned())
+    }
+
+    fn image(&self) -> Result<Vec<u8>, NvrtcError> {
+        self.bytes("nvrtcGetCUBIN", self.functions.image_size, self.functions.image)
+    }
+
+    fn bytes(
+        &self,
+        function: &'static str,
+        size: unsafe extern "C" fn(Handle, *mut usize) -> Status,
+        get: unsafe extern "C" fn(Handle, *mut c_char) -> Status,
+    ) -> Result<Vec<u8>, NvrtcError> {
+        let mut length = 0;
+        // SAFETY: the program is alive and the pointer is valid.
+        self.functions.check(function, unsafe { size(self.handle, &raw mut length) })?;
+        let mut bytes = vec![0u8; length];
+        // SAFETY: the buffer has the size that the library asked for.
+        self.functions.check(function, unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+impl Drop for Unit<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the program is alive, and not used afterwards.
+        unsafe { (self.functions.destroy)(&raw mut self.handle) };
+    }
+}
+
+impl Functions {
+    fn check(&self, function: &'static str, status: Status) -> Result<(), NvrtcError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function takes any number.
+        let text = unsafe { (self.error_string)(status) };
+        let reason = if text.is_null() {
+            format!("NVRTC error {status}")
+        } else {
+            // SAFETY: the text is a static string of the library.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        Err(NvrtcError::Call { function, reason })
+    }
+}
+
+fn strings<'a>(texts: impl IntoIterator<Item = &'a str>, noun: &str) -> Result<Vec<CString>, NvrtcError> {
+    let owned = texts.into_iter().map(CString::new).collect::<Result<_, _>>();
+    owned.map_err(|_| NvrtcError::NullCharacter(noun.to_owned()))
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).collect()
+}
+
+/// The loader's reason for an error.
+pub(crate) fn reason(error: &libloading::Error) -> String {
+    match error {
+        libloading::Error::DlOpen { source } => format!("{source}"),
+        other => other.to_string(),
+    }
+}

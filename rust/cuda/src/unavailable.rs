@@ -1,0 +1,83 @@
+//! [`Unavailable`]: the reasons why there is no CUDA device, each with a remedy.
+
+use crate::Version;
+use crate::device::MIN_COMPUTE_CAPABILITY;
+use crate::driver::MIN_DRIVER;
+
+/// The reason why CUDA, or one device, cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The driver's library cannot be loaded.
+    #[error(
+        "libcuda.so.1 cannot be loaded ({0}); install the NVIDIA driver, in a container its user-space libraries"
+    )]
+    NoLibrary(String),
+    /// The library lacks a function.
+    #[error("{path} has no function {function}; update the NVIDIA driver")]
+    MissingFunction {
+        /// The library.
+        path: String,
+        /// The function.
+        function: &'static str,
+    },
+    /// The driver is too old.
+    #[error("the NVIDIA driver supports CUDA {0}, and {MIN_DRIVER} or newer is required; update the driver")]
+    OldDriver(Version),
+    /// The driver was initialised before a fork.
+    #[error("process {0} used CUDA before it forked; start processes that use CUDA with the method 'spawn'")]
+    Forked(u32),
+    /// There is no device.
+    #[error(
+        "the driver finds no device; check that nvidia-smi lists one, and that a container was started with GPUs"
+    )]
+    NoDevice,
+    /// `CUDA_VISIBLE_DEVICES` excludes all devices.
+    #[error(
+        "no device is visible, because CUDA_VISIBLE_DEVICES is {0:?}; unset it, or set it to indices of nvidia-smi"
+    )]
+    NoVisibleDevice(String),
+    /// There are devices, but not this one.
+    #[error("device {index} does not exist; the driver has {count}, with indices from 0")]
+    NoSuchDevice {
+        /// The index.
+        index: u32,
+        /// The number of devices.
+        count: u32,
+    },
+    /// The device is too old.
+    #[error(
+        "the compute capability of {name} is {capability}, and {MIN_COMPUTE_CAPABILITY} or newer is required"
+    )]
+    OldDevice {
+        /// The name of the device.
+        name: String,
+        /// Its compute capability.
+        capability: Version,
+    },
+    /// A call of the driver failed.
+    #[error("{function} failed with {name}{}", hint(*code))]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name of the code.
+        name: String,
+    },
+}
+
+/// The remedy for an error of the driver, as the end of a sentence.
+fn hint(code: i32) -> &'static str {
+    match code {
+        3 => "; start processes that use CUDA with the method 'spawn', not by a fork of one that used it",
+        34 => "; this is the stub of the CUDA toolkit: remove its folder from LD_LIBRARY_PATH",
+        46 => "; another process has the device for itself, or its compute mode prohibits use",
+        2 => "; the device has no free memory, see nvidia-smi",
+        101 => "; check CUDA_VISIBLE_DEVICES",
+        802 => "; start the service nvidia-fabricmanager",
+        803 => "; the driver's library and its kernel module have different versions: restart the machine",
+        804 => "; remove the folder of the package cuda-compat from LD_LIBRARY_PATH",
+        999 => "; run nvidia-smi, and check that the kernel module nvidia_uvm is loaded",
+        _ => "; see the list of errors of the CUDA driver API",
+    }
+}

@@ -1,0 +1,28 @@
+//! `cuda_info` and `check_device`: CUDA as the process finds it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_runner::CudaSettings;
+use pyo3::prelude::*;
+
+use crate::classes::{PyCudaInfo, PyEngineConfig};
+use crate::detach::detach;
+use crate::errors::Error;
+use crate::logs;
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn cuda_info(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> Result<PyCudaInfo, Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
+    Ok(PyCudaInfo(Arc::new(detach(py, || settings.info())?)))
+}
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn check_device(py: Python<'_>, config: &PyEngineConfig) -> Result<(), Error> {
+    let settings = CudaSettings::from_environment(Vec::new());
+    logs::listen(py)?;
+    let device = config.config.device;
+    Ok(detach(py, || penstock_runner::check_device(device, settings.visible_devices.as_deref()))??)
+}

@@ -1,0 +1,134 @@
+//! CUDA as the process finds it: the settings of the environment, the report of `penstock info`, and the kernel compiler.
+
+use std::path::PathBuf;
+
+use penstock_cuda::{
+    Device, Driver, KernelCache, KernelCompiler, Nvrtc, NvrtcError, Search, Sources, Unavailable,
+};
+
+use crate::LaunchError;
+
+/// Size of the cache of compiled kernels.
+const MAX_CACHE_BYTES: u64 = 256 << 20;
+
+/// The settings of CUDA.
+#[derive(Clone, Debug, Default)]
+pub struct CudaSettings {
+    /// The value of `CUDA_VISIBLE_DEVICES`, which the driver reads itself.
+    pub visible_devices: Option<String>,
+    /// The library of the compiler; `None` searches.
+    pub nvrtc: Option<PathBuf>,
+    /// Folders in which the compiler is searched first.
+    pub nvrtc_folders: Vec<PathBuf>,
+    /// A folder of kernels to compile instead of the embedded ones.
+    pub kernel_directory: Option<PathBuf>,
+    /// The folder of compiled kernels; `None` keeps none.
+    pub cache_directory: Option<PathBuf>,
+}
+
+/// A device as `penstock info` reports it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaDevice {
+    pub index: u32,
+    pub name: String,
+    pub compute_capability: String,
+    pub total_memory: u64,
+    pub free_memory: Option<u64>,
+    pub uuid: String,
+    pub pci_address: String,
+    pub reason: Option<String>,
+}
+
+/// The driver, its devices and the compiler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaInfo {
+    pub driver_version: Option<String>,
+    pub devices: Vec<CudaDevice>,
+    pub reason: Option<String>,
+    pub compiler_version: Option<String>,
+    pub compiler_path: Option<String>,
+    pub compiler_reason: Option<String>,
+}
+
+impl CudaSettings {
+    /// Describes the driver, its devices and the compiler. Slow: creates a context on each device.
+    pub fn info(&self) -> CudaInfo {
+        let driver = Driver::open(self.visible_devices.as_deref());
+        let devices = driver.as_ref().map_or_else(|error| Err(error.clone()), devices);
+        let nvrtc = self.nvrtc(driver.as_ref().ok());
+        let (devices, error) = match devices {
+            Ok(devices) => (devices, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        let is_usable = devices.iter().any(|device| device.reason.is_none());
+        let first = || devices.first().and_then(|device| device.reason.clone());
+        CudaInfo {
+            driver_version: driver.ok().map(|driver| driver.version().to_string()),
+            reason: error.or_else(|| if is_usable { None } else { first() }),
+            devices,
+            compiler_version: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version().to_string()),
+            compiler_path: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.path().display().to_string()),
+            compiler_reason: nvrtc.err().map(|error| error.to_string()),
+        }
+    }
+
+    /// A compiler of kernels for a driver, or for any.
+    pub fn compiler(&self, driver: Option<&Driver>) -> Result<KernelCompiler, LaunchError> {
+        let nvrtc = self.nvrtc(driver).map_err(|error| LaunchError::Start(error.to_string()))?;
+        let sources = match &self.kernel_directory {
+            None => Sources::embedded(),
+            Some(folder) => Sources::read(folder).map_err(|error| {
+                LaunchError::Start(format!("the kernels in {} cannot be read: {error}", folder.display()))
+            })?,
+        };
+        let cache = self.cache_directory.as_ref().and_then(|folder| {
+            let cache = KernelCache::open(folder, MAX_CACHE_BYTES);
+            cache
+                .inspect_err(|error| log::warn!("kernels are not cached in {}: {error}", folder.display()))
+                .ok()
+        });
+        Ok(KernelCompiler::new(sources, nvrtc, cache))
+    }
+
+    fn nvrtc(&self, driver: Option<&Driver>) -> Result<Nvrtc, NvrtcError> {
+        Nvrtc::find(&Search {
+            library: self.nvrtc.clone(),
+            folders: self.nvrtc_folders.clone(),
+            driver: driver.map(Driver::version),
+        })
+    }
+}
+
+fn devices(driver: &Driver) -> Result<Vec<CudaDevice>, Unavailable> {
+    (0..driver.num_devices()?).map(|index| describe(driver, index)).collect()
+}
+
+fn describe(driver: &Driver, index: u32) -> Result<CudaDevice, Unavailable> {
+    let device = Device::read(driver, index)?;
+    let free = device.check().and_then(|()| device.free_memory(driver));
+    Ok(CudaDevice {
+        index,
+        compute_capability: device.compute_capability.to_string(),
+        total_memory: device.total_memory,
+        free_memory: free.as_ref().ok().copied(),
+        reason: free.err().map(|error| error.to_string()),
+        name: device.name,
+        uuid: device.uuid,
+        pci_address: device.pci_address,
+    })
+}
+
+/// The error of an engine that is to compute on a CUDA device: why there is none, or that there are no kernels yet.
+pub(crate) fn unavailable(index: u32, visible_devices: Option<&str>) -> LaunchError {
+    let found = Driver::open(visible_devices).and_then(|driver| {
+        let device = Device::read(&driver, index)?;
+        device.check().map(|()| device)
+    });
+    LaunchError::DeviceUnavailable(match found {
+        Err(error) => format!("device='cuda:{index}' cannot be used: {error}"),
+        Ok(device) => format!(
+            "device='cuda:{index}' is {}, but this version of penstock runs models on the CPU only; use device='cpu'",
+            device.name
+        ),
+    })
+}

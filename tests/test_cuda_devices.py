@@ -1,0 +1,273 @@
+"""Finding CUDA devices, with a driver whose answers the tests choose, and `device=`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import _cuda
+
+SOURCE = Path(__file__).parent / "support" / "libcuda.cpp"
+DEVICE = {
+    "index": 0,
+    "name": "Fake GPU",
+    "compute_capability": "9.0",
+    "total_memory": 80 << 30,
+    "free_memory": 79 << 30,
+    "uuid": "00102030-4050-6070-8090-a0b0c0d0e0f0",
+    "pci_address": "0001:1a:00.0",
+    "reason": None,
+}
+OPEN = """
+import sys, penstock
+try:
+    penstock.Engine(sys.argv[1], device=sys.argv[2], threads=1).blocking.start()
+except penstock.PenstockError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+def build(folder: Path, *options: str) -> Path:
+    """Build the driver into a folder of its own."""
+    folder.mkdir()
+    library = folder / "libcuda.so.1"
+    command = [
+        "g++",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        *options,
+        "-o",
+        str(library),
+        str(SOURCE),
+    ]
+    try:
+        subprocess.run(command, check=True)
+    except FileNotFoundError:
+        pytest.fail("g++ is missing: the tests of CUDA need a C++ compiler")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a driver."""
+    return build(tmp_path_factory.mktemp("driver") / "lib")
+
+
+def run(driver: Path, *arguments: object, **variables: str) -> str:
+    """The output of a Python process with this driver, whose answers the variables choose."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    command: list[str] = [sys.executable, "-W", "error", *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        env={**environment, "LD_LIBRARY_PATH": str(driver), **variables},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def cuda(driver: Path, **variables: str) -> dict[str, Any]:
+    """The section of CUDA in `penstock info --json`."""
+    facts: dict[str, Any] = json.loads(run(driver, "-m", "penstock", "info", "--json", **variables))
+    assert facts["version"] == penstock.__version__
+    section: dict[str, Any] = facts["cuda"]
+    return section
+
+
+def test_devices_of_the_driver_are_listed(driver: Path) -> None:
+    section = cuda(driver, FAKE_COUNT="2")
+    assert section["driver_version"] == "13.0"
+    assert section["reason"] is None
+    other = {
+        "index": 1,
+        "pci_address": "0001:1b:00.0",
+        "uuid": "01112131-4151-6171-8191-a1b1c1d1e1f1",
+    }
+    assert section["devices"] == [DEVICE, DEVICE | other]
+
+
+def test_text_of_the_command_has_a_line_per_device(driver: Path) -> None:
+    lines = run(driver, "-m", "penstock", "info", FAKE_COUNT="2", FAKE_VERSION="12080").splitlines()
+    assert lines[0].split() == ["version", penstock.__version__]
+    assert lines[1].split() == ["CUDA", "12.8"]
+    assert lines[2] == "cuda:0         Fake GPU, compute capability 9.0, 79.0 of 80.0 GiB free"
+    assert lines[3].startswith("cuda:1 ")
+    assert lines[4].startswith("CUDA compiler  ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"FAKE_VERSION": "11040"}, "supports CUDA 11.4, and 12.0 or newer is required; update the driver"),
+        ({"FAKE_VERSION": "-5"}, "supports CUDA 0.0"),
+        ({"FAKE_VERSION_STATUS": "1"}, "cuDriverGetVersion failed with CUDA error 1;"),
+        ({"FAKE_COUNT": "0"}, "the driver finds no device; check that nvidia-smi lists one"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 'no device is visible, because CUDA_VISIBLE_DEVICES is ""'),
+        ({"FAKE_COUNT": "-1"}, "the driver finds no device"),
+        ({"FAKE_COUNT_STATUS": "3"}, "cuDeviceGetCount failed with CUDA error 3; start processes"),
+        ({"FAKE_INIT": "100", "CUDA_VISIBLE_DEVICES": "7"}, 'because CUDA_VISIBLE_DEVICES is "7"'),
+        ({"FAKE_INIT": "999"}, "cuInit failed with CUDA_ERROR_UNKNOWN; run nvidia-smi"),
+        ({"FAKE_INIT": "803"}, "cuInit failed with CUDA error 803; the driver's library and its kernel"),
+        ({"FAKE_INIT": "123456"}, "cuInit failed with CUDA error 123456; see the list of errors"),
+        ({"FAKE_INIT": "-1"}, "cuInit failed with CUDA error -1;"),
+    ],
+)
+def test_driver_that_cannot_be_used_has_a_reason(
+    driver: Path, variables: dict[str, str], reason: str
+) -> None:
+    section = cuda(driver, **variables)
+    assert reason in section["reason"]
+    assert section["devices"] == []
+    assert section["driver_version"] is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        (
+            {"FAKE_CAPABILITY": "75"},
+            "the compute capability of Fake GPU is 7.5, and 8.0 or newer is required",
+        ),
+        ({"FAKE_RETAIN": "46"}, "CUDA_ERROR_DEVICE_UNAVAILABLE; another process has the device for itself"),
+        ({"FAKE_MEMORY": "2"}, "cuMemGetInfo failed with CUDA error 2; the device has no free memory"),
+    ],
+)
+def test_device_that_cannot_be_used_has_a_reason(
+    driver: Path, variables: dict[str, str], reason: str
+) -> None:
+    section = cuda(driver, **variables)
+    assert reason in section["reason"]
+    assert section["driver_version"] == "13.0"
+    (device,) = section["devices"]
+    assert (device["free_memory"], device["reason"]) == (None, section["reason"])
+
+
+def test_long_name_of_a_device_is_cut_off(driver: Path) -> None:
+    (device,) = cuda(driver, FAKE_NAME="x" * 1000)["devices"]
+    assert device["name"] == "x" * 255
+
+
+def test_library_without_a_function_is_too_old(tmp_path: Path) -> None:
+    section = cuda(build(tmp_path / "lib", "-DWITHOUT_UUID"))
+    assert section["reason"] == ("libcuda.so.1 has no function cuDeviceGetUuid_v2; update the NVIDIA driver")
+
+
+def test_file_that_is_no_library_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("text" * 100)
+    reason = cuda(tmp_path)["reason"]
+    assert reason.startswith("libcuda.so.1 cannot be loaded (")
+    assert "invalid ELF header" in reason
+
+
+def test_missing_driver_is_reported_with_the_remedy() -> None:
+    info = penstock.cuda_info()
+    if info.driver_version is not None:
+        pytest.skip("this machine has a driver")
+    assert info.reason is not None
+    assert info.reason.startswith("libcuda.so.1 cannot be loaded (")
+    assert "install the NVIDIA driver" in info.reason
+    assert info.devices == ()
+    assert penstock.cuda_info() == info
+
+
+def test_import_does_not_load_the_driver(driver: Path) -> None:
+    statement = "import penstock; print('libcuda' in open('/proc/self/maps').read())"
+    assert run(driver, "-c", statement) == "False\n"
+    assert run(driver, "-c", f"{statement.replace('; ', '; penstock.cuda_info(); ')}") == "True\n"
+
+
+def test_child_of_a_fork_reports_the_fork(driver: Path) -> None:
+    code = """
+import os, penstock
+if {is_used}: assert penstock.cuda_info().reason is None
+reader, writer = os.pipe()
+if (child := os.fork()) == 0:
+    os.write(writer, str(penstock.cuda_info().reason).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.getpid(), os.read(reader, 1000).decode(), penstock.cuda_info().reason)
+"""
+    process, _, rest = run(driver, "-c", code.format(is_used=True)).partition(" ")
+    assert rest.startswith(f"process {process} used CUDA before it forked; start processes that use CUDA")
+    assert rest.endswith(" None\n")
+    assert run(driver, "-c", code.format(is_used=False)).endswith(" None None\n")
+
+
+def test_answers_of_the_driver_are_asked_for_each_time(driver: Path) -> None:
+    code = """
+import os, penstock
+for init in ("999", "0", "999"):
+    os.environ["FAKE_INIT"] = init
+    print(penstock.cuda_info().reason is None)
+"""
+    assert run(driver, "-c", code).split() == ["False", "True", "False"]
+
+
+@pytest.mark.parametrize(
+    ("device", "variables", "message"),
+    [
+        ("cuda", {}, "device='cuda:0' is Fake GPU, but this version of penstock runs models on the CPU only"),
+        ("cuda:1", {"FAKE_COUNT": "2"}, "device='cuda:1' is Fake GPU, but"),
+        ("cuda:1", {}, "device='cuda:1' cannot be used: device 1 does not exist; the driver has 1"),
+        ("cuda", {"FAKE_CAPABILITY": "75"}, "the compute capability of Fake GPU is 7.5"),
+        ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "no device is visible"),
+    ],
+)
+def test_engine_on_a_cuda_device_is_refused_with_the_reason(
+    driver: Path, device: str, variables: dict[str, str], message: str
+) -> None:
+    output = run(driver, "-c", OPEN, "/no/such/model", device, **variables)
+    assert output.startswith("DeviceUnavailableError: ")
+    assert message in output
+
+
+def test_auto_and_cpu_do_not_load_the_driver(driver: Path, tiny_model: Path) -> None:
+    code = f"{OPEN}\nprint('libcuda' in open('/proc/self/maps').read())"
+    for device in ("auto", "cpu"):
+        assert run(driver, "-c", code, tiny_model, device) == "False\n"
+
+
+def test_auto_says_once_that_it_is_the_cpu(tiny_model: Path) -> None:
+    code = """
+import logging, sys, penstock
+logging.basicConfig(level=logging.INFO)
+for device in ("cpu", "auto", "auto"):
+    with penstock.Engine(sys.argv[1], device=device, threads=1):
+        logging.info("opened on %s", device)
+"""
+    command = [sys.executable, "-c", code, str(tiny_model)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    before, _, after = done.stderr.partition("opened on cpu")
+    assert "device='auto'" not in before
+    assert after.count("device='auto' is the CPU in this version") == 1
+
+
+@pytest.mark.anyio
+async def test_cuda_engine_is_refused_before_its_model_is_looked_for() -> None:
+    engine = penstock.Engine("/no/such/model", device="cuda")
+    with pytest.raises(penstock.DeviceUnavailableError, match="device='cuda:0'"):
+        await engine.start()
+    assert not engine.is_running
+
+
+def test_device_of_a_configuration_is_its_full_name() -> None:
+    names = {None: "auto", "auto": "auto", "cpu": "cpu", "cuda": "cuda:0", "cuda:7": "cuda:7"}
+    assert {name: penstock.EngineConfig(device=name).device for name in names} == names
+
+
+def test_compiler_folders_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    folders = _cuda.nvrtc_folders()
+    assert folders[:2] == [tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cuda_nvrtc/lib"]
