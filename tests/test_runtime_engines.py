@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from api_support import wait_until
-from penstock.runtime import RuntimeSettings
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.errors import ApiError
+from support.engines import BODY, MODELS, activate, facts_of, settings_of
 from support.runtime import Runtime, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-SCRIPT = Path(__file__).parent / "support" / "engine_script.py"
-MODELS = "/v1/runtime/models"
-BODY = {
-    "model_name": "m",
-    "artifact_url": "hf://org/repo",
-    "engine": "vllm",
-    "engine_config": {"args": {"--max-model-len": "2048"}},
-    "claim_ref": {"namespace": "n", "name": "c", "uid": "u"},
-}
-
-
-def settings_of(folder: Path, **more: Any) -> RuntimeSettings:
-    found = {
-        "engine_command": f"{sys.executable} {SCRIPT} {folder}",
-        "registry_path": str(folder / "engines.json"),
-        "model_dir": str(folder / "models"),
-        "adapter_dir": str(folder / "adapters"),
-    }
-    return RuntimeSettings(**{**found, **more})
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -46,20 +24,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
     monkeypatch.setenv("PENSTOCK_RUNTIME_TOKEN", "secret")
     with running(settings_of(tmp_path)) as runtime:
         yield runtime
-
-
-def facts_of(folder: Path) -> list[dict[str, Any]]:
-    """The starts of engines, and their requests."""
-    file = folder / "engine.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def activate(runtime: Runtime, **more: Any) -> dict[str, Any]:
-    """Start an engine; returns the answer when it is ready."""
-    status, answer, _ = runtime.ask(f"{MODELS}/activate", {**BODY, **more})
-    assert status == 200, answer
-    wait_until(lambda: all(model["ready"] for model in runtime.ask(MODELS)[1]["models"]))
-    return dict(answer)
 
 
 def test_activate_starts_one_process_for_equal_requests(runtime: Runtime, tmp_path: Path) -> None:
@@ -165,18 +129,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
 def test_devices_must_fit_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     sizes = {"--tensor-parallel-size": "2", "--pipeline-parallel-size": "2"}
-    assert arguments_of(sizes) == ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]
+    assert arguments_of("vllm", sizes) == ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]
     with pytest.raises(ApiError, match="the number of visible devices, 4"):
-        arguments_of({"--tensor-parallel-size": "2"})
+        arguments_of("vllm", {"--tensor-parallel-size": "2"})
 
 
 def test_operator_can_allow_further_flags() -> None:
-    assert arguments_of({"swap_space": "4", "enable-lora": ""}, ("--swap-space",)) == [
+    assert arguments_of("vllm", {"swap_space": "4", "enable-lora": ""}, ("--swap-space",)) == [
         "--swap-space=4",
         "--enable-lora",
     ]
     with pytest.raises(ApiError, match="swap_space"):
-        arguments_of({"swap_space": "4"})
+        arguments_of("vllm", {"swap_space": "4"})
 
 
 def test_sleep_and_wake_happen_once_per_operation(runtime: Runtime, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.engines.registry import Record
 from penstock.runtime.engines.supervisor import Supervisor
 from penstock.runtime.errors import ApiError
+from penstock.server.families import Families
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,6 +106,12 @@ async def test_engine_killed_six_times_fails_at_last(tmp_path: Path) -> None:
         # A request starts it again, with new restarts.
         assert supervisor.activate(record(), [], "org/repo") is engine
         assert (engine.phase, engine.num_restarts, engine.is_alive()) == ("active", 0, True)
+        families = Families()
+        supervisor.write(families)
+        counts = {"engine_restart_attempts": 5, "engine_restart_budget_exhausted": 1}
+        for name, count in counts.items():
+            [sample] = families.by_name[f"aibrix:modelclaim_{name}"].samples
+            assert (sample.labels, sample.value) == ({"model": "m"}, count)
 
 
 async def test_restarts_are_forgotten_when_an_engine_is_stable(tmp_path: Path) -> None:

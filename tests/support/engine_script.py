@@ -1,11 +1,12 @@
 """A small engine for the tests of the runtime's supervisor: `engine_script.py FOLDER MODEL --port=N ...`.
 
 It writes its arguments and requests to a file in the folder. While the folder has a file `not-ready`, it is
-not ready.
+not ready. If the folder has a file `child`, it has a child process.
 """
 
 import json
 import os
+import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +15,14 @@ FOLDER = Path(sys.argv[1])
 ARGUMENTS = sys.argv[2:]
 PORT = next(int(item.partition("=")[2]) for item in ARGUMENTS if item.startswith("--port="))
 NAME = ARGUMENTS[ARGUMENTS.index("--served-model-name") + 1]
+IS_SGLANG = "--model-path" in ARGUMENTS
+SGLANG_METRICS = f"""# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{{model_name="{NAME}"}} 4
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{{model_name="{NAME}"}} 5
+# TYPE sglang:num_requests_total counter
+sglang:num_requests_total{{model_name="{NAME}"}} 6
+"""
 METRICS = f"""# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{model_name="{NAME}"}} 2
 vllm:num_requests_running{{model_name="other"}} 7
@@ -37,7 +46,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Whether it is ready; its metrics."""
         is_ready = not (FOLDER / "not-ready").exists()
-        self.answer(200 if is_ready else 503, METRICS if self.path == "/metrics" else "")
+        metrics = SGLANG_METRICS if IS_SGLANG else METRICS
+        self.answer(200 if is_ready else 503, metrics if self.path == "/metrics" else "")
 
     def do_POST(self) -> None:
         """A change."""
@@ -57,6 +67,17 @@ class Handler(BaseHTTPRequestHandler):
 
 
 secrets = [name for name in os.environ if name.startswith("PENSTOCK_")]
+variables = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "KVCACHED_"))}
+child = None
+if (FOLDER / "child").exists():
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
+facts = {
+    "arguments": ARGUMENTS,
+    "pid": os.getpid(),
+    "child": child,
+    "secrets": secrets,
+    "variables": variables,
+}
 with ThreadingHTTPServer(("127.0.0.1", PORT), Handler) as server:
-    write({"arguments": ARGUMENTS, "pid": os.getpid(), "secrets": secrets})
+    write(facts)
     server.serve_forever()

@@ -96,6 +96,11 @@ class RuntimeSettings:
         "Command of the engines that /v1/runtime/models/activate starts, such as 'vllm serve'. Default: this "
         "installation's `penstock serve`.",
     ] = None
+    sglang_command: Annotated[
+        str | None,
+        "Command of the engines of the kind sglang, such as 'python -m sglang.launch_server'. Default: none, "
+        "and requests for this kind are refused.",
+    ] = None
     engine_flags: Annotated[
         tuple[str, ...],
         "Further flag that requests may give to such an engine; repeat the option for several.",
@@ -103,8 +108,8 @@ class RuntimeSettings:
     engines_host: Annotated[str, "Address at which such engines listen."] = "127.0.0.1"
     open_engines: Annotated[
         bool,
-        "Let engines of --engine-command listen at an address that other machines reach. Their routes for "
-        "sleep and development need no key.",
+        "Let engines of --engine-command and --sglang-command listen at an address that other machines "
+        "reach. Their routes for sleep and development need no key.",
     ] = False
     max_engines: Annotated[int, "Maximum number of such engines; 0 closes /v1/runtime."] = 8
     registry_path: Annotated[
@@ -126,8 +131,9 @@ class RuntimeSettings:
                 raise _error(name, value, "at least 1")
         if self.max_engines < 0:
             raise _error("max_engines", self.max_engines, "at least 0")
-        if self.engine_command is not None and not self.open_engines and not _is_local(self.engines_host):
-            limit = "an address of this machine with engine_command, unless open_engines is on"
+        is_foreign = self.engine_command is not None or self.sglang_command is not None
+        if is_foreign and not self.open_engines and not _is_local(self.engines_host):
+            limit = "an address of this machine with other engines, unless open_engines is on"
             raise _error("engines_host", self.engines_host, limit)
         url = urlsplit(self.engine_endpoint)
         if self.engine_endpoint and (url.scheme not in ("http", "https") or not url.hostname):

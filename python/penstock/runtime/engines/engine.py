@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from penstock.runtime.engine import EngineClient
+from penstock.runtime.engines.kvcached import Segment, read_segment, set_limit
 from penstock.runtime.errors import ApiError
 from penstock.runtime.metrics import parsed
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from penstock.runtime.engines.accelerators import Accelerator
     from penstock.runtime.engines.process import EngineProcess
     from penstock.runtime.engines.registry import Record
     from penstock.runtime.settings import RuntimeSettings
+    from penstock.server.families import Families
 
 __all__ = ["Phase", "RunningEngine"]
 
@@ -29,8 +36,16 @@ _MAX_OPERATIONS = 128
 _OK = 200
 #: Statuses of an engine that does not have a route.
 _ABSENT = frozenset({403, 404, 405, 501})
-#: The counters of the requests that have succeeded, of several versions of vLLM.
-_SUCCESSES = ("vllm:request_success", "vllm:num_requests_success", "vllm:e2e_request_latency_seconds")
+#: The numbers of running and of waiting requests: of vLLM, Penstock, and of SGLang.
+_NUMBERS = (
+    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+)
+#: The counters of the requests that have succeeded, of several versions of engines.
+_SUCCESSES = (
+    *("vllm:request_success", "vllm:num_requests_success", "vllm:e2e_request_latency_seconds"),
+    *("sglang:num_requests", "sglang:e2e_request_latency_seconds"),
+)
 
 
 class RunningEngine:
@@ -43,13 +58,22 @@ class RunningEngine:
         #: The time since which it is ready.
         self.ready_since = 0.0
         self.num_restarts = 0
+        #: Restarts and failures since it was activated, for the counters.
+        self.num_attempts = self.num_failures = 0
+        #: Largest memory on one GPU in the last snapshot.
+        self.hbm_bytes = 0
         #: The time of the next start, while it restarts.
         self.next_start = 0.0
         self.last_error = ""
         self.lock = anyio.Lock()
         self._phase: Phase = "active"
         self._transition = datetime.now(UTC)
-        self._results: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        #: By action and id.
+        self._results: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        #: The last limit that was requested, the last one that was set, and the operations by result.
+        self._requested_limit: int | None = None
+        self._limit: int | None = None
+        self._limit_results: Counter[str] = Counter()
         host = settings.engines_host
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not of a listener
         endpoint = f"http://[{host}]:{record.port}" if ":" in host else f"http://{host}:{record.port}"
@@ -80,62 +104,94 @@ class RunningEngine:
             return False
         return reply.status == _OK
 
-    async def operate(
-        self, operation: str, target: Phase, path: str, query: dict[str, str]
-    ) -> dict[str, Any]:
-        """Put the engine to sleep or wake it, once for each id of an operation."""
-        async with self.lock:
-            if operation in self._results:
-                return self._results[operation]
-            is_changed = self.phase != target
-            if is_changed:
-                await self._change(path, query)
-                self.phase = target
-                self.record.is_asleep = target == "sleeping"
-            result = {
-                "status": "success",
-                "model_name": self.record.model_name,
-                "operation_id": operation,
-                "applied": is_changed,
-                "phase": self.phase,
-            }
-            self._results[operation] = result
-            if len(self._results) > _MAX_OPERATIONS:
-                self._results.popitem(last=False)
-            return result
+    async def sleep(self, operation: str, level: int) -> dict[str, Any]:
+        """Free the memory of the model, once for each id of an operation."""
+        change = partial(self._change, "sleeping", "/sleep", {"level": str(level)})
+        return await self._once(("sleep", operation), change)
 
-    async def _change(self, path: str, query: dict[str, str]) -> None:
+    async def wake(self, operation: str) -> dict[str, Any]:
+        """Load the model again, once for each id of an operation."""
+        return await self._once(("wake", operation), partial(self._change, "active", "/wake_up", {}))
+
+    async def limit_kv_cache(self, operation: str, limit: int) -> dict[str, Any]:
+        """Set the limit of the KV cache in bytes, once for each id of an operation."""
+        return await self._once(("kv-limit", operation), partial(self._set_limit, limit))
+
+    async def _once(self, key: tuple[str, str], change: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
+        """The result of an operation; a stored one if it was made before."""
+        async with self.lock:
+            if key not in self._results:
+                result = {
+                    "status": "success",
+                    "model_name": self.record.model_name,
+                    "operation_id": key[1],
+                    "applied": await change(),
+                }
+                self._results[key] = {**result, "phase": self.phase}
+                if len(self._results) > _MAX_OPERATIONS:
+                    self._results.popitem(last=False)
+            return self._results[key]
+
+    async def _change(self, target: Phase, path: str, query: dict[str, str]) -> bool:
+        """Put the engine to sleep or wake it; whether it was in another phase."""
+        if self.phase == target:
+            return False
+        name = self.record.model_name
         if not self.is_alive() or (self.phase == "active" and not self.is_ready):
-            message = f"the engine of {self.record.model_name!r} is not ready: its phase is {self.phase}"
+            message = f"the engine of {name!r} is not ready: its phase is {self.phase}"
             raise ApiError(409, "ConflictError", message)
+        if self.record.engine == "sglang":
+            raise ApiError(409, "ConflictError", f"the engine of {name!r} cannot sleep: it is SGLang")
         reply = await self.client.request(
             "POST", path, query=query, json={}, authorization=self._authorization
         )
         if reply.status in _ABSENT:
-            message = f"the engine of {self.record.model_name!r} has no {path}: status {reply.status}"
+            message = f"the engine of {name!r} has no {path}: status {reply.status}"
             raise ApiError(409, "ConflictError", message)
         if reply.status != _OK:
             message = f"the engine answers with status {reply.status} to {path}: {reply.text()}"
             raise ApiError(502, "ServerError", message)
+        self.phase = target
+        self.record.is_asleep = target == "sleeping"
+        return True
+
+    async def _set_limit(self, limit: int) -> bool:
+        self._requested_limit = limit
+        try:
+            await set_limit(self.record.ipc_name, limit)
+        except ApiError:
+            self._limit_results["failed"] += 1
+            raise
+        self._limit_results["applied"] += 1
+        self._limit = limit
+        return True
 
     def summary(self) -> dict[str, Any]:
         """The item of the list of engines."""
         record = self.record
+        segment = self._segment()
         return {
             "model_name": record.model_name,
             "port": record.port,
             "ipc_name": record.ipc_name,
             "phase": self.phase,
             "ready": self.is_ready,
-            "kv_used_bytes": 0,
-            "kv_total_bytes": 0,
+            "kv_used_bytes": segment.used,
+            "kv_total_bytes": segment.capacity,
         }
 
-    async def snapshot(self) -> dict[str, Any]:
+    def _segment(self) -> Segment:
+        """The KV cache; zeros if kvcached has none."""
+        return read_segment(self.record.ipc_name) or Segment(0, 0)
+
+    async def snapshot(self, accelerators: Sequence[Accelerator]) -> dict[str, Any]:
         """The item of the snapshot, with the numbers of requests if the engine has them."""
         claim = self.record.claim_ref
+        pid = self.record.pid
+        self.hbm_bytes = max((found.used_by(pid) for found in accelerators), default=0) if pid else 0
+        found = self.summary()
         found = {
-            **self.summary(),
+            **found,
             "artifact_url": self.record.artifact_url,
             "claim_ref": None
             if claim is None
@@ -144,9 +200,8 @@ class RunningEngine:
             "restart_count": self.num_restarts,
             "last_error": self.last_error,
             "last_transition": self._transition.isoformat(),
-            "kv_used_bytes": -1,
-            "kv_capacity_bytes": -1,
-            "hbm_peak_bytes": 0,
+            "kv_capacity_bytes": found["kv_total_bytes"],
+            "hbm_peak_bytes": self.hbm_bytes,
             "request_metrics_observed": False,
             "requests_running": 0,
             "requests_waiting": 0,
@@ -159,7 +214,7 @@ class RunningEngine:
             reply = await self.client.request(
                 "GET", "/metrics", timeout=_METRICS_TIMEOUT, authorization=self._authorization
             )
-            families = parsed(reply.text(1 << 20))
+            families = await anyio.to_thread.run_sync(parsed, reply.text(1 << 20))
         except Exception:  # noqa: BLE001 - no answer, or one that the parser refuses
             return {}
 
@@ -175,9 +230,29 @@ class RunningEngine:
             ]
             return int(sum(values)) if values else None
 
-        running, waiting = total("vllm:num_requests_running"), total("vllm:num_requests_waiting")
+        running, waiting = map(total, _NUMBERS[self.record.engine == "sglang"])
         if running is None or waiting is None:
             return {}
         found = {"request_metrics_observed": True, "requests_running": running, "requests_waiting": waiting}
         success = next((number for name in _SUCCESSES if (number := total(name)) is not None), None)
         return found if success is None else {**found, "request_success_total": success}
+
+    def write(self, families: Families, prefix: str) -> None:
+        """Add the numbers of this engine to those of a scrape."""
+        labels = {"model": self.record.model_name}
+        text = "Restarts of an engine that the runtime has started."
+        families.counter(f"{prefix}engine_restart_attempts", text, labels, self.num_attempts)
+        text = "Failures of an engine after its last restart."
+        families.counter(f"{prefix}engine_restart_budget_exhausted", text, labels, self.num_failures)
+        segment = self._segment()
+        families.gauge(f"{prefix}kv_used_bytes", "KV cache of kvcached in use.", labels, segment.used)
+        families.gauge(f"{prefix}kv_total_bytes", "KV cache of kvcached.", labels, segment.capacity)
+        text = "Largest memory of an engine on one GPU, in the last snapshot."
+        families.gauge(f"{prefix}hbm_peak_bytes", text, labels, self.hbm_bytes)
+        for name, value in (("requested", self._requested_limit), ("applied", self._limit)):
+            if value is not None:
+                text = f"Last limit of the KV cache that was {name}."
+                families.gauge(f"{prefix}kv_limit_{name}_bytes", text, labels, value)
+        for result, count in self._limit_results.items():
+            text = "Limits of the KV cache that were requested, by result."
+            families.counter(f"{prefix}kv_limit_operations", text, {**labels, "result": result}, count)

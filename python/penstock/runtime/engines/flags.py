@@ -12,47 +12,49 @@ from penstock.runtime.errors import not_allowed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.runtime.engines.commands import Kind
+
 __all__ = ["arguments_of"]
 
 #: Of `penstock serve` and `vllm serve`.
-_ALLOWED = frozenset(
-    f"--{name}"
-    for name in (
-        *("block-size", "dtype", "enable-auto-tool-choice", "enable-chunked-prefill", "enable-lora"),
-        *(
-            "enable-prefix-caching",
-            "enable-sleep-mode",
-            "enforce-eager",
-            "kv-cache-dtype",
-            "max-adapter-rank",
-        ),
-        *(
-            "max-adapters",
-            "max-logprobs",
-            "max-lora-rank",
-            "max-loras",
-            "max-model-len",
-            "max-num-batched-tokens",
-        ),
-        *("max-num-seqs", "max-waiting", "num-speculative-tokens", "pipeline-parallel-size", "prefix-cache"),
-        *("quantization", "reasoning-parser", "revision", "seed", "speculation", "tensor-parallel-size"),
-        *("data-parallel-size", "threads", "tool-call-parser", "tool-parser"),
-    )
-)
+_FLAGS = """
+    block-size data-parallel-size dtype enable-auto-tool-choice enable-chunked-prefill enable-lora
+    enable-prefix-caching enable-sleep-mode enforce-eager kv-cache-dtype max-adapter-rank max-adapters
+    max-logprobs max-lora-rank max-loras max-model-len max-num-batched-tokens max-num-seqs max-waiting
+    num-speculative-tokens pipeline-parallel-size prefix-cache quantization reasoning-parser revision seed
+    speculation tensor-parallel-size threads tool-call-parser tool-parser
+"""
+_SGLANG_FLAGS = """
+    chunked-prefill-size context-length data-parallel-size disable-cuda-graph disable-radix-cache dp-size
+    dtype enable-lora enable-metrics kv-cache-dtype max-lora-rank max-loras-per-batch max-prefill-tokens
+    max-running-requests page-size pipeline-parallel-size pp-size quantization random-seed reasoning-parser
+    revision schedule-conservativeness schedule-policy tensor-parallel-size tool-call-parser tp-size
+"""
+_ALLOWED = {
+    kind: frozenset(f"--{name}" for name in flags.split())
+    for kind, flags in (("penstock", _FLAGS), ("vllm", _FLAGS), ("sglang", _SGLANG_FLAGS))
+}
+#: Shares of the memory of a GPU, which the engines on it divide.
+_MEMORY = ("gpu-memory-utilization", "mem-fraction-static")
+#: Short names of SGLang.
+_NAMES = {
+    f"--{letter}-size": f"--{word}-parallel-size"
+    for letter, word in (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline"))
+}
 _VALUE = re.compile(r"[\w.,:+-]{1,128}", re.ASCII)
 _MAX_FLAGS = 64
 
 
-def arguments_of(args: Mapping[str, str], more: tuple[str, ...] = ()) -> list[str]:
+def arguments_of(kind: Kind, args: Mapping[str, str], more: tuple[str, ...] = ()) -> list[str]:
     """The arguments of a command for these flags and values; a flag with an empty value stands alone."""
     field = "engine_config.args"
     if len(args) > _MAX_FLAGS:
         raise not_allowed("ValidationError", field, len(args), f"at most {_MAX_FLAGS} flags")
-    allowed = _ALLOWED | {f"--{flag.removeprefix('--')}" for flag in more}
+    allowed = _ALLOWED[kind] | {f"--{flag.removeprefix('--')}" for flag in more}
     found: list[str] = []
     for name, value in args.items():
         flag = f"--{name.removeprefix('--')}".replace("_", "-")
-        if "gpu-memory-utilization" in flag:
+        if any(name in flag for name in _MEMORY):
             limit = "given to the engines by the operator: they share the memory"
             raise not_allowed("ValidationError", field, name, limit)
         if flag not in allowed:
@@ -62,7 +64,8 @@ def arguments_of(args: Mapping[str, str], more: tuple[str, ...] = ()) -> list[st
             raise not_allowed("ValidationError", f"{field}.{name}", value, "letters, digits and . , : + - _")
         # One argument, so a value is never read as a flag.
         found.append(f"{flag}={value}" if value else flag)
-    _check_devices({flag.partition("=")[0]: flag.partition("=")[2] for flag in found})
+    values = {flag.partition("=")[0]: flag.partition("=")[2] for flag in found}
+    _check_devices({_NAMES.get(flag, flag): value for flag, value in values.items()})
     return found
 
 

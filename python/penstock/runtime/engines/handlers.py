@@ -9,15 +9,19 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.responses import JSONResponse, Response
 
 from penstock.runtime.artifacts import download_error, names_hub_model, options_for, request_options
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
 from penstock.runtime.downloader import DownloadError, model_directory, resolve
+from penstock.runtime.engines.accelerators import observed
+from penstock.runtime.engines.commands import kind_of
 from penstock.runtime.engines.flags import arguments_of
+from penstock.runtime.engines.kvcached import ipc_name_of
 from penstock.runtime.engines.registry import Record
-from penstock.runtime.engines.supervisor import PORTS, ipc_name
+from penstock.runtime.engines.supervisor import PORTS
 from penstock.runtime.errors import ApiError, not_allowed
 from penstock.runtime.handlers import read_body
 from penstock.server.disconnects import while_connected
@@ -38,8 +42,6 @@ Returned = TypeVar("Returned")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
 _IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
-#: Engines with the command line of `vllm serve`.
-_ENGINES = ("vllm", "penstock")
 
 
 def _check_open(state: State) -> None:
@@ -82,17 +84,17 @@ async def _prepared(state: State, body: Activate) -> tuple[Record, list[str], st
     if not _MODEL_NAME.fullmatch(name):
         limit = "1 to 128 letters, digits and _ . / : -, of which the first is a letter or digit"
         raise not_allowed("ValidationError", "model_name", name, limit)
-    if body.engine not in _ENGINES:
-        raise not_allowed("ValidationError", "engine", body.engine, " or ".join(_ENGINES))
+    kind = kind_of(body.engine, state.settings)
     if body.port and body.port not in PORTS:
         raise not_allowed("ValidationError", "port", body.port, f"0 or {PORTS[0]} to {PORTS[-1]}")
-    memory = body.ipc_name or ipc_name(name)
-    if not _IPC_NAME.fullmatch(memory):
+    memory = body.ipc_name or ""
+    if memory and not _IPC_NAME.fullmatch(memory):
         raise not_allowed("ValidationError", "ipc_name", memory, "1 to 104 letters, digits and _ . -")
     config = body.engine_config
-    arguments = arguments_of({} if config is None else config.args, state.settings.engine_flags)
+    arguments = arguments_of(kind, {} if config is None else config.args, state.settings.engine_flags)
     model, url = await _model(state, body)
-    return Record(name, url, body.port, memory, [], body.claim_ref), arguments, model
+    memory = ipc_name_of(memory or f"kvc_{name}")
+    return Record(name, url, body.port, memory, [], body.claim_ref, engine=kind), arguments, model
 
 
 async def _model(state: State, body: Activate) -> tuple[str, str]:
@@ -147,8 +149,7 @@ async def sleep(state: State, request: Request) -> Response:
 async def _sleep(state: State, body: Sleep) -> dict[str, Any]:
     async with state.supervisor.counted("sleep"):
         engine = state.supervisor.engine(body.model_name)
-        query = {"level": str(body.level)}
-        result = await engine.operate(body.operation_id, "sleeping", "/sleep", query)
+        result = await engine.sleep(body.operation_id, body.level)
     state.supervisor.save()
     return result
 
@@ -163,7 +164,7 @@ async def wake(state: State, request: Request) -> Response:
 async def _wake(state: State, body: Operation) -> dict[str, Any]:
     async with state.supervisor.counted("wake"):
         engine = state.supervisor.engine(body.model_name)
-        result = await engine.operate(body.operation_id, "active", "/wake_up", {})
+        result = await engine.wake(body.operation_id)
     state.supervisor.save()
     return result
 
@@ -178,13 +179,16 @@ async def _to_the_end(
 
 
 async def limit_kv_cache(state: State, request: Request) -> Response:
-    """Refuse to change the size of a KV cache, which these engines cannot do while they run."""
+    """Set the limit of a KV cache of kvcached; that of Penstock has its size from the start."""
     _check_open(state)
     body = converted(await read_body(state, request), KvLimit)
+    return JSONResponse(await _to_the_end(state, request, body, partial(_limit_kv_cache, state, body)))
+
+
+async def _limit_kv_cache(state: State, body: KvLimit) -> dict[str, Any]:
     async with state.supervisor.counted("kv_limit"):
-        state.supervisor.engine(body.model_name)
-        message = f"the KV cache of {body.model_name!r} has its size from the start"
-        raise ApiError(409, "ConflictError", message, param="limit_bytes")
+        engine = state.supervisor.engine(body.model_name)
+        return await engine.limit_kv_cache(body.operation_id, body.limit_bytes)
 
 
 async def engines(state: State, _request: Request) -> Response:
@@ -197,20 +201,24 @@ async def snapshot(state: State, _request: Request) -> Response:
     """All engines with the numbers of their requests, and the models on disk."""
     _check_open(state)
     found: dict[str, dict[str, Any]] = {}
+    accelerators = await anyio.to_thread.run_sync(observed)
 
-    async def add(name: str) -> None:
-        found[name] = await state.supervisor.engines[name].snapshot()
+    async def add(engine: RunningEngine) -> None:
+        found[engine.record.model_name] = await engine.snapshot(accelerators)
 
     async with anyio.create_task_group() as group:
         names = list(state.supervisor.engines)
-        for name in names:
-            group.start_soon(add, name)
+        for engine in state.supervisor.engines.values():
+            group.start_soon(add, engine)
     cards = await state.downloads.list(None)
     cached = [card["model_name"] for card in cards if card["model_status"] == "downloaded"]
     return JSONResponse(
         {
             "observed_at": datetime.now(UTC).isoformat(),
-            "accelerators": [],
+            "accelerators": [
+                {"id": gpu.id, "hbm_total_bytes": gpu.total, "hbm_free_bytes": gpu.free}
+                for gpu in accelerators
+            ],
             "models": [found[name] for name in names],
             "cached_artifacts": cached,
         }

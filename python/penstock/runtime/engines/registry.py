@@ -39,6 +39,8 @@ class Record(msgspec.Struct):
     #: That of the process, in ticks since the system started: another process can get the same pid.
     start_time: int = 0
     is_asleep: bool = False
+    #: As `commands.Kind`.
+    engine: str = "vllm"
 
 
 def read_private(path: Path) -> bytes | None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import secrets
-import shlex
 import socket
-import sys
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, get_args
 import anyio
 import anyio.to_thread
 
+from penstock.runtime.engines.commands import command_of, environment_of
 from penstock.runtime.engines.engine import Phase, RunningEngine
 from penstock.runtime.engines.process import EngineProcess
 from penstock.runtime.engines.registry import Record, Registry, read_private, write_private
@@ -42,8 +39,6 @@ _STABLE = 600.0
 #: Seconds for an engine to end, and between two looks at it.
 _END_TIMEOUT = 10.0
 _END_INTERVAL = 0.05
-#: Variables of the runtime that engines do not get.
-_SECRETS = ("PENSTOCK_RUNTIME_TOKEN", "PENSTOCK_ENGINE_KEY")
 
 
 class Supervisor:
@@ -65,7 +60,6 @@ class Supervisor:
         self._has_registry = False
         self._adoptions: Counter[str] = Counter()
         self._operations: Counter[tuple[str, str]] = Counter()
-        self._num_exhausted = 0
 
     async def run(self) -> None:
         """Adopt the engines of an earlier runtime when that has ended, and watch all."""
@@ -109,6 +103,7 @@ class Supervisor:
     async def _look_at(self, engine: RunningEngine) -> None:
         if engine.phase == "restarting":
             if self._clock() >= engine.next_start:
+                engine.num_attempts += 1
                 self._start(engine)
             return
         if engine.phase == "failed":
@@ -130,10 +125,8 @@ class Supervisor:
         record = engine.record
         engine.phase = "active"
         record.is_asleep = False
-        environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-        environment |= {"VLLM_SERVER_DEV_MODE": "1", "KVCACHED_IPC_NAME": record.ipc_name}
         try:
-            engine.process = EngineProcess.start(record.command, environment)
+            engine.process = EngineProcess.start(record.command, environment_of(record, self.settings))
         except OSError as error:
             self._restart_later(engine, f"the command cannot be run: {error.strerror}")
             return
@@ -150,7 +143,7 @@ class Supervisor:
         name = engine.record.model_name
         if engine.num_restarts >= _MAX_RESTARTS:
             engine.phase = "failed"
-            self._num_exhausted += 1
+            engine.num_failures += 1
             logger.error("engine of %s: failed after %d restarts: %s", name, _MAX_RESTARTS, reason)
         else:
             delay = min(_MIN_DELAY * 2**engine.num_restarts, _MAX_DELAY)
@@ -185,8 +178,9 @@ class Supervisor:
             message = "the registry of engines cannot be used: another runtime may have it"
             raise ApiError(503, "UnavailableError", message)
         name = record.model_name
-        record.command = [*self._command(), model, "--served-model-name", name]
-        record.command += ["--host", self.settings.engines_host, *self._key_arguments(), *arguments]
+        self._admin_key()
+        key_file = str(self._key_file.resolve())
+        record.command = command_of(record, model, key_file, self.settings) + arguments
         found = self.engines.get(name)
         if found is not None:
             old = found.record
@@ -199,6 +193,9 @@ class Supervisor:
                 found.num_restarts = 0
                 self._start(found)
             return found
+        if any(engine.record.ipc_name == record.ipc_name for engine in self.engines.values()):
+            message = f"the engine of another model has ipc_name={record.ipc_name!r}"
+            raise ApiError(409, "ConflictError", message, param="ipc_name")
         if len(self.engines) >= self.settings.max_engines:
             limit = self.settings.max_engines
             raise ApiError(429, "OverloadedError", f"too many engines: the limit is {limit}")
@@ -261,20 +258,6 @@ class Supervisor:
             raise
         self._operations[action, "success"] += 1
 
-    # ---- commands
-
-    def _command(self) -> list[str]:
-        if self.settings.engine_command is None:
-            return [sys.executable, "-m", "penstock", "serve"]
-        return shlex.split(self.settings.engine_command)
-
-    def _key_arguments(self) -> list[str]:
-        """The administrator's key of `penstock serve`, with which the runtime puts it to sleep."""
-        if self.settings.engine_command is not None:
-            return []
-        self._admin_key()
-        return ["--admin-api-key-file", str(self._key_file.resolve())]
-
     def _admin_key(self) -> str:
         """The key of all engines, in a file that only this user can read."""
         if not self._key:
@@ -304,11 +287,8 @@ class Supervisor:
         for phase in get_args(Phase):
             text = "Engines that the runtime has started, by phase."
             families.gauge(f"{prefix}engine_state", text, {"phase": phase}, phases[phase])
-        for name, engine in self.engines.items():
-            text = "Restarts of an engine since it was stable."
-            families.gauge(f"{prefix}engine_restarts", text, {"model": name}, engine.num_restarts)
-        text = "Engines that failed after the last restart."
-        families.counter(f"{prefix}engine_restart_budget_exhausted", text, {}, self._num_exhausted)
+        for engine in self.engines.values():
+            engine.write(families, prefix)
         for result, count in self._adoptions.items():
             text = "Engines of an earlier runtime, by what became of them."
             families.counter(f"{prefix}engine_re_adoptions", text, {"result": result}, count)
@@ -325,8 +305,3 @@ def _is_free(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def ipc_name(model_name: str) -> str:
-    """The name of a model's shared memory."""
-    return "kvc_" + re.sub(r"[^A-Za-z0-9_.-]", "_", model_name)[:100]
