@@ -215,13 +215,13 @@ def test_models_have_segments_of_their_own(runtime: Runtime) -> None:
 
 
 def nvml(used: dict[int, dict[int, int | None]], error: Exception | None = None) -> SimpleNamespace:
-    """The library of NVIDIA with two GPUs, or with an error; `num_open` counts what is not closed."""
-    found = SimpleNamespace(NVMLError=LookupError, num_open=0)
+    """The library of NVIDIA with two GPUs, or with an error; `num_inits` counts what is not closed."""
+    found = SimpleNamespace(NVMLError=LookupError, num_inits=0)
 
     def add(number: int) -> None:
         if error is not None:
             raise error
-        found.num_open += number
+        found.num_inits += number
 
     found.nvmlInit = lambda: add(1)
     found.nvmlShutdown = lambda: add(-1)
@@ -250,7 +250,7 @@ def test_snapshot_has_the_memory_of_gpus(
     assert found["accelerators"] == sizes
     assert found["models"][0]["hbm_peak_bytes"] == 12
     assert runtime.value("aibrix:modelclaim_hbm_peak_bytes", model="m") == 12
-    assert library.num_open == 0
+    assert library.num_inits == 0
 
 
 def test_snapshot_without_a_gpu_has_none(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
