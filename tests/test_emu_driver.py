@@ -62,10 +62,16 @@ def test_sound_program_is_right_with_random_delays(scenario: str, delay: str) ->
     assert outcome.findings == []
 
 
+@KINDS
+def test_objects_and_addresses_are_used_again(*, checked: bool) -> None:
+    outcome = run("many_objects", checked=checked, EMU_MEMORY=str(4 << 20))
+    assert (outcome.error, outcome.findings) == (None, [])
+
+
 def test_every_function_is_defined_and_called_by_a_scenario() -> None:
     library = ctypes.CDLL(str(driver()))
     assert [name for name in CALLS if not hasattr(library, name)] == []
-    source = (build.HERE / "scenarios.py").read_text() + (build.HERE / "client.py").read_text()
+    source = "".join((build.HERE / f"{name}.py").read_text() for name in ("client", "scenarios"))
     assert [name for name in CALLS if f'"{name}"' not in source] == []
 
 

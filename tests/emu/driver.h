@@ -65,7 +65,7 @@ bool is_initialised();  // in this process, not in the parent of a fork
 void reserve_memory();
 bool is_device_address(uintptr_t);
 void device_range(uintptr_t& begin, uintptr_t& end);  // of all addresses
-// Device memory is accessible to this OS thread from open to close. Called without state_mutex.
+// Device memory is accessible to this OS thread from open to close.
 void open_device_memory();
 void close_device_memory();
 void restore_access();  // after a jump out of a signal handler
@@ -108,10 +108,14 @@ struct Work {
     size_t target_size = 0;
 };
 
+using WorkPointer = std::shared_ptr<const Work>;
+
+// An entry of a stream's queue: it waits for a point of another stream, executes an operation, finishes a point.
 struct Item {
+    TicketPointer waits_for;
+    WorkPointer work;
     Doing doing;
-    Task task;
-    TicketPointer finishes, waits_for;
+    TicketPointer finishes;
 };
 
 // Actors are used again, because a clock has few; the operations of an actor are counted over all its uses.
@@ -122,7 +126,7 @@ uint32_t next_operation(unsigned actor);
 // Under state_mutex.
 bool is_stream(CUstream_st*);
 // Adds an operation of an actor to the queue of a stream; the number of the operation.
-uint32_t enqueue(CUstream_st&, unsigned actor, const Clock& before, const Work&, TicketPointer = nullptr);
+uint32_t enqueue(CUstream_st&, unsigned actor, const Clock& before, const WorkPointer&);
 // Adds an operation to the queue of a stream, or to the graph that the stream is captured into. Takes state_mutex.
 CUresult submit(CUstream_st*, Work);
 void wait_for(CUstream_st&);  // without state_mutex
@@ -173,7 +177,7 @@ struct CUevent_st {
 
 struct CUgraph_st {
     struct Node {
-        emu::Work work;
+        emu::WorkPointer work;
         std::vector<int> after;
         unsigned branch;  // 0: the stream of the launch
     };

@@ -135,7 +135,9 @@ CUresult execute(const Doing& doing, const Task& task) {
         lock.lock();
         shadow.doing = &doing;
     }
+    open_device_memory();
     const CUresult result = execute_guarded(doing, task);
+    close_device_memory();
     if (result) sticky_error = result;
     return result;
 }

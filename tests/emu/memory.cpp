@@ -52,34 +52,42 @@ void add_users(const std::vector<uintptr_t>& addresses, unsigned actor, uint32_t
 
 // ------------------------------------------------------------------------------------------ access by host code
 
-// Code of the host must not access device memory. With protection keys, only the threads of streams have access.
-// Without, the pages are accessible while any stream has work.
+// Code of the host must not access device memory. With protection keys, only a thread that executes an operation has
+// access. Without, the pages become accessible with the first operation, and inaccessible when the host has waited and
+// no operation is executed.
 static int protection_key = -1;
 static std::mutex gate_mutex;  // guards what follows, and the page protection; locked after state_mutex
 static unsigned gate_users = 0;
+static bool is_gate_open = false;
 
 static void protect(uintptr_t pages, size_t size) {
     void* p = reinterpret_cast<void*>(pages);
     if (protection_key >= 0) pkey_mprotect(p, size, PROT_READ | PROT_WRITE, protection_key);
-    else mprotect(p, size, gate_users ? PROT_READ | PROT_WRITE : PROT_NONE);
+    else mprotect(p, size, is_gate_open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-static void move_gate(int change) {
-    Guard guard(gate_mutex);
-    const bool was_open = gate_users;
-    gate_users += change;
-    if (was_open == bool(gate_users)) return;
+static void move_gate(bool is_open) {
+    if (is_gate_open == is_open) return;
+    is_gate_open = is_open;
     for (const auto& [begin, a] : allocations) protect(a.pages, pages_of(a.size));
 }
 
 void open_device_memory() {
-    if (protection_key >= 0) pkey_set(protection_key, 0);
-    else move_gate(1);
+    if (protection_key >= 0) return (void)pkey_set(protection_key, 0);
+    Guard guard(gate_mutex);
+    gate_users++;
+    move_gate(true);
 }
 
 void close_device_memory() {
-    if (protection_key >= 0) pkey_set(protection_key, PKEY_DISABLE_ACCESS);
-    else move_gate(-1);
+    if (protection_key >= 0) return (void)pkey_set(protection_key, PKEY_DISABLE_ACCESS);
+    Guard guard(gate_mutex);
+    gate_users--;
+}
+
+static void close_gate_if_idle() {
+    Guard guard(gate_mutex);
+    if (protection_key < 0 && !gate_users) move_gate(false);
 }
 
 void restore_access() {
@@ -170,6 +178,7 @@ void learn(const Clock& clock) {
         return true;
     };
     sources.erase(std::remove_if(sources.begin(), sources.end(), is_complete), sources.end());
+    close_gate_if_idle();
 }
 
 static void forget_sources(uintptr_t begin, size_t size) {
@@ -319,12 +328,9 @@ static CUresult copy_now(const Work& work) {
     Doing doing;
     {
         Guard guard(state_mutex);
-        doing.clock = host_clock, doing.index = host_clock.at[0] = next_operation(0), doing.name = work.name;
+        doing.clock = host_clock, doing.index = host_clock.at[0] = next_operation(0), doing.name = work.name.c_str();
     }
-    open_device_memory();
-    const CUresult result = execute(doing, work.task);
-    close_device_memory();
-    return result;
+    return execute(doing, work.task);
 }
 
 template <class T>

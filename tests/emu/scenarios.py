@@ -1,4 +1,4 @@
-"""Programs for the emulated driver: sound ones, and programs with one defect each.
+"""Programs for the emulated driver; those with a defect are in `defects.py`.
 
 `python -m emu.scenarios NAME [ARGUMENT]` runs one and prints its result, its error and the findings.
 """
@@ -9,10 +9,9 @@ import ctypes
 import json
 import os
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
-from emu.client import INVALID_HANDLE, Device, DriverError, Pinned, Pointer
+from emu.client import Device, DriverError, Pinned, Pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +138,26 @@ def regions() -> None:
     d.close()
 
 
+def many_objects() -> None:
+    """More streams, branches of graphs, contexts and memory in turn than can exist at once."""
+    for _ in range(4):
+        d = opened()
+        for _ in range(40):
+            compute, copy = d.stream(), d.stream()
+            x, y = ready(d, compute)
+            d.begin_capture(compute)
+            d.after(copy, compute)
+            saxpy(d, copy, x, y)
+            d.after(compute, copy)
+            d.call("cuGraphLaunch", d.end_capture(compute), compute)
+            large = d.alloc(1 << 20)
+            d.call("cuMemsetD8Async", large, 0, 1 << 20, copy)
+            d.call("cuCtxSynchronize")
+            while d.owned:
+                d.call(*d.owned.pop())
+        d.close()
+
+
 def every_call() -> None:
     """All functions of the driver, in one program."""
     d = Device()
@@ -252,320 +271,13 @@ def each_call_fails(path: str) -> dict[str, list[Any]]:
     return outcome
 
 
-# ---- Programs with a defect in the order of operations.
-
-
-def missing_wait() -> None:
-    """A kernel does not wait for the upload of its input."""
-    d = opened()
-    compute, copy = d.stream(), d.stream()
-    x, y = ready(d, compute)
-    d.upload(copy, x, numbers(d))
-    saxpy(d, compute, x, y)
-    d.call("cuCtxSynchronize")
-
-
-def reused_buffer() -> None:
-    """The next upload does not wait for the kernel that reads the buffer."""
-    d = opened()
-    compute, copy = d.stream(), d.stream()
-    x, y = ready(d, compute)
-    d.after(copy, compute)
-    saxpy(d, compute, x, y)
-    d.upload(copy, x, numbers(d))
-    d.call("cuCtxSynchronize")
-
-
-def graph_without_edge() -> None:
-    """Two branches of a graph write the same vector."""
-    d = opened()
-    compute, copy = d.stream(), d.stream()
-    x, y = ready(d, compute)
-    d.begin_capture(compute)
-    d.after(copy, compute)
-    saxpy(d, compute, x, y)
-    saxpy(d, copy, x, y)
-    d.after(compute, copy)
-    d.call("cuGraphLaunch", d.end_capture(compute), compute)
-    d.wait(compute)
-
-
-def early_read_by_dependent_launch() -> None:
-    """A kernel reads the output of the previous launch without dependency_wait."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    saxpy(d, stream, x, y)
-    d.launch(stream, "scale", (BLOCKS, 256), 0.5, y, N, 0, dependent=True)
-    d.wait(stream)
-
-
-# ---- Programs with a defect in the use of memory.
-
-
-def never_written() -> None:
-    """A kernel reads fresh memory."""
-    d = opened()
-    stream = d.stream()
-    x, y = d.alloc(SIZE), d.alloc(SIZE)
-    d.call("cuMemsetD8Async", x, 0, SIZE, stream)
-    saxpy(d, stream, x, y)
-    d.wait(stream)
-
-
-def small_grid() -> None:
-    """The grid lacks a block, so the end of the output is not written."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    z, out = d.alloc(SIZE), d.floats(N)
-    d.launch(stream, "add_vectors", (BLOCKS - 1, 256), Vectors(x, y, z), N)
-    d.download(stream, out, z)
-    d.wait(stream)
-
-
-def out_of_bounds() -> None:
-    """A kernel processes an element too many."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    saxpy(d, stream, x, y, N + 1)
-    d.wait(stream)
-
-
-def far_out_of_bounds() -> list[int]:
-    """A kernel processes far too many elements; the error of the stream, and of all calls that follow."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    d.launch(stream, "saxpy", (40, 256), 1.0, x, y, 10 * N)
-    code = d.code("cuStreamSynchronize", stream)
-    again = d.code("cuMemFree_v2", x)
-    release = d.code("cuDevicePrimaryCtxRelease_v2", 0)
-    opened().close()
-    return [code, again, release]
-
-
-def bad_pointer() -> int:
-    """A copy from an address that is not allocated."""
-    d = opened()
-    stream = d.stream()
-    x, _ = ready(d, stream)
-    d.download(stream, d.floats(N), x + (1 << 30))
-    return d.code("cuStreamSynchronize", stream)
-
-
-def host_pointer() -> int:
-    """A kernel reads host memory."""
-    d = opened()
-    stream = d.stream()
-    _, y = ready(d, stream)
-    saxpy(d, stream, numbers(d).address, y)
-    return d.code("cuStreamSynchronize", stream)
-
-
-def use_after_free() -> int:
-    """A kernel reads freed memory."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    d.call("cuMemFree_v2", d.disown(x))
-    saxpy(d, stream, x, y)
-    return d.code("cuStreamSynchronize", stream)
-
-
-def early_free() -> None:
-    """Memory is freed before the host has waited for the kernel."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    saxpy(d, stream, x, y)
-    d.call("cuMemFree_v2", d.disown(x))
-
-
-def double_free() -> list[int]:
-    """Memory is freed twice, and an address that was never allocated."""
-    d = opened()
-    x = d.disown(d.alloc(SIZE))
-    d.call("cuMemFree_v2", x)
-    return [d.code("cuMemFree_v2", x), d.code("cuMemFree_v2", 4096)]
-
-
-def region_released() -> None:
-    """A range of the engine's arena is read after its release."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    d.region(x, 256, 0, stream)
-    saxpy(d, stream, x, y)
-    d.wait(stream)
-
-
-def region_unwritten() -> None:
-    """A range of the engine's arena is given out again and read before it is written."""
-    d = opened()
-    stream = d.stream()
-    x, y = ready(d, stream)
-    d.region(x, 256, 1, stream)
-    saxpy(d, stream, x, y)
-    d.wait(stream)
-
-
-# ---- Programs with a defect on the host.
-
-
-def changed_source() -> None:
-    """Pinned memory changes before its upload is complete."""
-    d = opened()
-    stream = d.stream()
-    x, source = d.alloc(SIZE), numbers(d)
-    d.upload(stream, x, source)
-    source.values[7] = -1.0
-    d.wait(stream)
-
-
-def early_read() -> list[str]:
-    """The host reads a result before it waits, and after."""
-    d = opened()
-    stream = d.stream()
-    x, _ = ready(d, stream)
-    out = d.floats(N)
-    ctypes.memset(out.address, 0, out.size)
-    is_read = threading.Event()
-    call_on_host(d, stream, lambda: is_read.wait(60))
-    d.download(stream, out, x)
-    early = ctypes.string_at(out.address + 4, 4).hex()
-    is_read.set()
-    d.wait(stream)
-    return [early, ctypes.string_at(out.address + 4, 4).hex()]
-
-
-def work_in_step() -> None:
-    """Allocation, free and synchronisation while the engine executes a step."""
-    d = opened()
-    stream = d.stream()
-    with d.step():
-        d.wait(stream)
-        d.call("cuMemFree_v2", d.disown(d.alloc(SIZE)))
-
-
-def host_access() -> float:
-    """The host dereferences a device pointer."""
-    d = opened()
-    x, _ = ready(d, d.stream())
-    return ctypes.c_float.from_address(x).value
-
-
-def foreign_fault() -> None:
-    """Code that has nothing to do with the device reads an invalid address."""
-    opened()
-    ctypes.c_float.from_address(64).value  # noqa: B018
-
-
-def leaks() -> None:
-    """Nothing is released but the context."""
-    d = opened()
-    stream = d.stream()
-    ready(d, stream)
-    d.event()
-    d.begin_capture(stream)
-    d.end_capture(stream)
-    d.call("cuDevicePrimaryCtxRelease_v2", 0)
-
-
-def capture_unjoined() -> int:
-    """A capture ends while a stream has not been joined."""
-    d = opened()
-    compute, copy = d.stream(), d.stream()
-    x, y = ready(d, compute)
-    d.begin_capture(compute)
-    d.after(copy, compute)
-    saxpy(d, copy, x, y)
-    return d.code("cuStreamEndCapture", compute, ctypes.byref(ctypes.c_void_p()))
-
-
-def capture_with_wait() -> list[int]:
-    """The host waits for a stream that is captured."""
-    d = opened()
-    stream = d.stream()
-    d.begin_capture(stream)
-    waited = d.code("cuStreamSynchronize", stream)
-    return [waited, d.code("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))]
-
-
-def capture_of_outer_event() -> int:
-    """A captured stream waits for an event from outside of the capture."""
-    d = opened()
-    stream, other, event = d.stream(), d.stream(), d.event()
-    d.call("cuEventRecord", event, other)
-    d.begin_capture(stream)
-    return d.code("cuStreamWaitEvent", stream, event, 0)
-
-
-def misuse() -> list[int]:
-    """Objects that do not exist, and memory that is not pinned."""
-    d = opened()
-    stream, event = d.stream(), d.event()
-    x, _ = ready(d, stream)
-    memory = (ctypes.c_float * N)()
-    codes = [
-        d.code("cuMemsetD8Async", x, 0, SIZE, 0),
-        d.code("cuEventSynchronize", 4096),
-        d.code("cuModuleGetFunction", ctypes.byref(ctypes.c_void_p()), d.module, b"absent"),
-        d.code("cuModuleLoadData", ctypes.byref(ctypes.c_void_p()), b"no image" + bytes(64)),
-        d.code("cuLaunchKernel", d.function("saxpy"), 0, 1, 1, 1, 1, 1, 0, stream, None, None),
-        d.code("cuLaunchKernel", d.function("saxpy"), 1, 1, 1, 2048, 1, 1, 0, stream, None, None),
-        d.code("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 1 << 40),
-        d.code("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 0),
-    ]
-    d.call("cuMemcpyHtoDAsync_v2", x, memory, SIZE, stream)
-    d.call("cuMemcpyDtoHAsync_v2", memory, x, SIZE, stream)
-    d.call("cuStreamWaitEvent", stream, event, 0)
-    d.wait(stream)
-    d.call("cuStreamDestroy_v2", d.disown(stream))
-    assert d.code("cuStreamSynchronize", stream) == INVALID_HANDLE
-    d.load(image("saxpy", "absent"))
-    return codes
-
-
-def call_by_host_function() -> int:
-    """A host function calls the driver."""
-    d = opened()
-    stream = d.stream()
-    codes: list[int] = []
-    call_on_host(d, stream, lambda: codes.append(d.code("cuStreamQuery", stream)))
-    d.wait(stream)
-    return codes[0]
-
-
-def order_of_use() -> list[int]:
-    """Calls before the initialisation, without a context, and in the child of a fork."""
-    d = Device()
-    count = ctypes.c_int()
-    codes = [d.code("cuDeviceGetCount", ctypes.byref(count)), d.code("cuInit", 1), d.code("cuInit", 0)]
-    codes.append(d.code("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 16))
-    read, write = os.pipe()
-    if not os.fork():
-        os.write(write, bytes([d.code("cuInit", 0), d.code("cuDeviceGetCount", ctypes.byref(count))]))
-        os._exit(0)
-    codes += os.read(read, 2)
-    os.wait()
-    return codes
-
-
-def unknown_fault_code() -> list[bool]:
-    """Codes that the bindings lack are not injected."""
-    d = Device()
-    return [d.fault("cuInit", 1, code) for code in (2, 12345, -1)]
+# ---- Kernels.
 
 
 def load(path: str) -> None:
     """Load a cubin."""
     with open(path, "rb") as file:  # noqa: PTH123
         Device().open(file.read()).close()
-
-
-# ---- Kernels.
 
 
 def kernel(name: str) -> list[float]:
@@ -602,12 +314,20 @@ def kernel(name: str) -> list[float]:
     return values
 
 
+def find(name: str) -> Callable[..., Any]:
+    """The function of a scenario."""
+    from emu import defects
+
+    function: Callable[..., Any] = globals().get(name) or getattr(defects, name)
+    return function
+
+
 def main() -> None:
     """Run a scenario and print its outcome."""
     name, *arguments = sys.argv[1:]
     outcome: dict[str, Any] = {"result": None, "error": None}
     try:
-        outcome["result"] = globals()[name](*arguments)
+        outcome["result"] = find(name)(*arguments)
     except DriverError as error:
         outcome["error"] = [error.call, error.code]
     outcome["findings"] = Device().findings()

@@ -32,7 +32,7 @@ void Shadow::mark(uintptr_t begin, size_t length, State state) {
 
 void Shadow::report(const char* defect, const Access& a, const std::string& details) {
     char key[200], text[200];
-    snprintf(key, sizeof key, "%s %s %p", defect, doing ? doing->name.c_str() : "", a.pc);
+    snprintf(key, sizeof key, "%s %s %p", defect, doing ? doing->name : "", a.pc);
     if (!findings.is_new(key)) return;
     const char* memory = "device memory";
     uintptr_t offset = a.address - base;
@@ -41,7 +41,7 @@ void Shadow::report(const char* defect, const Access& a, const std::string& deta
     else if (a.address - block.static_shared < block.static_shared_end - block.static_shared)
         memory = "static shared memory", offset = a.address - block.static_shared;
     snprintf(text, sizeof text, "%s of %u bytes of %s at 0x%zx", a.is_write ? "write" : "read", a.size, memory, offset);
-    findings.add(defect, (doing ? doing->name : std::string("host")) + ", " + text + details + place(a.pc));
+    findings.add(defect, std::string(doing ? doing->name : "host") + ", " + text + details + place(a.pc));
 }
 
 // ------------------------------------------------------------------------------------- device memory, operations

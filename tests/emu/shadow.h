@@ -27,7 +27,7 @@ struct Doing {
     uint32_t index = 0;
     bool is_dependent = false;  // may begin before the previous operation of its stream has ended
     bool is_host_function = false;
-    std::string name;
+    const char* name = "";
 };
 
 class Shadow {

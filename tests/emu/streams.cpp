@@ -48,9 +48,9 @@ uint32_t next_operation(unsigned actor) { return ++operations_of[actor]; }
 
 // ------------------------------------------------------------------------------------------------ queue and thread
 
-static void perform(Item& item) {
+static void perform(const Item& item) {
     if (item.waits_for) item.waits_for->wait();
-    if (item.task) execute(item.doing, item.task);
+    if (item.work) execute(item.doing, item.work->task);
     if (item.finishes) item.finishes->finish();
 }
 
@@ -61,26 +61,17 @@ static void run_stream(CUstream_st* s) {
         s->changed.wait(lock, [&] { return s->is_ending || !s->queue.empty(); });
         if (s->queue.empty()) return;
         s->is_busy = true;
+        const Item item = std::move(s->queue.front());
+        s->queue.pop_front();
         lock.unlock();
-        open_device_memory();
-        lock.lock();
-        while (!s->queue.empty()) {
-            Item item = std::move(s->queue.front());
-            s->queue.pop_front();
-            lock.unlock();
-            if (settings.delay_us) {
-                seed = seed * 1664525 + 1013904223;
-                std::this_thread::sleep_for(std::chrono::microseconds((seed >> 8) % settings.delay_us));
-            }
-            perform(item);
-            lock.lock();
+        if (settings.delay_us) {
+            seed = seed * 1664525 + 1013904223;
+            std::this_thread::sleep_for(std::chrono::microseconds((seed >> 8) % settings.delay_us));
         }
-        lock.unlock();
-        close_device_memory();
+        perform(item);
         lock.lock();
-        if (!s->queue.empty()) continue;
         s->is_busy = false;
-        s->changed.notify_all();
+        if (s->queue.empty()) s->changed.notify_all();
     }
 }
 
@@ -95,14 +86,14 @@ void wait_for(CUstream_st& s) {
     s.changed.wait(lock, [&] { return s.queue.empty() && !s.is_busy; });
 }
 
-uint32_t enqueue(CUstream_st& s, unsigned actor, const Clock& before, const Work& work, TicketPointer ticket) {
+uint32_t enqueue(CUstream_st& s, unsigned actor, const Clock& before, const WorkPointer& work) {
     const uint32_t index = next_operation(actor);
-    watch_source(work.source, work.source_size, actor, index);
-    add_users(work.addresses, actor, index);
-    if (work.target) memset(work.target, 0xa5, work.target_size);  // undefined until the copy is complete
+    watch_source(work->source, work->source_size, actor, index);
+    add_users(work->addresses, actor, index);
+    if (work->target) memset(work->target, 0xa5, work->target_size);  // undefined until the copy is complete
     Item item;
-    item.doing = {before, actor, index, work.is_dependent, work.is_host_function, work.name};
-    item.task = work.task, item.finishes = std::move(ticket);
+    item.doing = {before, actor, index, work->is_dependent, work->is_host_function, work->name.c_str()};
+    item.work = work;
     push(s, std::move(item));
     return index;
 }
@@ -116,15 +107,16 @@ static CUresult check_stream(CUstream_st* s, const std::string& call) {
 CUresult submit(CUstream_st* s, Work work) {
     Guard guard(state_mutex);
     if (const CUresult error = check_stream(s, work.name)) return error;
+    const auto shared = std::make_shared<const Work>(std::move(work));
     if (CUgraph_st* graph = s->capture) {
         const auto& captured = graph->streams;
         const unsigned branch = unsigned(std::find(captured.begin(), captured.end(), s) - captured.begin());
-        graph->nodes.push_back({std::move(work), s->last_nodes, branch});
+        graph->nodes.push_back({shared, s->last_nodes, branch});
         s->last_nodes = {int(graph->nodes.size()) - 1};
         return CUDA_SUCCESS;
     }
     s->clock.join(host_clock);
-    s->clock.at[s->actor] = enqueue(*s, s->actor, s->clock, work);
+    s->clock.at[s->actor] = enqueue(*s, s->actor, s->clock, shared);
     return CUDA_SUCCESS;
 }
 

@@ -77,7 +77,7 @@ MAX_DYNAMIC_SHARED = 8
 class CheckedKernels(cuda.HostKernels):
     """Kernels in the emulated driver, which checks every access of memory; a finding is an error.
 
-    An array has a copy on the device for the time of a launch. The driver stays in the process, where all later
+    An array has a copy on the device for the time of a launch. The driver stays in the process, where later
     code finds it under its name: processes with checked kernels do nothing else.
     """
 
