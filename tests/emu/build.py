@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -174,21 +175,30 @@ def build_library(
         return link(f"lib{name}.so", objects, [f"-L{OUTPUT}", "-lemu", "-Wl,-rpath,$ORIGIN"])
 
 
+def cudarc_version() -> str:
+    """The version in Cargo.lock; while no crate depends on it, that for which the emulator is written."""
+    locked_version = re.search(r'name = "cudarc"\nversion = "(.+)"', (ROOT / "Cargo.lock").read_text())
+    return locked_version[1] if locked_version else "0.19.10"
+
+
 def find_bindings() -> Path:
-    """The driver's bindings in the crate cudarc, at the version of Cargo.lock."""
+    """The driver's bindings in the crate cudarc, which Cargo downloads if need be."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=Path.home() / ".cargo" / "bin")
     if cargo is None:
         raise BuildError("cargo is missing: install Rust")
-    command = [cargo, "metadata", "--format-version", "1", "--locked"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    manifest = OUTPUT / "bindings" / "Cargo.toml"
+    (manifest.parent / "src").mkdir(parents=True, exist_ok=True)
+    (manifest.parent / "src" / "lib.rs").touch()
+    manifest.write_text(
+        '[package]\nname = "bindings"\nversion = "0.0.0"\nedition = "2024"\n\n[workspace]\n\n'
+        f'[dependencies]\ncudarc = {{ version = "={cudarc_version()}", default-features = false }}\n'
+    )
+    command = [cargo, "metadata", "--format-version", "1", "--manifest-path", str(manifest)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")
-    for package in json.loads(done.stdout)["packages"]:
-        if package["name"] == "cudarc":
-            return Path(package["manifest_path"]).parent / "src" / "driver" / "sys" / "mod.rs"
-    for found in (Path.home() / ".cargo" / "registry" / "src").glob("*/cudarc-0.19.*/src/driver/sys/mod.rs"):
-        return found
-    raise BuildError("cudarc is not in Cargo.lock")
+    packages = {package["name"]: package for package in json.loads(done.stdout)["packages"]}
+    return Path(packages["cudarc"]["manifest_path"]).parent / "src" / "driver" / "sys" / "mod.rs"
 
 
 def write_header() -> None:
