@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +29,7 @@ from emu.client import (
     OUT_OF_MEMORY,
 )
 from support import cuda
-from support.emulator import PLANTS, driver, run, start
+from support.emulator import PLANTS, driver, plants, run, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +95,26 @@ def test_codes_that_the_bindings_lack_are_not_injected() -> None:
 def test_device_exists_only_on_request() -> None:
     outcome = run("vectors", EMU="0")
     assert outcome.error == ["cuInit", NO_DEVICE]
+
+
+SCRIPT = """
+import penstock
+(device,) = penstock.cuda_info().devices
+print(device.name, device.compute_capability, device.total_memory, device.reason)
+"""
+
+
+def test_penstock_finds_the_emulated_device() -> None:
+    settings = {
+        "EMU": "1",
+        "EMU_KERNELS": str(plants(checked=False)),
+        "EMU_ARCH": "80",
+        "LD_LIBRARY_PATH": str(driver().parent),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"Emulated device 8.0 {2 << 30} None\n", done.stderr
 
 
 def test_calls_in_the_wrong_order_are_errors() -> None:
