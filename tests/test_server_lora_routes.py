@@ -219,7 +219,9 @@ class FakeHub(ModuleType):
         """The folder of a repository."""
         self.asked.append(name)
         self.may_answer.wait(60)
-        assert set(options["allow_patterns"]) == {"adapter_config.json", "adapter_model.safetensors"}
+        configuration, weights, *indexes = options["allow_patterns"]
+        assert (configuration, weights) == ("adapter_config.json", "adapter_model.safetensors")
+        assert all(name.endswith(".index.json") for name in indexes)
         if name == "org/one":
             return str(self.folder)
         if name == "org/unreachable":
