@@ -90,6 +90,15 @@ def test_key_of_the_configuration_is_sent_to_the_engine(runtime: Runtime, engine
     assert engine.calls[0].headers["authorization"] == "Bearer key"
 
 
+def test_token_as_the_key_of_a_request_is_not_sent(engine: FakeEngine, s3: S3, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**folders(tmp_path), "artifact_hosts": ("127.0.0.1",)}
+    body = artifact(s3)
+    body["additional_config"]["api-key"] = "token"
+    with runtime_of(engine, **settings, tokens=("token",), engine_key="boss") as runtime:
+        assert runtime.ask(LOAD, body, headers={"Authorization": "Bearer token"})[0] == 200
+    assert engine.calls[0].headers["authorization"] == "Bearer boss"
+
+
 def test_credentials_come_from_a_mounted_secret(
     runtime: Runtime, s3: S3, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,12 +51,12 @@ class Access:
             return
         self._check_is_local(request)
 
-    def authorization(self, request: Request, level: Level) -> str | None:
+    def authorization(self, request: Request, level: Level, key: str | None = None) -> str | None:
         """The header with which the engine is asked for a request that is allowed.
 
-        It is the client's, unless it is a token of the runtime and the engine has another key.
+        It has `key`, or is the client's. If it has a token of the runtime, the engine's own key replaces it.
         """
-        given = request.headers.get("authorization")
+        given = request.headers.get("authorization") if key is None else f"Bearer {key}"
         if self.engine_authorization is None or not self._may_use_key(request, level):
             return given
         if given is None or digest_of(_bearer(given)) in self._tokens:
@@ -82,14 +82,15 @@ class Access:
 
     def _check_is_local(self, request: Request) -> None:
         """A web page in a browser of this machine is no local client, either: its host or origin shows it."""
-        message = "a client of another machine needs a token, and the runtime has none"
+        remedy = "needs a token, and the runtime has none: start it with --token-file"
         is_forwarded = any(name in request.headers for name in _FORWARDED)
         if is_forwarded or request.client is None or not _is_loopback(request.client.host):
-            raise ApiError(403, "PermissionError", message)
+            raise ApiError(403, "PermissionError", f"a client of another machine {remedy}")
         try:
             self._hosts.check(request.headers)
         except HostError as error:
-            raise ApiError(403, "PermissionError", str(error)) from error
+            message = f"a request with this Host or Origin {remedy}"
+            raise ApiError(403, "PermissionError", message) from error
 
 
 def _bearer(header: str) -> bytes:

@@ -96,10 +96,6 @@ class Adapters:
         """Download an adapter and load it; returns its folder and the text of the engine."""
         name = body.lora_name
         _check_folder_name(name)
-        if engine_key := (body.additional_config or {}).get("api-key"):
-            if not (engine_key.isascii() and engine_key.isprintable()):
-                raise ApiError(400, "ValidationError", "api-key is no key", param="additional_config.api-key")
-            authorization = f"Bearer {engine_key}"
         key = (msgspec.json.encode(body), authorization)
         return await self.operations.join(name, key, partial(self._load_artifact, body, authorization))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "credentials_of",
     "download_error",
+    "engine_key_of",
     "names_hub_model",
     "options_for",
     "request_options",
@@ -157,6 +158,14 @@ def request_options(uri: str, credentials: Mapping[str, str], config: Mapping[st
         if name in _CREDENTIALS:
             found[_CREDENTIALS[name]] = value
     return found
+
+
+def engine_key_of(body: DelegatedLoad) -> str | None:
+    """The key for the engine in a request for an adapter. AIBrix's controller sends it as the token, too."""
+    key = (body.additional_config or {}).get("api-key") or None
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ApiError(400, "ValidationError", "api-key is no key", param="additional_config.api-key")
+    return key
 
 
 def credentials_of(body: DelegatedLoad, settings: RuntimeSettings) -> dict[str, str]:

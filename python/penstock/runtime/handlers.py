@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from penstock.runtime.artifacts import engine_key_of
 from penstock.runtime.bodies import (
     CancelDownload,
     DelegatedLoad,
@@ -98,14 +99,15 @@ def has_body(request: Request) -> bool:
 async def load_adapter(state: State, request: Request) -> Response:
     """Load an adapter that the engine finds, or download it before."""
     fields = await read_body(state, request)
-    authorization = state.access.authorization(request, "change")
     if "artifact_url" not in fields:
         direct = converted(fields, DirectLoad)
         name, path = direct.lora_name, direct.lora_path
+        authorization = state.access.authorization(request, "change")
         await while_connected(request.receive, partial(state.adapters.load, name, path, authorization))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' loaded successfully from '{path}'.")
     body = converted(fields, DelegatedLoad)
     try:
+        authorization = state.access.authorization(request, "change", engine_key_of(body))
         work = partial(state.adapters.load_artifact, body, authorization)
         folder, text = await while_connected(request.receive, work)
     except ApiError as error:
