@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -97,7 +98,8 @@ def test_path_is_the_only_line_of_standard_output(server: FileServer, tmp_path: 
     status, output, errors = finish(start(*arguments, command=command, HF_ENDPOINT=server.url))
     assert (status, output) == (0, f"{tmp_path / 'tiny'}\n"), errors
     assert files_of(tmp_path / "tiny") == MODEL
-    assert "downloading 3 of 3 files" in errors
+    [line] = [line for line in errors.splitlines() if "downloading 3 of 3 files" in line]
+    assert re.fullmatch(r"[\d-]+ [\d:,]+ INFO .*", line.rpartition("\r")[2])  # not after the bar
     assert "3/3" in errors
 
 
@@ -134,8 +136,21 @@ def test_name_and_patterns_are_options(server: FileServer, tmp_path: Path) -> No
         (["--download-extra-config", "[1]"], 2, "a JSON object is expected"),
         (["--download-extra-config", '{"bogus": 1}'], 2, "bogus: unknown key"),
         (["--download-extra-config", '{"num_threads": 0}'], 2, "num_threads=0: expected `int` >= 1"),
-        (["--model-uri", "a/b/c"], 2, "neither a URI with a scheme nor org/name"),
-        (["--model-uri", "s3://b/m", "--download-extra-config", '{"ak": "x"}'], 2, "sk is missing"),
+        (
+            ["--download-extra-config", '{"num_threads": "64MB"}'],
+            2,
+            "num_threads='64MB': expected an integer",
+        ),
+        (["--download-extra-config", f'{{"num_threads": "{"9" * 5000}"}}'], 2, "expected an integer"),
+        (["--download-extra-config", '{"hf_endpoint": "x"}'], 2, "HF_ENDPOINT): expected a URL such as"),
+        (["--model-uri", "a/b/c"], 2, "expected org/name of the hub, a URI, /path or ./path"),
+        (
+            ["--model-uri", "s3://b/m", "--download-extra-config", '{"ak": "x"}'],
+            2,
+            "sk (AWS_SECRET_ACCESS_KEY) is missing",
+        ),
+        (["--model-uri", "tos://b/m"], 2, "ak (TOS_ACCESS_KEY) is missing"),
+        (["--model-uri", "https://h/f#sha256=00"], 2, "64 hexadecimal digits"),
         (["--model-name", "../x"], 2, "model_name"),
         (["--model-uri", "acme/none"], 1, "not found on the hub"),
         (["--nonsense"], 2, "--nonsense"),

@@ -22,6 +22,7 @@ from penstock.runtime.downloader import (
     DownloadError,
     InsufficientSpaceError,
     IntegrityError,
+    InvalidArgumentError,
     ModelNotFoundError,
     Options,
     TransferError,
@@ -99,6 +100,14 @@ def test_too_long_retry_after_is_an_error(server: FileServer, tmp_path: Path) ->
     with pytest.raises(TransferError, match="429"):
         fetch(server, tmp_path, clock=clock)
     assert clock.waits == []
+
+
+def test_attempts_are_logged(server: FileServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock.runtime.downloader")
+    server.faults.append(first(2, Sent(503)))
+    fetch(server, tmp_path, clock=FakeClock(), num_threads=1)
+    found = [text for text in caplog.messages if "the server answers 503; attempt" in text]
+    assert ["attempt 2 of 9" in text for text in found] == [True, False]
 
 
 def test_unreachable_server_is_an_error(tmp_path: Path) -> None:
@@ -247,8 +256,18 @@ def test_file_without_version_has_one_part(
 def test_digest_in_the_url_is_verified(server: FileServer, tmp_path: Path) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()
     assert fetch(server, tmp_path / "a", suffix=f"?q=1#sha256={digest}") == CONTENT
-    with pytest.raises(IntegrityError, match="checksum"):
-        fetch(server, tmp_path / "b", suffix=f"#sha256={'0' * 64}")
+    for folder in ("a", "b"):  # also of a file that an earlier download left
+        with pytest.raises(IntegrityError, match="checksum"):
+            fetch(server, tmp_path / folder, suffix=f"#sha256={'0' * 64}")
+    server.requests.clear()
+    assert fetch(server, tmp_path / "a", suffix=f"#sha256={digest.upper()}") == CONTENT
+    assert server.asked(PATH) == []
+
+
+@pytest.mark.parametrize("fragment", ["sha256=00", f"sha256={'0' * 63}x", "md5=00", "x"])
+def test_digest_that_is_none_is_refused(server: FileServer, fragment: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="64 hexadecimal digits"):
+        resolve(f"{server.url}{PATH}#{fragment}", Options())
 
 
 def test_signed_url_for_get_needs_no_head(server: FileServer, tmp_path: Path) -> None:

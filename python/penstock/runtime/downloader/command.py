@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
 __all__ = ["download"]
 
@@ -35,6 +37,13 @@ def _json_object(_context: click.Context, _option: click.Parameter, text: str | 
     if not isinstance(found, dict):  # the text can have credentials
         raise click.BadParameter("a JSON object is expected")
     return found
+
+
+def _records_above_bar(logger: logging.Logger) -> AbstractContextManager[None]:
+    """Print the records of a logger above the progress bar, which is the last line."""
+    from tqdm.contrib.logging import logging_redirect_tqdm
+
+    return logging_redirect_tqdm([logger])
 
 
 @click.command("download")
@@ -99,7 +108,8 @@ def download(
     patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
     extra = {name: value for name, value in patterns.items() if value} | options["download_extra_config"]
     try:
-        path = download_model(model_uri, local_dir, model_name, extra, options["enable_progress_bar"])
+        with _records_above_bar(logger) if options["enable_progress_bar"] else nullcontext():
+            path = download_model(model_uri, local_dir, model_name, extra, options["enable_progress_bar"])
     except InvalidArgumentError as error:
         raise _InvalidUsage(str(error)) from error
     except DownloadError as error:

@@ -22,7 +22,7 @@ from penstock.runtime.downloader.errors import (
 )
 from penstock.runtime.downloader.retries import FileChangedError
 from penstock.runtime.downloader.sources import RemoteFile
-from penstock.runtime.downloader.transport import joined, origin_of
+from penstock.runtime.downloader.transport import joined, origin_of, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,11 +64,15 @@ class HubSource:
     def __init__(self, name: str, options: Options) -> None:
         found = parse_hub_id(name)
         if found is None:
-            message = f"model_uri={name!r:.200}: neither a URI with a scheme nor org/name of the hub"
+            message = f"model_uri={name!r:.200}: expected org/name of the hub, a URI, /path or ./path"
             raise InvalidArgumentError(message, "model_uri")
         self._id = found.name
         self._revision = found.revision or options.hf_revision or "main"
         self._endpoint = options.hf_endpoint.rstrip("/")
+        endpoint = parsed(self._endpoint)
+        if endpoint.scheme not in ("http", "https") or not endpoint.host:
+            message = "hf_endpoint (HF_ENDPOINT): expected a URL such as https://huggingface.co"
+            raise InvalidArgumentError(message, "hf_endpoint")
         self._token = options.hf_token or stored_token()
         #: The URLs of files after redirects, and the commit of the files.
         self._locations: dict[str, str] = {}

@@ -15,10 +15,12 @@ from penstock.runtime.truth import truth_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SECRETS", "Options", "default_local_dir"]
+__all__ = ["SECRETS", "Options", "default_local_dir", "variable_of"]
 
 #: The operator's choices, which `download_extra_config` cannot change.
 LIMITS = {"allow_empty", "max_files", "max_bytes", "allowed_hosts", "allowed_roots"}
+#: Of a number in a text.
+_MAX_DIGITS = 18
 SECRETS = {"ak", "sk", "session_token", "hf_token", "headers"}
 
 _GENERAL = {
@@ -147,6 +149,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Options)}
 
 
+def variable_of(scheme: str, field: str) -> str:
+    """The environment variable of an option."""
+    return {**_GENERAL, **_OF_SCHEME.get(scheme, {})}[field]
+
+
 def default_local_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """`DOWNLOADER_LOCAL_DIR`, or a directory for temporary files."""
     return Path(environment.get("DOWNLOADER_LOCAL_DIR") or Path(tempfile.gettempdir()) / "aibrix" / "models")
@@ -167,8 +174,12 @@ def _converted(field: str, name: str, value: object) -> object:
     kind = _TYPES[field]
     if "tuple" in str(kind) and isinstance(value, str):
         value = tuple(item.strip() for item in value.split(",") if item.strip())
+    if "int" in str(kind) and isinstance(value, str):
+        if not value.isdecimal() or len(value) > _MAX_DIGITS:
+            raise InvalidArgumentError(f"{name}={value!r:.100}: expected an integer", name)
+        value = int(value)
     try:
-        return msgspec.convert(value, kind, strict=not (isinstance(value, str) and "int" in str(kind)))
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         given = "" if field in SECRETS else f"={value!r:.100}"
         message = f"{name}{given}: {str(error)[:1].lower()}{str(error)[1:]}"

@@ -45,7 +45,7 @@ class Counts:
             self._done_bytes += size
             self._fetched_bytes += size
             if self._done_bytes > self._max_bytes:
-                raise TooLargeError(f"the model has more than {self._max_bytes} bytes")
+                raise TooLargeError(f"the model has more than {self._max_bytes} bytes (DOWNLOADER_MAX_BYTES)")
 
     def add_found(self, size: int) -> None:
         """Bytes of an earlier download are used; a negative number of bytes is dropped."""

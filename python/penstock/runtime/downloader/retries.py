@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,8 @@ __all__ = [
     "TemporaryError",
     "seconds_of",
 ]
+
+logger = logging.getLogger("penstock.runtime.downloader")
 
 MAX_FAILURES = 8
 BASE_DELAY, MAX_DELAY = 0.25, 20.0
@@ -130,6 +133,7 @@ class Attempts:
             raise error
         limit = min(MAX_DELAY, BASE_DELAY * 2**self._failures)
         delay = max(limit * (0.5 + self._jitter() / 2), error.retry_after or 0)
+        logger.info("%s; attempt %d of %d in %.1f s", error, self._failures + 1, MAX_FAILURES + 1, delay)
         if error.is_throttled:
             self._pacer.hold(delay)
         self._pacer.clock.wait(delay)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree as ET
 
@@ -17,6 +17,7 @@ from penstock.runtime.downloader.errors import (
     TooLargeError,
     TransferError,
 )
+from penstock.runtime.downloader.options import variable_of
 from penstock.runtime.downloader.retries import FileChangedError
 from penstock.runtime.downloader.sources import RemoteFile
 from penstock.runtime.downloader.transport import parsed, size_of
@@ -47,12 +48,11 @@ class S3Source:
             message = f"model_uri={kind}://{location!s:.200}: expected {kind}://BUCKET/PATH"
             raise InvalidArgumentError(message, "model_uri")
         if (options.ak is None) != (options.sk is None):
-            missing = "ak" if options.ak is None else "sk"
-            raise InvalidArgumentError(f"{missing} is missing: ak and sk belong together", missing)
+            _missing(kind, "ak" if options.ak is None else "sk", "ak and sk belong together")
         if kind == "tos":
             for name in ("ak", "endpoint"):
                 if getattr(options, name) is None:
-                    raise InvalidArgumentError(f"{name} is missing: TOS needs ak, sk and endpoint", name)
+                    _missing(kind, name, "TOS needs ak, sk and endpoint")
         self.kind = kind
         self.uri = f"{kind}://{bucket}/{key}"
         self.model_name = key.strip("/").rpartition("/")[2]
@@ -250,6 +250,10 @@ class S3Source:
             raise AccessDeniedError(f"{self.uri}: access is denied{reason}{hint}") from None
         except ModelNotFoundError:
             raise ModelNotFoundError(f"{self.uri}: not found{reason}") from None
+
+
+def _missing(kind: str, name: str, reason: str) -> NoReturn:
+    raise InvalidArgumentError(f"{name} ({variable_of(kind, name)}) is missing: {reason}", name)
 
 
 def _endpoint_of(text: str, kind: str) -> str:

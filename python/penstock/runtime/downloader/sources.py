@@ -33,7 +33,7 @@ class RemoteFile:
     #: Another content has another version; empty if the server sends none.
     version: str
     checksum: Checksum | None = None
-    #: The name or URL for the source.
+    #: For the source: a name, or the ETag of a file of a web server.
     key: str = ""
 
 

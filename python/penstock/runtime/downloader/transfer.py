@@ -99,7 +99,7 @@ def _listed(files: Iterable[RemoteFile], options: Options) -> dict[str, RemoteFi
     found: dict[str, RemoteFile] = {}
     for number, file in enumerate(files, start=1):
         if number > options.max_files:
-            raise TooLargeError(f"the model has more than {options.max_files} files")
+            raise TooLargeError(f"the model has more than {options.max_files} files (DOWNLOADER_MAX_FILES)")
         if not is_safe(file.name):
             raise UnsafeNameError(f"{file.name[:200]!a}: the name of a remote file is not allowed")
         if not is_state(file.name):
@@ -115,7 +115,9 @@ def _selected(found: dict[str, RemoteFile], options: Options) -> list[RemoteFile
     check_distinct(names)
     total = sum(found[name].size or 0 for name in names)
     if total > options.max_bytes:
-        raise TooLargeError(f"the model has {total} bytes, more than {options.max_bytes}")
+        raise TooLargeError(
+            f"the model has {total} bytes, more than {options.max_bytes} (DOWNLOADER_MAX_BYTES)"
+        )
     return sorted(
         (found[name] for name in names),
         key=lambda file: (not file.name.endswith(".safetensors"), -(file.size or 0)),

@@ -40,6 +40,9 @@ class WebSource:
                 f"Basic {base64.b64encode(unquote(parts.auth).encode()).decode()}"
             )
         digest = _FRAGMENT.fullmatch(parts.fragment or "")
+        if parts.fragment and digest is None:
+            message = f"model_uri: {shown(url)}: expected #sha256= and 64 hexadecimal digits after the URL"
+            raise InvalidArgumentError(message, "model_uri")
         self._checksum = Checksum("sha256", digest[1].lower()) if digest else None
         self._url = parts._replace(auth=None, fragment=None).url
         self.uri = shown(url)
@@ -59,8 +62,8 @@ class WebSource:
         headers = {**self._headers, **self._range(file, start, stop)}
         reply = session.send("GET", self._url, headers)
         reply.check()
-        version = _version(reply)
-        if file.version and version and version != file.version:
+        etag = _etag(reply)
+        if file.key and etag and etag != file.key:
             reply.close()
             raise FileChangedError(f"{reply.label}: the file changed")
         return reply.body(file, start, stop)
@@ -68,7 +71,7 @@ class WebSource:
     def _range(self, file: RemoteFile, start: int, stop: int | None) -> dict[str, str]:
         if start == 0 and stop == file.size:
             return {}
-        condition = {"If-Match": file.version} if file.version.startswith('"') else {}
+        condition = {"If-Match": file.key} if file.key.startswith('"') else {}
         return {"Range": f"bytes={start}-{'' if stop is None else stop - 1}", **condition}
 
     def _describe(self, session: Session) -> RemoteFile:
@@ -78,10 +81,13 @@ class WebSource:
             reply = session.send("GET", self._url, self._headers)
         reply.check()
         reply.close()
-        return RemoteFile(self.model_name, reply.length, _version(reply), self._checksum)
+        etag = _etag(reply)
+        # A file with another digest than that of the URL is another version, also with an equal ETag.
+        version = f"sha256:{self._checksum.digest}" if self._checksum else etag
+        return RemoteFile(self.model_name, reply.length, version, self._checksum, etag)
 
 
-def _version(reply: Reply) -> str:
+def _etag(reply: Reply) -> str:
     """The strong ETag or the time of the last change; empty without both."""
     etag = reply.header("ETag") or ""
     return etag if etag.startswith('"') else reply.header("Last-Modified") or ""
