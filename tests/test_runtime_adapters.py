@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from api_support import wait_until
+from penstock import ConfigError
 from penstock.runtime import RuntimeSettings
 from penstock.runtime.engine import EngineClient
 from penstock.runtime.errors import ApiError
@@ -74,6 +75,10 @@ def test_ready_does_not_depend_on_the_engine_by_default() -> None:
     with running(RuntimeSettings(engine_endpoint=endpoint, ready_checks_engine=True)) as runtime:
         body = {"status": "not ready", "reason": "the engine does not answer"}
         assert runtime.ask("/ready")[:2] == (503, body)
+    with running(RuntimeSettings(engine_endpoint=endpoint, strict_compat=True)) as runtime:
+        assert runtime.ask("/ready")[:2] == (200, {"status": "ready"})
+    with pytest.raises(ConfigError, match="ready_checks_engine"):
+        RuntimeSettings(strict_compat=True, ready_checks_engine=True)
 
 
 def test_ready_needs_the_name_and_address_of_the_engine() -> None:

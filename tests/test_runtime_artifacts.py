@@ -145,6 +145,11 @@ def test_only_https_hosts_of_the_stores_are_allowed(runtime: Runtime, uri: str) 
 # ---- folders
 
 
+@pytest.mark.parametrize("url", ["hf://org/repo", "HF://org/repo@main", "huggingface://org/repo"])
+def test_adapter_of_each_scheme_of_the_hub_is_loaded(runtime: Runtime, hub: FileServer, url: str) -> None:
+    assert files_of(loaded(runtime, artifact(hub, artifact_url=url))) == ADAPTER
+
+
 @pytest.mark.parametrize("status", [200, 404])
 def test_unload_leaves_the_folder_of_the_operator(runtime: Runtime, tmp_path: Path, status: int) -> None:
     folder = tmp_path / "adapter_dir" / "sql"

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
+from penstock.runtime.engines import engine
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.errors import ApiError
+from penstock.runtime.metrics import parsed
 from support.engines import BODY, MODELS, activate, facts_of, settings_of
 from support.runtime import Runtime, running
 
@@ -214,7 +216,24 @@ def test_snapshot_has_the_numbers_of_requests(runtime: Runtime) -> None:
     assert model.items() >= {**expected, "request_metrics_observed": True}.items()
     assert runtime.value("aibrix:modelclaim_models_resident") == 1
     assert runtime.value("aibrix:modelclaim_engine_state", phase="active") == 1
-    assert runtime.value("aibrix:modelclaim_lifecycle_operations_total", action="activate") == 1
+    labels = {"action": "activate", "result": "applied"}
+    assert runtime.value("aibrix:modelclaim_lifecycle_operations_total", **labels) == 1
+
+
+def test_numbers_of_requests_are_parsed_in_a_thread(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activate(runtime)
+    threads: list[str] = []
+
+    def parse(text: str) -> Any:
+        threads.append(threading.current_thread().name)
+        return parsed(text)
+
+    monkeypatch.setattr(engine, "parsed", parse)
+    [model] = runtime.ask("/v1/runtime/snapshot")[1]["models"]
+    assert model["requests_running"] == 2
+    assert threads == ["AnyIO worker thread"]
 
 
 def test_number_of_engines_is_limited(tmp_path: Path) -> None:

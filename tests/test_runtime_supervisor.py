@@ -80,6 +80,14 @@ async def kill(pid: int) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+def counts_of(supervisor: Supervisor, name: str) -> list[tuple[dict[str, str], float]]:
+    """The labels and values of a metric."""
+    families = Families()
+    supervisor.write(families)
+    samples = families.by_name[f"aibrix:modelclaim_{name}"].samples
+    return [(sample.labels, sample.value) for sample in samples]
+
+
 async def test_engine_killed_six_times_fails_at_last(tmp_path: Path) -> None:
     async with supervising(tmp_path) as (supervisor, clock):
         engine = supervisor.activate(record(), [], "org/repo")
@@ -106,12 +114,8 @@ async def test_engine_killed_six_times_fails_at_last(tmp_path: Path) -> None:
         # A request starts it again, with new restarts.
         assert supervisor.activate(record(), [], "org/repo") is engine
         assert (engine.phase, engine.num_restarts, engine.is_alive()) == ("active", 0, True)
-        families = Families()
-        supervisor.write(families)
-        counts = {"engine_restart_attempts": 5, "engine_restart_budget_exhausted": 1}
-        for name, count in counts.items():
-            [sample] = families.by_name[f"aibrix:modelclaim_{name}"].samples
-            assert (sample.labels, sample.value) == ({"model": "m"}, count)
+        assert counts_of(supervisor, "engine_restart_attempts") == [({"model": "m"}, 5)]
+        assert counts_of(supervisor, "engine_restart_budget_exhausted") == [({"model": "m"}, 1)]
 
 
 async def test_restarts_are_forgotten_when_an_engine_is_stable(tmp_path: Path) -> None:
@@ -157,6 +161,7 @@ async def test_next_runtime_adopts_a_running_engine(tmp_path: Path) -> None:
         await until_ready(second)
         engine = second.engines["m"]
         assert (engine.record.pid, engine.phase, engine.num_restarts) == (pid, "active", 0)
+        assert counts_of(second, "engine_re_adoptions") == [({"result": "success"}, 1)]
         await second.close()
         assert start_time_of(pid) is None
 
@@ -169,6 +174,7 @@ async def test_next_runtime_starts_an_ended_engine_again(tmp_path: Path) -> None
         second = Supervisor(settings_of(tmp_path), Clock())
         second.adopt()
         assert second.engines["m"].phase == "restarting"
+        assert counts_of(second, "engine_re_adoptions") == [({"result": "restart_scheduled"}, 1)]
         await second.tick()
         assert second.engines["m"].is_alive()
         assert second.engines["m"].record.pid != pid

@@ -80,11 +80,11 @@ class Supervisor:
             self.engines[record.model_name] = engine
             engine.process = EngineProcess.adopt(record.pid, record.start_time)
             if engine.process is None:
-                self._adoptions["restarted"] += 1
+                self._adoptions["restart_scheduled"] += 1
                 engine.phase = "restarting"
                 engine.next_start = self._clock()
             else:
-                self._adoptions["adopted"] += 1
+                self._adoptions["success"] += 1
                 engine.phase = "sleeping" if record.is_asleep else "active"
             logger.info("engine of %s: phase %s", record.model_name, engine.phase)
 
@@ -254,9 +254,9 @@ class Supervisor:
         try:
             yield
         except BaseException:
-            self._operations[action, "error"] += 1
+            self._operations[action, "failed"] += 1
             raise
-        self._operations[action, "success"] += 1
+        self._operations[action, "applied"] += 1
 
     def _admin_key(self) -> str:
         """The key of all engines, in a file that only this user can read."""
