@@ -152,6 +152,10 @@ def test_routes_are_described_on_request() -> None:
         assert status == 200
         validate(document)
         assert {"/healthz", "/v1/lora_adapter/load", "/v1/runtime/models/wake"} <= document["paths"].keys()
+        download = document["paths"]["/v1/model/download"]
+        required = {found["name"]: found["required"] for found in download["delete"]["parameters"]}
+        assert required == {"model_name": True, "local_dir": False}
+        assert "requestBody" in download["post"]
         assert b"/v1/lora_adapter/load" in runtime.ask("/docs")[1]
     with runtime_of(FakeEngine()) as runtime:
         assert [runtime.ask(path)[0] for path in ("/openapi.json", "/docs")] == [404, 404]

@@ -75,6 +75,8 @@ def test_deactivate_ends_the_process_and_can_be_repeated(runtime: Runtime, tmp_p
         assert (status, answer["status"]) == (200, "success")
         assert start_time_of(pid) is None
     assert runtime.ask(MODELS)[1] == {"models": []}
+    # The files of the model stay: AIBrix prefers such a machine.
+    assert runtime.ask("/v1/runtime/snapshot")[1]["cached_artifacts"] == ["hf://org/repo"]
 
 
 def test_end_of_the_runtime_ends_its_engines(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_operation_that_the_engine_lacks_is_a_conflict(runtime: Runtime, tmp_pat
 def test_snapshot_has_the_numbers_of_requests(runtime: Runtime) -> None:
     port = activate(runtime)["port"]
     status, found, _ = runtime.ask("/v1/runtime/snapshot")
-    assert (status, found["accelerators"], found["cached_artifacts"]) == (200, [], [])
+    assert (status, found["accelerators"], found["cached_artifacts"]) == (200, [], ["hf://org/repo"])
     [model] = found["models"]
     expected = {
         "model_name": "m",

@@ -198,7 +198,7 @@ async def engines(state: State, _request: Request) -> Response:
 
 
 async def snapshot(state: State, _request: Request) -> Response:
-    """All engines with the numbers of their requests, and the models on disk."""
+    """All engines with the numbers of their requests, the GPUs, and the artifacts on this machine."""
     _check_open(state)
     found: dict[str, dict[str, Any]] = {}
     accelerators = await anyio.to_thread.run_sync(observed)
@@ -210,8 +210,6 @@ async def snapshot(state: State, _request: Request) -> Response:
         names = list(state.supervisor.engines)
         for engine in state.supervisor.engines.values():
             group.start_soon(add, engine)
-    cards = await state.downloads.list(None)
-    cached = [card["model_name"] for card in cards if card["model_status"] == "downloaded"]
     return JSONResponse(
         {
             "observed_at": datetime.now(UTC).isoformat(),
@@ -220,6 +218,6 @@ async def snapshot(state: State, _request: Request) -> Response:
                 for gpu in accelerators
             ],
             "models": [found[name] for name in names],
-            "cached_artifacts": cached,
+            "cached_artifacts": sorted(state.supervisor.artifacts),
         }
     )

@@ -32,6 +32,7 @@ logger = logging.getLogger("penstock.runtime")
 
 PORTS = range(20000, 21000)
 _INTERVAL = 1.0
+_MAX_ARTIFACTS = 1000
 _MAX_RESTARTS = 5
 _MIN_DELAY, _MAX_DELAY = 2.0, 60.0
 #: Seconds after which an engine that was ready all the time has no restarts any more.
@@ -52,6 +53,8 @@ class Supervisor:
     ) -> None:
         self.settings = settings
         self.engines: dict[str, RunningEngine] = {}
+        #: URLs of engines that were started, also of former ones: their models are probably on this machine.
+        self.artifacts: dict[str, None] = {}
         self._clock = clock
         self._sleep = sleep
         self._registry = Registry(settings.registry_path)
@@ -167,6 +170,9 @@ class Supervisor:
             logger.warning("the registry cannot be written: %s", error)
 
     def _new(self, record: Record) -> RunningEngine:
+        self.artifacts[record.artifact_url] = None
+        if len(self.artifacts) > _MAX_ARTIFACTS:
+            del self.artifacts[next(iter(self.artifacts))]
         return RunningEngine(record, self.settings, self._admin_key())
 
     # ---- changes
