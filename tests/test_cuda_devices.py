@@ -22,7 +22,7 @@ DEVICE = {
     "total_memory": 80 << 30,
     "free_memory": 79 << 30,
     "uuid": "00102030-4050-6070-8090-a0b0c0d0e0f0",
-    "pci_address": "0001:1a:00.0",
+    "pci_address": "0001:1A:00.0",
     "reason": None,
 }
 OPEN = """
@@ -90,7 +90,7 @@ def test_devices_of_the_driver_are_listed(driver: Path) -> None:
     assert section["reason"] is None
     other = {
         "index": 1,
-        "pci_address": "0001:1b:00.0",
+        "pci_address": "0001:1B:00.0",
         "uuid": "01112131-4151-6171-8191-a1b1c1d1e1f1",
     }
     assert section["devices"] == [DEVICE, DEVICE | other]

@@ -211,4 +211,11 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
     return CUDA_SUCCESS;
 }
 
+// NVRTC loads the driver, and asks for tables of functions that are not documented; without one it does not use the
+// driver.
+CUresult cuGetExportTable(const void** table, const CUuuid_st*) {
+    *table = nullptr;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 }  // extern "C"

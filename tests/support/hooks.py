@@ -97,3 +97,9 @@ def compile_cuda_kernel(name: str, architecture: str) -> bytes:
     """The image of a CUDA kernel's file for an architecture, by the compiler that the engine finds."""
     image: bytes = _hooks.compile_cuda_kernel(nvrtc_folders(), name, architecture)
     return image
+
+
+def cuda_rms_norm(x: Sequence[float], weight: Sequence[float]) -> list[float]:
+    """The norms of the rows of `x` by a kernel on the first CUDA device; each kind of object is used once."""
+    result: list[float] = _hooks.cuda_rms_norm(nvrtc_folders(), x, weight)
+    return result

@@ -50,11 +50,12 @@ int cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
     return 0;
 }
 #endif
-int cuDeviceGetAttribute(int* value, int attribute, int device) {
+int cuDeviceGetPCIBusId(char* address, int length, int device) {
+    std::snprintf(address, length, "0001:%02X:00.0", 0x1a + device);
+    return 0;
+}
+int cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
-        case 33: *value = 0x1a + device; return 0;
-        case 34: *value = 0; return 0;
-        case 50: *value = 1; return 0;
         case 75: *value = variable("FAKE_CAPABILITY", 90) / 10; return 0;
         case 76: *value = variable("FAKE_CAPABILITY", 90) % 10; return 0;
         default: return 1;

@@ -3,16 +3,13 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
-use crate::driver::{Driver, Ordinal};
+use crate::driver::{Context, Driver, Ordinal, Status};
 use crate::{Unavailable, Version};
 
 /// The oldest compute capability that the kernels are compiled for.
 pub const MIN_COMPUTE_CAPABILITY: Version = Version::new(8, 0);
 
 /// Numbers of the driver's attributes.
-const PCI_BUS: c_int = 33;
-const PCI_DEVICE: c_int = 34;
-const PCI_DOMAIN: c_int = 50;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
@@ -41,23 +38,19 @@ impl Device {
             return Err(Unavailable::NoSuchDevice { index, count });
         }
         let ordinal = ordinal(driver, index)?;
+        let functions = driver.functions();
         let attribute = |number| attribute(driver, ordinal, number);
         let mut total = 0;
         // SAFETY: the pointer is valid.
-        let status = unsafe { (driver.functions().device_memory)(&raw mut total, ordinal) };
+        let status = unsafe { (functions.device_memory)(&raw mut total, ordinal) };
         driver.check("cuDeviceTotalMem", status)?;
         Ok(Self {
             index,
-            name: name(driver, ordinal)?,
+            name: text(driver, ordinal, "cuDeviceGetName", functions.device_name)?,
             compute_capability: Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             total_memory: total as u64,
             uuid: uuid(driver, ordinal)?,
-            pci_address: format!(
-                "{:04x}:{:02x}:{:02x}.0",
-                attribute(PCI_DOMAIN)?,
-                attribute(PCI_BUS)?,
-                attribute(PCI_DEVICE)?
-            ),
+            pci_address: text(driver, ordinal, "cuDeviceGetPCIBusId", functions.device_address)?,
         })
     }
 
@@ -98,7 +91,7 @@ impl Device {
 /// # Safety
 ///
 /// The context must be retained.
-unsafe fn free_memory(driver: &Driver, context: crate::driver::Context) -> Result<u64, Unavailable> {
+unsafe fn free_memory(driver: &Driver, context: Context) -> Result<u64, Unavailable> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the context is alive and the pointers are valid.
     unsafe {
@@ -124,15 +117,20 @@ fn attribute(driver: &Driver, ordinal: Ordinal, number: c_int) -> Result<u32, Un
     Ok(u32::try_from(value).unwrap_or_default())
 }
 
-fn name(driver: &Driver, ordinal: Ordinal) -> Result<String, Unavailable> {
+/// A text that a function of the driver writes.
+fn text(
+    driver: &Driver,
+    ordinal: Ordinal,
+    name: &'static str,
+    function: unsafe extern "C" fn(*mut c_char, c_int, Ordinal) -> Status,
+) -> Result<String, Unavailable> {
     let mut bytes = [0u8; 256];
     let length = bytes.len() as c_int - 1;
     // SAFETY: the buffer has one byte more than the driver may write.
-    let status =
-        unsafe { (driver.functions().device_name)(bytes.as_mut_ptr().cast::<c_char>(), length, ordinal) };
-    driver.check("cuDeviceGetName", status)?;
-    Ok(CStr::from_bytes_until_nul(&bytes)
-        .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()))
+    let status = unsafe { function(bytes.as_mut_ptr().cast::<c_char>(), length, ordinal) };
+    driver.check(name, status)?;
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
 }
 
 fn uuid(driver: &Driver, ordinal: Ordinal) -> Result<String, Unavailable> {

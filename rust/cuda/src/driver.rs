@@ -54,6 +54,7 @@ functions! {
     device = "cuDeviceGet": fn(*mut Ordinal, c_int);
     device_name = "cuDeviceGetName": fn(*mut c_char, c_int, Ordinal);
     device_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], Ordinal);
+    device_address = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, Ordinal);
     device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, Ordinal);
     device_memory = "cuDeviceTotalMem_v2": fn(*mut usize, Ordinal);
     retain_context = "cuDevicePrimaryCtxRetain": fn(*mut Context, Ordinal);
@@ -157,7 +158,7 @@ fn load() -> Result<&'static Functions, Unavailable> {
     }
     // SAFETY: the initialisers of the system's driver have no requirements.
     let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| Unavailable::NoLibrary(crate::nvrtc::reason(&error)))?;
+        .map_err(|error| Unavailable::NoLibrary(crate::nvrtc::reason(LIBRARY.as_ref(), &error)))?;
     let functions = Functions::load(&library, LIBRARY)?;
     std::mem::forget(library);
     Ok(FUNCTIONS.get_or_init(|| functions))

@@ -1,23 +1,36 @@
 //! CUDA, found when the program runs: [`Driver`] loads `libcuda.so.1` and lists its devices, [`Nvrtc`] compiles kernels,
-//! and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. Nothing of CUDA is needed to build the crate.
+//! and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. A [`Context`] uses a device: memory, streams, events
+//! and launches of kernels. Nothing of CUDA is needed to build the crate.
 //!
 //! A library that is missing, old or damaged is an error with a reason and a remedy. Nothing panics, and nothing is loaded
 //! before it is asked for.
 
 mod cache;
 mod compiler;
+mod context;
 mod device;
 mod driver;
+mod error;
+mod memory;
+mod module;
 mod nvrtc;
 mod sources;
+mod stream;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod unavailable;
 
 pub use cache::KernelCache;
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
+pub use context::Context;
 pub use device::Device;
 pub use driver::Driver;
+pub use error::CudaError;
+pub use memory::{DeviceMemory, DevicePointer, PinnedMemory};
+pub use module::{Argument, Grid, Kernel, Module, Parameter};
 pub use nvrtc::{Nvrtc, NvrtcError, Search};
 pub use sources::Sources;
+pub use stream::{Event, Stream};
 pub use unavailable::Unavailable;
 
 use std::fmt::{self, Display, Formatter};

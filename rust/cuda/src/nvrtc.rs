@@ -165,8 +165,8 @@ impl Nvrtc {
     fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
         // SAFETY: the initialisers of NVRTC have no requirements. Another library's are the affair of the user who
         // named it.
-        let library =
-            unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| reason(&error))?;
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| reason(path, &error))?;
         let library = ManuallyDrop::new(library);
         let functions = Functions::load(&library)?;
         let (mut major, mut minor) = (0, 0);
@@ -314,10 +314,12 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
 }
 
-/// The loader's reason for an error.
-pub(crate) fn reason(error: &libloading::Error) -> String {
-    match error {
-        libloading::Error::DlOpen { source } => format!("{source}"),
+/// The loader's reason for an error, without the path, with which it begins.
+pub(crate) fn reason(path: &Path, error: &libloading::Error) -> String {
+    let text = match error {
+        libloading::Error::DlOpen { source } => source.to_string(),
         other => other.to_string(),
-    }
+    };
+    let prefix = format!("{}: ", path.display());
+    text.strip_prefix(&prefix).unwrap_or(&text).to_owned()
 }

@@ -33,6 +33,7 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensor, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_kernels, &module)?)?;
     module.add_function(wrap_pyfunction!(compile_cuda_kernel, &module)?)?;
+    module.add_function(wrap_pyfunction!(cuda_rms_norm, &module)?)?;
     core.setattr("_testing", module)
 }
 
@@ -57,6 +58,18 @@ pub fn compile_cuda_kernel<'py>(
         compiler.image(name, architecture).map_err(|error| error.to_string())
     })?;
     image.map(|image| PyBytes::new(py, &image)).map_err(Error::Failed)
+}
+
+/// The norms of the rows of `x` by a kernel on the first CUDA device.
+#[pyfunction]
+pub fn cuda_rms_norm(
+    py: Python<'_>,
+    nvrtc_folders: Vec<PathBuf>,
+    x: Vec<f32>,
+    weight: Vec<f32>,
+) -> Result<Vec<f32>, Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
+    detach(py, || settings.rms_norm(&x, &weight))?.map_err(Error::Failed)
 }
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.

@@ -90,6 +90,13 @@ impl CudaSettings {
         Ok(KernelCompiler::new(sources, nvrtc, cache))
     }
 
+    /// The norms of rows by a kernel on the first device.
+    #[cfg(feature = "testing")]
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, String> {
+        let compiler = self.compiler(None).map_err(|error| error.to_string())?;
+        penstock_cuda::testing::rms_norm(&compiler, x, weight).map_err(|error| error.to_string())
+    }
+
     fn nvrtc(&self, driver: Option<&Driver>) -> Result<Nvrtc, NvrtcError> {
         Nvrtc::find(&Search {
             library: self.nvrtc.clone(),

@@ -1,0 +1,135 @@
+"""Contexts, memory, streams, events, modules and launches, through cudarc on the emulated driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from emu import build
+from support.emulator import driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROWS, WIDTH = 5, 300
+PROGRAM = """
+import json, sys
+import numpy as np
+import penstock
+from emu.client import Device
+from support import hooks
+
+emulator = Device("libcuda.so.1")
+rows, width = map(int, sys.argv[1:3])
+x = np.random.default_rng(1).standard_normal((rows, width), np.float32)
+weight = np.random.default_rng(2).standard_normal(width, np.float32)
+
+
+def run():
+    try:
+        return hooks.cuda_rms_norm(x.ravel().tolist(), weight.tolist())
+    except penstock.GenerationError as error:
+        return str(error)
+
+
+def outcome(call=None, code=2):
+    emulator.library.emuClear()
+    if call is not None:
+        assert emulator.fault(call, 1, code)
+    return {"result": run(), "findings": emulator.findings()}
+
+
+calls = sys.argv[3:]
+print(json.dumps({call: outcome(call) for call in calls} | {"": outcome()}))
+"""
+#: The functions that the program calls besides those that free, in the order of the calls.
+CALLS = (
+    *("cuDriverGetVersion", "cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceTotalMem_v2"),
+    *("cuDeviceGetName", "cuDeviceGetAttribute", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId"),
+    *("cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuModuleLoadData", "cuModuleGetFunction"),
+    *("cuFuncGetParamInfo", "cuStreamCreate", "cuEventCreate", "cuMemHostAlloc", "cuMemAlloc_v2"),
+    *("cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx"),
+    *("cuMemcpyDtoHAsync_v2", "cuEventSynchronize", "cuStreamSynchronize"),
+)
+FREES = (
+    *("cuMemFree_v2", "cuMemFreeHost", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuModuleUnload"),
+    "cuDevicePrimaryCtxRelease_v2",
+)
+
+
+def run(cache: Path, *calls: str, **variables: str) -> dict[str, Any]:
+    """The outcomes of the program: one in which each call fails once, and one without a failure."""
+    checked = bool(variables.pop("checked", ""))
+    path = os.pathsep.join([str(build.HERE.parent), *sys.path])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "LD_LIBRARY_PATH": str(driver().parent),
+        "PENSTOCK_CACHE": str(cache),
+        "EMU": "1",
+        "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
+        **variables,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROWS), str(WIDTH), *calls],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes: dict[str, Any] = json.loads(done.stdout)
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def expected() -> np.ndarray[Any, np.dtype[np.float64]]:
+    x = np.random.default_rng(1).standard_normal((ROWS, WIDTH), np.float32).astype(np.float64)
+    weight = np.random.default_rng(2).standard_normal(WIDTH, np.float32).astype(np.float64)
+    norms: np.ndarray[Any, np.dtype[np.float64]] = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + 1e-6)
+    return norms * weight
+
+
+def check(outcome: dict[str, Any]) -> None:
+    """The result is right."""
+    assert isinstance(outcome["result"], list), outcome["result"]
+    norms = np.array(outcome["result"]).reshape(ROWS, WIDTH)
+    assert np.abs(norms - expected()).max() < 1e-5
+
+
+@pytest.mark.parametrize("variables", [{}, {"checked": "1"}, {"checked": "1", "EMU_DELAY_US": "200"}])
+def test_program_on_two_streams_is_right(cache: Path, variables: dict[str, str]) -> None:
+    outcome = run(cache, **variables)[""]
+    check(outcome)
+    assert outcome["findings"] == []
+
+
+def test_each_call_that_fails_is_an_error_without_a_leak(cache: Path) -> None:
+    outcomes = run(cache, *CALLS)
+    for call in CALLS:
+        error = outcomes[call]["result"]
+        assert isinstance(error, str), call
+        assert f"{call.removesuffix('_v2')} failed with CUDA_ERROR_OUT_OF_MEMORY" in error
+        assert outcomes[call]["findings"] == [], call
+    check(outcomes[""])
+
+
+def test_call_that_frees_may_fail(cache: Path) -> None:
+    outcomes = run(cache, *FREES)
+    for call in FREES:
+        check(outcomes[call])
+        leaks = [] if call == "cuDevicePrimaryCtxRelease_v2" else ["leak at the release of the context: 1"]
+        findings = outcomes[call]["findings"]
+        assert [finding[: len(leak)] for finding, leak in zip(findings, leaks, strict=True)] == leaks
+    check(outcomes[""])
