@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import random
+import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,6 +214,31 @@ def test_server_without_the_head_of_a_response_is_left(
         assert files_of(tmp_path / "m") == {"a.safetensors": CONTENT}
         assert len(clock.waits) == 1
         released.set()
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nX: x", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nX: x\r\n"]
+)
+def test_head_of_a_response_that_ends_too_early_is_no_file(tmp_path: Path, head: bytes) -> None:
+    def answer(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(head)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        uri = f"http://127.0.0.1:{listener.getsockname()[1]}/x.bin"
+        try:
+            with pytest.raises(TransferError, match="no response"):
+                download(resolve(uri, Options.load(uri, {}, {})), tmp_path, clock=FakeClock())
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+    assert files_of(tmp_path) == {}
 
 
 def test_list_below_the_least_rate_is_left(server: FileServer, tmp_path: Path) -> None:
