@@ -117,7 +117,7 @@ test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and gui
 	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/test_clients_*.py
 
 test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
-	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device \
+	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device -p penstock-cuda \
 	    --lib --tests --target $(shell rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
 
 ARM := aarch64-unknown-linux-gnu

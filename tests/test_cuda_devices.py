@@ -180,6 +180,16 @@ def test_missing_driver_is_reported_with_the_remedy() -> None:
     assert penstock.cuda_info() == info
 
 
+def test_compiler_newer_than_the_driver_is_not_used(driver: Path) -> None:
+    path = cuda(driver)["compiler_path"]
+    assert path is not None
+    section = cuda(driver, PENSTOCK_NVRTC=path, FAKE_VERSION="12080")
+    assert "is newer than CUDA 12.8, which the driver supports" in section["compiler_reason"]
+    assert section["compiler_version"] is None
+    # The search does not even load it.
+    assert path not in (cuda(driver, FAKE_VERSION="12080")["compiler_reason"] or "")
+
+
 def test_import_does_not_load_the_driver(driver: Path) -> None:
     statement = "import penstock; print('libcuda' in open('/proc/self/maps').read())"
     assert run(driver, "-c", statement) == "False\n"

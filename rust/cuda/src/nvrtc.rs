@@ -323,3 +323,39 @@ pub(crate) fn reason(path: &Path, error: &libloading::Error) -> String {
     let prefix = format!("{}: ", path.display());
     text.strip_prefix(&prefix).unwrap_or(&text).to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(driver: Option<Version>) -> Vec<PathBuf> {
+        let candidates = Search { driver, ..Search::default() }.candidates();
+        candidates.into_iter().filter(|path| path.is_relative()).collect()
+    }
+
+    #[test]
+    fn compilers_newer_than_the_driver_are_not_searched() {
+        let [new, old] = ["libnvrtc.so.13", "libnvrtc.so.12"].map(PathBuf::from);
+        assert_eq!(names(None), [new.clone(), old.clone()]);
+        assert_eq!(names(Some(Version::new(14, 0))), [new.clone(), old.clone()]);
+        assert_eq!(names(Some(Version::new(13, 0))), [new, old.clone()]);
+        assert_eq!(names(Some(Version::new(12, 9))), [old]);
+    }
+
+    #[test]
+    fn folders_are_searched_in_order_before_the_system() {
+        let root = std::env::temp_dir().join(format!("penstock-search-{}", std::process::id()));
+        let folders = ["a", "b", "c"].map(|name| root.join(name));
+        let files = [folders[0].join("libnvrtc.so.12"), folders[2].join("libnvrtc.so.13")];
+        for file in &files {
+            std::fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            std::fs::write(file, "").expect("a file");
+        }
+        let search = Search { folders: folders.to_vec(), ..Search::default() };
+        let candidates = search.candidates();
+        let only = Search { library: Some(files[1].clone()), ..search }.candidates();
+        std::fs::remove_dir_all(root).expect("a folder");
+        assert_eq!(candidates[..2], files);
+        assert_eq!(only, files[1..]);
+    }
+}
