@@ -9,6 +9,8 @@ import pytest
 from emu.client import ILLEGAL_ADDRESS, LAUNCH_FAILED
 from support.emulator import run
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+
 # ---- Defects of programs.
 
 #: Defects that only instrumented kernels show, and what is reported.

@@ -34,6 +34,8 @@ from support.emulator import PLANTS, driver, plants, run, start
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+
 CALLS = (build.HERE / "calls.txt").read_text().split()
 NO_DEVICE = 100
 

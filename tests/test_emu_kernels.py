@@ -16,6 +16,8 @@ from support.emulator import PLANTS, plants, run
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+
 RANDOM = np.random.default_rng(1)
 
 

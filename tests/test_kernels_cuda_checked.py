@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from emu import build
 from support.emulator import plants
 
@@ -17,6 +19,7 @@ FILES = [
 ]
 
 
+@pytest.mark.timeout(600)
 def test_tests_of_kernels_pass_with_checked_kernels() -> None:
     build.build_kernels(instrumented=True)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *FILES]
