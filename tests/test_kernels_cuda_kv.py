@@ -183,3 +183,18 @@ def test_extreme_values_are_restored(kernels: cuda.HostKernels, dtype: str) -> N
             assert not np.array(page.restored(step.offsets[row])).any()
         else:
             page.check(step.offsets[row], k[row, 0], v[row, 0])
+
+
+def test_scales_of_int8_are_rounded_up(kernels: cuda.HostKernels) -> None:
+    layout = KvLayout("int8", 1, 64, 16)
+    step = Step(layout, 1, 32, norms=False, query_scales=False)
+    step.positions[:] = 0
+    step.table[0] = [1] * 32 + [0] * 32
+    step.qkv[0, 1:, 0] = 255
+    step.qkv[0, 1:, 1:] = -1e-9  # the range is above 255 by less than half a unit of float32
+    _, cache = step.run(kernels)
+    for row in range(step.rows):
+        page = layout.page(cache, step.blocks[row], 0)
+        for part, x in enumerate(step.qkv[row, 1:].astype(np.float64)):
+            scale, exact = page.scale(part, step.offsets[row]), (x.max() - x.min()) / 255
+            assert exact <= scale < exact * (1 + 2**-7)

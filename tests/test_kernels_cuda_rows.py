@@ -72,6 +72,18 @@ def test_rms_norm_bits_do_not_depend_on_the_batch(kernels: cuda.HostKernels) -> 
         assert np.array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_operands_are_rounded_to_the_nearest_even(kernels: cuda.HostKernels, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    ties = (rng.integers(0, 2**15, 500, np.uint32) << 16 | 0x8000).view(np.float32)
+    steps = np.arange(-300, 300, dtype=np.float32) / 8192 + 2
+    weight = np.concatenate([ties[np.isfinite(ties)], steps, rng.standard_normal(500).astype(np.float32)])
+    weight = weight[np.abs(weight) < 6e4]
+    out = empty(1, len(weight), dtype)
+    kernels.launch(f"rms_norm_{dtype}", [1], 256, np.ones_like(weight), weight, out, len(weight), 0.0)
+    assert np.array_equal(out[0], cuda.to_bits(weight, dtype))
+
+
 def silu(x: Array) -> Array:
     result: Array = x / (1 + np.exp(-x))
     return result

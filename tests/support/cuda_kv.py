@@ -97,6 +97,11 @@ class Page:
         rows = self._array(0, "u1", 2, size, width)
         return rows[0], rows[1], rows.size
 
+    def scale(self, part: int, token: int) -> float:
+        """``int8``: the scale of a token's key (part 0) or value (1)."""
+        end = self._rows()[2]
+        return float(to_floats(self._array(end, "u2", 2, self.layout.block_size))[part, token])
+
     def restored(self, token: int) -> tuple[Array, Array]:
         """The key and the value of a token, in float64."""
         layout, size = self.layout, self.layout.block_size
