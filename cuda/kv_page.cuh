@@ -124,12 +124,13 @@ DEVICE int transform_block(int count) { return count & -count; }
 // The Hadamard transform: orthonormal, its own inverse.
 DEVICE void hadamard(float* x, int count) {
     const int lane = threadIdx.x % 32, block = transform_block(count);
-    const float unit = 1 / sqrtf(float(block));
+    const uint32_t log2 = 31 - __clz(block);  // unit: 1 / sqrt(block)
+    const float unit = __uint_as_float((127 - (log2 + 1) / 2) << 23 | (log2 % 2 ? 0x3504f3u : 0));
     for (int i = lane; i < count; i += 32) x[i] *= unit;
     __syncwarp();
     for (int half = 1; half < block; half *= 2) {
         for (int pair = lane; pair < count / 2; pair += 32) {
-            const int i = pair / half * 2 * half + pair % half;
+            const int i = pair + (pair & -half);  // half is a power of two
             const float low = x[i], high = x[i + half];
             x[i] = low + high;
             x[i + half] = low - high;

@@ -6,8 +6,9 @@
 //     the page of the row's block = encoded key, value
 //
 // Data      a row of qkv has `heads` query heads, then `kv_heads` keys, then as many values, of float32. Queries are
-//           replaced; keys and values go to the cache only (kv_page.cuh). The table of rotations has a row per
-//           position: the cosines of its `angles` angles, then the sines. A position EXTRA | index is a row of
+//           replaced (by their rotated parts if the keys in the cache are rotated, so that the products are the
+//           same); keys and values go to the cache only (kv_page.cuh). The table of rotations has a row per position:
+//           the cosines of its `angles` angles, then the sines. A position EXTRA | index is a row of
 //           `extra_rotations`.
 // Shape     one warp per head; grid (rows, ceil((heads + 2 kv_heads) / 4)), blocks of 4 warps, 8 head_dim floats of
 //           dynamic shared memory. The head is in shared memory, where every lane reaches the partner of a rotation.
@@ -61,6 +62,27 @@ DEVICE bool all_finite(const float* x, int count) {
 }
 
 DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// A key or a query as attention over rotated keys takes it: its parts, transformed, behind x.
+DEVICE float* rotate_parts(float* x, int count) {
+    const KeyParts parts(count);
+    float* out = x + count;
+    for (int i = threadIdx.x % 32; i < count; i += 32) out[i] = x[parts.dimension(i)];
+    __syncwarp();
+    if (parts.fast > 0) hadamard(out, parts.fast);
+    hadamard(out + parts.fast, count - parts.fast);
+    return out;
+}
+
+// The query as attention takes it.
+template <class E>
+DEVICE const float* query_of(float* x, int) {
+    return x;
+}
+template <>
+DEVICE const float* query_of<u4>(float* x, int count) {
+    return rotate_parts(x, count);
+}
 
 // Added to a float in 0..2^22, it leaves the nearest integer, ties to even, in the low bits.
 constexpr float ROUND = 1.5f * (1 << 23);
@@ -170,12 +192,7 @@ DEVICE void write<u4>(const Page& page, int part, int token, float* x) {
         if (lane == 0) *page.rotated_scale(2, token) = from_float<bf16>(scale);
         return;
     }
-    const KeyParts parts(count);
-    float *fast_part = x + count, *slow_part = fast_part + fast;
-    for (int i = lane; i < count; i += 32) fast_part[i] = x[parts.dimension(i)];
-    __syncwarp();
-    if (fast > 0) hadamard(fast_part, fast);
-    hadamard(slow_part, slow);
+    const float *fast_part = rotate_parts(x, count), *slow_part = fast_part + fast;
     const float fast_scale = choose_scale(FAST, fast_part, fast), slow_scale = choose_scale(SLOW, slow_part, slow);
     uint8_t* row = page.key<u4>(token);
     write_nibbles(row, fast_part, fast, fast_scale, FAST.levels);
@@ -210,7 +227,8 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     }
     if (is_query) {
         const float scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
-        for (int i = lane; i < count; i += 32) from[i] = x[i] * scale;
+        const float* query = query_of<E>(x, count);
+        for (int i = lane; i < count; i += 32) from[i] = query[i] * scale;
         return;
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;

@@ -15,10 +15,20 @@ if TYPE_CHECKING:
 SHARED_LIMIT = 48 * 1024
 
 
+#: Files that are compiled for one variant at a time.
+VARIANTS = {"attention": ["bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128", "f16,f16,f16,64"]}
+
+COMPILATIONS = [
+    pytest.param(path, [f"VARIANT={variant}"] if variant else [], id=f"{path.stem} {variant}".rstrip())
+    for path in sorted(cuda.SOURCES.glob("*.cu"))
+    for variant in VARIANTS.get(path.stem, [""])
+]
+
+
 @pytest.mark.parametrize("target", cuda.TARGETS)
-@pytest.mark.parametrize("path", sorted(cuda.SOURCES.glob("*.cu")), ids=lambda path: path.stem)
-def test_file_compiles_without_spills(path: Path, target: str) -> None:
-    cubin, log = cuda.compiled(path, target)
+@pytest.mark.parametrize(("path", "defines"), COMPILATIONS)
+def test_file_compiles_without_spills(path: Path, defines: list[str], target: str) -> None:
+    cubin, log = cuda.compiled(path, target, *defines)
     assert cubin[:4] == b"\x7fELF"
     kernels = cuda.resources(log)
     assert kernels

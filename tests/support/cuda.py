@@ -53,7 +53,7 @@ def _nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(paths[0]))
 
 
-def _compile(path: Path, target: str) -> tuple[bytes, str]:
+def _compile(path: Path, target: str, defines: Sequence[str] = ()) -> tuple[bytes, str]:
     """The cubin of a file and the log of its compilation."""
     lib, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
 
@@ -71,6 +71,7 @@ def _compile(path: Path, target: str) -> tuple[bytes, str]:
         return text.value.decode()
 
     options = [f"-arch={target}", "-std=c++17", "-default-device", f"-I{SOURCES}", "--ptxas-options=-v"]
+    options += [f"-D{define}" for define in defines]
     values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     source, name = path.read_bytes(), path.name.encode()
     check(lib.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None))
@@ -84,13 +85,13 @@ def _compile(path: Path, target: str) -> tuple[bytes, str]:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def compiled(path: Path, target: str) -> tuple[bytes, str]:
+def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
     """The cubin of a file and the log of its compilation, from the cache if nothing has changed."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.cuh")))
     key = (
-        f"{target} {major.value}.{minor.value}".encode()
+        f"{target} {defines} {major.value}.{minor.value}".encode()
         + headers
         + path.read_bytes()
         + Path(__file__).read_bytes()
@@ -99,9 +100,7 @@ def compiled(path: Path, target: str) -> tuple[bytes, str]:
     cubin, log = CACHE / f"{name}.cubin", CACHE / f"{name}.log"
     if not log.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        for stale in CACHE.glob(f"{path.stem}.{target}.*"):
-            stale.unlink(missing_ok=True)
-        code, text = _compile(path, target)
+        code, text = _compile(path, target, defines)
         cubin.write_bytes(code)
         log.write_text(text)
     return cubin.read_bytes(), log.read_text()

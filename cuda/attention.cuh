@@ -1,0 +1,388 @@
+// One tile of attention: 16 query rows of a warp times 32 keys in shared memory, for every encoding of the cache.
+//
+// A query is held as the 16 x 16 operand of mma, in the order of columns that makes 8 contiguous dimensions of a key
+// one lane's part of two mma (as in gemm.cu). Keys and values of int8 and u4 are multiplied as small integers, which
+// bf16 and f16 hold exactly; scales and offsets, one per token, are applied in float32:
+//
+//     int8   score = scale (q . k) + offset sum(q)          value = p scale v + p offset
+//     u4     score = fast scale (q . k - 7.5 sum(q)) of the fast dimensions + the same, 15.5, of the slow ones
+//                                                           value = p scale v - 7.5 p scale
+//
+// Values are transposed by ldmatrix, in units of 16 bits: a column of 8 x 8 units is one dimension of 16-bit floats,
+// two of
+// int8, four of u4. The accumulator of unit column c of word w and sub-column s has dimension (8 w + c) UNIT + s.
+#pragma once
+#include "kv_page.cuh"
+
+constexpr int TILE = 32, ROWS = 16;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Dimensions in 16 bits.
+template <class E>
+constexpr int UNIT = 16 / BITS<E>;
+
+DEVICE float quad_sum(float x) {
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+DEVICE float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+// An integer below 2^23 as a float.
+DEVICE float small_integer(uint32_t x) { return __uint_as_float(0x4b000000u | x) - 8388608.0f; }
+
+// ---- The keys and values of 32 tokens
+
+template <class E, int D>
+constexpr int PARAMETER_WORDS = 0;  // 16-byte words of parameters of 16 tokens
+template <int D>
+constexpr int PARAMETER_WORDS<int8, D> = 12;
+template <int D>
+constexpr int SLOW = D < 64 ? D : D / 64 * 32;
+template <int D>
+constexpr int PARAMETER_WORDS<u4, D> = SLOW<D> / 8 + 6;
+
+// The parameters of a tile.
+template <int WORDS>
+struct Parameters {
+    uint4 parameters[TILE / 16][WORDS];
+
+    // That of a token in an array of T that begins at `word`.
+    template <class T>
+    DEVICE T parameter(int token, int word) const {
+        return reinterpret_cast<const T*>(&parameters[token / 16][word])[token % 16];
+    }
+};
+template <>
+struct Parameters<0> {};
+
+// Rows are permuted by 16-byte words, so that neither the 8 lanes that read words of two keys nor the 8 rows of an
+// ldmatrix meet in a bank.
+template <class E, int D>
+struct Stage : Parameters<PARAMETER_WORDS<E, D>> {
+    static constexpr int WORDS = D * BITS<E> / 128;
+    static constexpr int PITCH = WORDS <= 1 ? 1 : WORDS <= 2 ? 2 : WORDS <= 4 ? 4 : WORDS <= 8 ? 8 : 16;
+    uint4 keys[TILE][PITCH], values[TILE][PITCH];
+
+    DEVICE static int place(int token, int word) {
+        if (PITCH >= 8) return word ^ ((token & 1) << 2 | (token >> 1 & 3));
+        return PITCH == 4 ? word ^ (token >> 1 & 3) : PITCH == 2 ? word ^ (token >> 2 & 1) : word;
+    }
+};
+
+template <class E>
+DEVICE const void* parameter_word(const Page& page, int token, int word);
+template <>
+DEVICE const void* parameter_word<int8>(const Page& page, int token, int word) {
+    if (word < 4) return page.scale(word / 2, token) + word % 2 * 8;
+    return page.offset((word - 4) / 4, token) + word % 4 * 4;
+}
+template <>
+DEVICE const void* parameter_word<u4>(const Page& page, int token, int word) {
+    const int scales = page.slow_bytes();  // words before them
+    if (word < scales) return page.slow_bits(token) + word * 16;
+    return page.rotated_scale((word - scales) / 2, token) + (word - scales) % 2 * 8;
+}
+
+// A sequence's pages of one head, and the positions that any row of a block sees.
+struct Keys {
+    const KvCache& cache;
+    const uint32_t* blocks;
+    int kv_head, first, last;
+
+    template <class E>
+    DEVICE Page page(int position) const {
+        return cache.page<E>(blocks[position / cache.block_size], kv_head);
+    }
+};
+
+// Begins to copy a tile. What no row sees becomes 0: it may be another sequence's, or not a number.
+template <class E, int D>
+DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
+    constexpr int WORDS = Stage<E, D>::WORDS, PARAMETERS = PARAMETER_WORDS<E, D>;
+    const int block_size = keys.cache.block_size;
+    for (int i = threadIdx.x; i < TILE * WORDS; i += blockDim.x) {
+        const int token = i / WORDS, word = i % WORDS, position = tile * TILE + token;
+        const void *key = keys.cache.pages, *value = key;
+        const bool exists = keys.first <= position && position <= keys.last;
+        if (exists) {
+            const Page page = keys.page<E>(position);
+            key = page.key<E>(position % block_size) + word * 16;
+            value = page.value<E>(position % block_size) + word * 16;
+        }
+        const int place = Stage<E, D>::place(token, word);
+        copy_async16(&stage.keys[token][place], key, exists ? 16 : 0);
+        copy_async16(&stage.values[token][place], value, exists ? 16 : 0);
+    }
+    if constexpr (PARAMETERS > 0) {
+        for (int i = threadIdx.x; i < TILE / 16 * PARAMETERS; i += blockDim.x) {
+            const int part = i / PARAMETERS, word = i % PARAMETERS, position = tile * TILE + part * 16;
+            const bool exists = keys.first < position + 16 && position <= keys.last;
+            const void* from = keys.cache.pages;
+            if (exists) from = parameter_word<E>(keys.page<E>(position), position % block_size, word);
+            copy_async16(&stage.parameters[part][word], from, exists ? 16 : 0);
+        }
+    }
+}
+
+// ---- Fragments
+
+// The dimensions 32 step + 8 quad ..+ 8 of a key.
+template <class T, class E, int D>
+struct KeyFragment {
+    static DEVICE void load(uint32_t (&k)[4], const Stage<E, D>& stage, int token, int step, int quad) {
+        const uint4 word = stage.keys[token][stage.place(token, step * 4 + quad)];
+        k[0] = word.x, k[1] = word.y, k[2] = word.z, k[3] = word.w;
+    }
+};
+template <class T, int D>
+struct KeyFragment<T, int8, D> {
+    static DEVICE void load(uint32_t (&k)[4], const Stage<int8, D>& stage, int token, int step, int quad) {
+        const int word = stage.place(token, (step * 4 + quad) / 2);
+        const uint2 bytes = reinterpret_cast<const uint2*>(&stage.keys[token][word])[quad % 2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t pair = (i < 2 ? bytes.x : bytes.y) >> i % 2 * 16;
+            k[i] = pack<T>(small_integer(pair & 0xff), small_integer(pair >> 8 & 0xff));
+        }
+    }
+};
+template <class T, int D>
+struct KeyFragment<T, u4, D> {
+    static DEVICE void load(uint32_t (&k)[4], const Stage<u4, D>& stage, int token, int step, int quad) {
+        const int slow_byte = (step * 32 - (D - SLOW<D>)) / 8 + quad, bytes = SLOW<D> / 8;
+        const uint32_t nibbles = reinterpret_cast<const uint32_t*>(&stage.keys[token][stage.place(token, step)])[quad];
+        uint32_t fifth = 0;
+        if (step * 32 >= D - SLOW<D>)
+            fifth = reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow_byte];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t first = (nibbles >> 8 * i & 15) | (fifth >> 2 * i & 1) << 4;
+            const uint32_t second = (nibbles >> (8 * i + 4) & 15) | (fifth >> (2 * i + 1) & 1) << 4;
+            k[i] = pack<T>(small_integer(first), small_integer(second));
+        }
+    }
+};
+
+// Sub-column `sub` of two units of 16 bits.
+template <class T, class E>
+DEVICE uint32_t value_fragment(uint32_t units, int sub) {
+    if (UNIT<E> == 1) return units;
+    constexpr uint32_t mask = (1u << BITS<E> % 16) - 1;
+    const uint32_t shifted = units >> sub * BITS<E>;
+    return pack<T>(small_integer(shifted & mask), small_integer(shifted >> 16 & mask));
+}
+
+// The queries of a warp, as fragments in shared memory: each lane reads its own. Registers are short.
+template <class T, int D>
+struct Queries {
+    uint4 (*fragments)[32];  // [D / 16][lane]
+    float sum[2][2];         // of the fast and the slow dimensions, of rows `group` and `group + 8`
+
+    // `rows` are null where there is no row.
+    DEVICE void load(const float* const (&rows)[2], int fast) {
+        const int lane = threadIdx.x % 32, quad = lane % 4;
+        sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t words[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int half = j % 2, column = i / 2 * 32 + quad * 8 + i % 2 * 4 + j / 2 * 2;
+                const T first = from_float<T>(rows[half] == nullptr ? 0 : rows[half][column]);
+                const T second = from_float<T>(rows[half] == nullptr ? 0 : rows[half][column + 1]);
+                words[j] = uint32_t(first.bits) | uint32_t(second.bits) << 16;
+                sum[i / 2 * 32 >= fast][half] += to_float(first) + to_float(second);
+            }
+            fragments[i][lane] = {words[0], words[1], words[2], words[3]};
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[i / 2][i % 2] = quad_sum(sum[i / 2][i % 2]);
+    }
+};
+
+// ---- Scores and values. s[j]: keys 8 j + 2 quad, + 1 of both rows
+
+template <class T, class E, int D>
+DEVICE void multiply_keys(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage, int first,
+                          int end) {
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+#pragma unroll
+    for (int step = first; step < end; step++) {
+        const uint4 a = queries.fragments[2 * step][lane], b = queries.fragments[2 * step + 1][lane];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t k[4];
+            KeyFragment<T, E, D>::load(k, stage, 8 * j + group, step, quad);
+            mma<T>(s[j], {a.x, a.y, a.z, a.w}, {k[0], k[1]});
+            mma<T>(s[j], {b.x, b.y, b.z, b.w}, {k[2], k[3]});
+        }
+    }
+}
+
+template <class T, class E, int D>
+struct Encoding {
+    static constexpr int FAST = 0;
+    static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage) {
+        multiply_keys<T, E, D>(s, queries, stage, 0, D / 32);
+    }
+    // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
+    static DEVICE float weight(float&, const Stage<E, D>&, int) { return 0; }
+};
+
+template <class T, int D>
+struct Encoding<T, int8, D> {
+    static constexpr int FAST = 0;
+    static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
+        multiply_keys<T, int8, D>(s, queries, stage, 0, D / 32);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+            const float scale = to_float(stage.template parameter<bf16>(token, 0));
+            const float offset = stage.template parameter<float>(token, 4);
+            s[i / 4][i % 4] = __fmaf_rn(scale, s[i / 4][i % 4], __fmul_rn(offset, queries.sum[1][i % 4 / 2]));
+        }
+    }
+    static DEVICE float weight(float& p, const Stage<int8, D>& stage, int token) {
+        const float added = __fmul_rn(p, stage.template parameter<float>(token, 8));
+        p = __fmul_rn(p, to_float(stage.template parameter<bf16>(token, 2)));
+        return added;
+    }
+};
+
+template <class T, int D>
+struct Encoding<T, u4, D> {
+    static constexpr int FAST = D - SLOW<D>, SCALES = SLOW<D> / 8;
+    static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<u4, D>& stage) {
+        float slow[4][4] = {};
+        multiply_keys<T, u4, D>(s, queries, stage, 0, FAST / 32);
+        multiply_keys<T, u4, D>(slow, queries, stage, FAST / 32, D / 32);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, half = i % 4 / 2;
+            const float fast_scale = to_float(stage.template parameter<bf16>(token, SCALES));
+            const float slow_scale = to_float(stage.template parameter<bf16>(token, SCALES + 2));
+            const float fast = __fmaf_rn(-7.5f, queries.sum[0][half], s[i / 4][i % 4]);
+            const float rest = __fmaf_rn(-15.5f, queries.sum[1][half], slow[i / 4][i % 4]);
+            s[i / 4][i % 4] = __fmaf_rn(fast_scale, fast, __fmul_rn(slow_scale, rest));
+        }
+    }
+    static DEVICE float weight(float& p, const Stage<u4, D>& stage, int token) {
+        const float scale = to_float(stage.template parameter<bf16>(token, SCALES + 4));
+        const T rounded = from_float<T>(__fmul_rn(p, scale));  // as the mma multiplies it
+        p = to_float(rounded);
+        return __fmul_rn(-7.5f, p);
+    }
+};
+
+// The scaled exponents of a score: base 2.
+DEVICE float exponent(float score, float scale, float softcap) {
+    float x = __fmul_rn(score, scale);
+    if (softcap > 0) x = __fmul_rn(softcap, tanhf(x / softcap));
+    return __fmul_rn(x, LOG2_E);
+}
+
+// 2^(x - top), 0 if x is minus infinity.
+DEVICE float power(float x, float top) { return exp2f(x == -infinity() ? x : __fadd_rn(x, -top)); }
+
+// The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
+template <int D>
+struct Weighted {
+    float top[2], sum[2], added[2];
+    float values[D / 8][4];
+
+    DEVICE void clear() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) top[half] = -infinity(), sum[half] = added[half] = 0;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[n][i] = 0;
+    }
+
+    // Adds a tile. Row `half` sees the positions first[half]..=last[half].
+    template <class T, class E>
+    DEVICE void add_tile(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile, const int (&first)[2],
+                         const int (&last)[2], float scale, float softcap) {
+        const int lane = threadIdx.x % 32, quad = lane % 4;
+        float s[4][4] = {};
+        Encoding<T, E, D>::scores(s, queries, stage);
+        float now[2] = {-infinity(), -infinity()};
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int half = i % 4 / 2, position = tile * TILE + i / 4 * 8 + quad * 2 + i % 2;
+            float& x = s[i / 4][i % 4];
+            const bool is_visible = first[half] <= position && position <= last[half];
+            x = is_visible ? exponent(x, scale, softcap) : -infinity();
+            now[half] = fmaxf(now[half], x);
+        }
+        float keep[2], new_sum[2] = {}, new_added[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            now[half] = fmaxf(top[half], quad_max(now[half]));
+            keep[half] = power(top[half], now[half]);
+            top[half] = now[half];
+        }
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const int half = i % 4 / 2, token = i / 4 * 8 + quad * 2 + i % 2;
+            float& p = s[i / 4][i % 4];
+            const bool is_visible = p != -infinity();
+            p = power(p, now[half]);
+            new_sum[half] = __fadd_rn(new_sum[half], p);
+            const float added = Encoding<T, E, D>::weight(p, stage, token);
+            p = is_visible ? p : 0;  // the parameters of other tokens may be anything
+            new_added[half] = __fadd_rn(new_added[half], is_visible ? added : 0);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            sum[half] = __fmaf_rn(sum[half], keep[half], new_sum[half]);
+            added[half] = __fmaf_rn(added[half], keep[half], new_added[half]);
+        }
+        uint32_t p[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; i++) p[i / 4][i % 4] = pack<T>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+#pragma unroll
+        for (int word = 0; word < Stage<E, D>::WORDS; word++) {
+            uint32_t units[4];
+            load_matrices_transposed(units, &stage.values[lane][stage.place(lane, word)]);
+#pragma unroll
+            for (int sub = 0; sub < UNIT<E>; sub++) {
+                float(&d)[4] = values[word * UNIT<E> + sub];
+#pragma unroll
+                for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], keep[i / 2]);
+#pragma unroll
+                for (int step = 0; step < 2; step++) {
+                    const uint32_t low = value_fragment<T, E>(units[2 * step], sub);
+                    mma<T>(d, p[step], {low, value_fragment<T, E>(units[2 * step + 1], sub)});
+                }
+            }
+        }
+    }
+
+    // After the last tile of a split: adds what the lanes of a quad have.
+    DEVICE void finish() {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            sum[half] = quad_sum(sum[half]);
+            added[half] = quad_sum(added[half]);
+        }
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[n][i] = __fadd_rn(values[n][i], added[i / 2]);
+    }
+};
+
+// The factors that bring two sums to the same exponent.
+struct Merge {
+    float top, of_total, of_split;
+
+    DEVICE Merge(float total_top, float split_top) : top(fmaxf(total_top, split_top)) {
+        of_total = power(total_top, top);
+        of_split = power(split_top, top);
+    }
+    DEVICE float of(float total, float split) const { return __fmaf_rn(total, of_total, __fmul_rn(split, of_split)); }
+};

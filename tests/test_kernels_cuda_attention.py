@@ -1,0 +1,246 @@
+"""CUDA attention on the host: against float64, and the same bits for every division of the work."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from support import cuda, cuda_kv
+from support.cuda_kv import KvLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.cuda import Array
+
+SPLIT = 256
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cuda.HostKernels:
+    return cuda.host_kernels()
+
+
+class Attention(ctypes.Structure):
+    """``Attention`` of ``cuda/attention.cu``."""
+
+    _fields_ = (
+        *((f"pointer_{i}", ctypes.c_void_p) for i in range(6)),
+        ("cache", cuda_kv.KvCache),
+        ("heads", ctypes.c_int),
+        ("window", ctypes.c_int),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cache with sequences of these lengths, and the heads that attend to it."""
+
+    dtype: str = "bf16"
+    kv: str = "bf16"
+    head_dim: int = 64
+    kv_heads: int = 2
+    group: int = 3
+    block_size: int = 16
+    lengths: tuple[int, ...] = (300,)
+    window: int = 0
+    softcap: float = 0.0
+
+    @property
+    def layout(self) -> KvLayout:
+        """The layout of the cache."""
+        return KvLayout(self.kv, self.kv_heads, self.head_dim, self.block_size)
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.kv_heads * self.group
+
+
+class Filled:
+    """The cache of a case after all positions have been written, and the queries of all positions."""
+
+    def __init__(self, kernels: cuda.HostKernels, case: Case) -> None:
+        self.kernels, self.case = kernels, case
+        rng = np.random.default_rng(sum(case.lengths) + case.head_dim)
+        layout, dim, size = case.layout, case.head_dim, case.block_size
+        counts = [-(-length // size) for length in case.lengths]
+        order = np.random.default_rng(1).permutation(sum(counts) + 1)[: sum(counts)].astype(np.uint32)
+        self.tables = np.split(order, np.cumsum(counts)[:-1])
+        self.cache = np.full(
+            (sum(counts) + 1) * layout.block_bytes, 0xFF, np.uint8
+        )  # NaN where nothing is written
+        self.starts = np.cumsum([0, *case.lengths])
+        rows = int(self.starts[-1])
+        self.qkv = rng.standard_normal((rows, case.heads + 2 * case.kv_heads, dim)).astype(np.float32)
+        self.qkv[:, case.heads :] *= 1.5
+        self.inputs = self.qkv.copy()
+        positions = np.concatenate([np.arange(length) for length in case.lengths])
+        table = np.repeat([[1.0, 0.0]], dim // 2, axis=1).astype(np.float32)
+        zeros = np.zeros(rows, np.uint32)
+        blocks = np.concatenate(
+            [
+                table[np.arange(length) // size]
+                for table, length in zip(self.tables, case.lengths, strict=True)
+            ]
+        )
+        offsets = (positions % size).astype(np.uint32)
+        call = cuda_kv.RopeWriteKv(
+            *cuda.addresses(self.qkv, None, None, table, None, zeros, None, blocks, offsets),
+            layout.argument(self.cache),
+            case.heads,
+            dim // 2,
+            0.0,
+        )
+        grid = [rows, -(-(case.heads + 2 * case.kv_heads) // 4)]
+        kernels.launch(f"rope_write_kv_{case.kv}", grid, 128, call, shared=32 * dim)
+
+    def attend(self, parts: Sequence[tuple[int, int, int]], kernel: str) -> Array:
+        """The rows of some queries: of a sequence, from a position to another."""
+        case, limit = self.case, 16 if kernel == "decode" else 64
+        sequences, works, places = [], [], 0
+        rows: list[int] = []
+        for index, (sequence, first, last) in enumerate(parts):
+            first_block = sum(len(table) for table in self.tables[:sequence])
+            sequences.append([len(rows), last - first, first, first_block])
+            rows += range(self.starts[sequence] + first, self.starts[sequence] + last)
+            packed = (last - first) * case.group
+            for work in range(0, packed, limit):
+                count = min(limit, packed - work)
+                low = first + work // case.group
+                low = max(0, low - case.window + 1) // SPLIT if case.window else 0
+                splits = (first + (work + count - 1) // case.group) // SPLIT - low + 1
+                works.append([index, work, places])
+                places += splits * case.kv_heads * count
+        qkv = np.ascontiguousarray(self.qkv[rows])
+        out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.dtype)
+        partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
+        arrays = np.array(sequences, np.uint32), np.concatenate(self.tables), np.array(works, np.uint32)
+        call = Attention(
+            *cuda.addresses(qkv, *arrays, partials, out),
+            case.layout.argument(self.cache),
+            case.heads,
+            case.window,
+            case.head_dim**-0.5,
+            case.softcap,
+        )
+        variant = f"{case.dtype}_{case.kv}_{case.head_dim}"
+        grid = [len(works), case.kv_heads]
+        if kernel == "prefill":
+            self.kernels.launch(f"attention_prefill_{variant}", grid, 128, call)
+        else:
+            most = -(-max(case.lengths) // SPLIT)
+            self.kernels.launch(f"attention_decode_{variant}", [*grid, most], 32, call)
+            self.kernels.launch(f"attention_combine_{variant}", grid, 128, call)
+        return out
+
+    def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
+        """The same in float64, over the keys and values that the cache restores."""
+        case, out = self.case, []
+        scale = float(np.float32(case.head_dim**-0.5))
+        for sequence, first, last in parts:
+            restored = [
+                [self.restored(sequence, position, head) for position in range(last)]
+                for head in range(case.kv_heads)
+            ]
+            for position in range(first, last):
+                low = max(0, position - case.window + 1) if case.window else 0
+                for head in range(case.heads):
+                    keys, values = np.array(restored[head // case.group][low : position + 1]).transpose(
+                        1, 0, 2
+                    )
+                    x = keys @ self.inputs[self.starts[sequence] + position, head].astype(np.float64) * scale
+                    x = case.softcap * np.tanh(x / case.softcap) if case.softcap else x
+                    p = np.exp(x - x.max())
+                    out.append(p @ values / p.sum())
+        return np.array(out).reshape(-1, case.heads, case.head_dim)
+
+    def restored(self, sequence: int, position: int, head: int) -> tuple[Array, Array]:
+        """The key and the value of a position."""
+        block = self.tables[sequence][position // self.case.block_size]
+        page = self.case.layout.page(self.cache, block, head)
+        return page.restored(position % self.case.block_size)
+
+
+CASES = [
+    Case(lengths=(1, 31, 300)),
+    Case(dtype="f16", kv="f16", lengths=(65, 270), block_size=32),
+    Case(kv="int8", lengths=(5, 290)),
+    Case(dtype="f16", kv="int8", group=1, lengths=(40,)),
+    Case(kv="int8", head_dim=32, group=1, lengths=(40,)),
+    Case(kv="uint4", lengths=(9, 280)),
+    Case(dtype="f16", kv="uint4", group=5, lengths=(50,)),
+    Case(kv="uint4", head_dim=128, group=4, lengths=(50,)),
+    Case(head_dim=128, kv_heads=1, group=8, lengths=(70,)),
+    Case(head_dim=32, kv="uint4", kv_heads=1, group=2, lengths=(33,)),
+    Case(kv="int8", head_dim=128, kv_heads=1, group=7, lengths=(64,), softcap=2.0),
+    Case(lengths=(300, 20), window=37),
+    Case(lengths=(520,), window=300, group=1, softcap=5.0),
+    Case(head_dim=32, kv_heads=1, group=20, lengths=(35,)),
+]
+
+
+def last_rows(case: Case, count: int) -> list[tuple[int, int, int]]:
+    """The last queries of every sequence."""
+    return [(index, max(0, length - count), length) for index, length in enumerate(case.lengths)]
+
+
+@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.dtype}-{case.kv}-{case.head_dim}-{case.lengths}"
+)
+def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel: str) -> None:
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 1 if kernel == "decode" else 5)
+    out, expected = cuda.to_floats(filled.attend(parts, kernel)), filled.expected(parts)
+    # Queries, weights and results are rounded to the type.
+    tolerance = 0.02 if case.dtype == "bf16" else 0.004
+    assert np.abs(out - expected).max() < tolerance * np.abs(expected).max()
+    assert np.sqrt(np.mean((out - expected) ** 2)) < tolerance / 3 * np.sqrt(np.mean(expected**2))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lengths=(600, 300)),
+        Case(kv="int8", lengths=(300, 40)),
+        Case(dtype="f16", kv="uint4", lengths=(300, 40)),
+        Case(lengths=(600,), window=280, softcap=3.0),
+    ],
+    ids=["plain", "int8", "uint4", "window"],
+)
+def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Case) -> None:
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 23)
+    expected = filled.attend(parts, "prefill").view(np.uint16)
+    assert np.array_equal(filled.attend(parts, "decode").view(np.uint16), expected)
+    assert np.array_equal(filled.attend(parts[::-1], "prefill").view(np.uint16)[-23:], expected[:23])
+    sequence, first, last = parts[0]
+    for low, high in [(first, first + 1), (first + 5, first + 16), (last - 1, last)]:
+        for kernel in ("decode", "prefill"):
+            alone = filled.attend([(sequence, low, high)], kernel).view(np.uint16)
+            assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
+
+
+def test_blocks_before_the_window_are_not_read(kernels: cuda.HostKernels) -> None:
+    case = Case(lengths=(300,), window=40)
+    filled = Filled(kernels, case)
+    parts = [(0, 298, 300)]
+    expected = {kernel: filled.attend(parts, kernel) for kernel in ("decode", "prefill")}
+    filled.tables[0][: (299 - 41) // 16] = 0x7FFFFFFF
+    for kernel, out in expected.items():
+        assert np.array_equal(filled.attend(parts, kernel), out)
+
+
+def test_other_block_sizes_have_the_same_bits(kernels: cuda.HostKernels) -> None:
+    case = Case(lengths=(100,), kv="int8")
+    parts = last_rows(case, 3)
+    outs = [Filled(kernels, replace(case, block_size=size)).attend(parts, "prefill") for size in (16, 32, 48)]
+    assert np.array_equal(outs[0], outs[1])
+    assert np.array_equal(outs[0], outs[2])
