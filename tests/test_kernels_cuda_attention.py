@@ -122,22 +122,20 @@ class Filled:
         out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.dtype)
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
         arrays = np.array(sequences, np.uint32), np.concatenate(self.tables), np.array(works, np.uint32)
-        call = Attention(
-            *cuda.addresses(qkv, *arrays, partials, out),
-            case.layout.argument(self.cache),
-            case.heads,
-            case.window,
-            case.head_dim**-0.5,
-            case.softcap,
-        )
-        variant = f"{case.dtype}_{case.kv}_{case.head_dim}"
-        grid = [len(works), case.kv_heads]
-        if kernel == "prefill":
-            self.kernels.launch(f"attention_prefill_{variant}", grid, 128, call)
-        else:
-            most = -(-max(case.lengths) // SPLIT)
-            self.kernels.launch(f"attention_decode_{variant}", [*grid, most], 32, call)
-            self.kernels.launch(f"attention_combine_{variant}", grid, 128, call)
+        variant, grid = f"{case.dtype}_{case.kv}_{case.head_dim}", [len(works), case.kv_heads]
+        launches = {"prefill": [("prefill", grid, 128)]}
+        most = -(-max(case.lengths) // SPLIT)
+        launches["decode"] = [("decode", [*grid, most], 32), ("combine", grid, 128)]
+        for name, blocks, threads in launches[kernel]:
+            call = Attention(
+                *cuda.addresses(qkv, *arrays, partials, out),
+                case.layout.argument(self.cache),
+                case.heads,
+                case.window,
+                case.head_dim**-0.5,
+                case.softcap,
+            )
+            self.kernels.launch(f"attention_{name}_{variant}", blocks, threads, call)
         return out
 
     def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
