@@ -106,18 +106,25 @@ void reserve_memory() {
     if (library->is_instrumented) shadow.open(space, size);
 }
 
+// Freed ranges of pages that stay unused, so that a late access is found. Each is a mapping of its own, of which a process
+// may have 65530.
+constexpr size_t MOST_FREE_PAGES = 4096;
+
 // The first of `size` bytes of pages, with an inaccessible page behind them; 0 if there is no space.
 static uintptr_t take_pages(size_t size) {
-    if (space_next + size + PAGE <= space_end) {
-        const uintptr_t pages = space_next;
-        space_next += size + PAGE;
-        return pages;
+    const bool has_space = space_next + size + PAGE <= space_end;
+    if (!has_space || free_pages.size() > MOST_FREE_PAGES) {
+        auto fits = [=](const auto& range) { return range.second >= size; };
+        auto found = std::find_if(free_pages.begin(), free_pages.end(), fits);
+        if (found != free_pages.end()) {
+            const uintptr_t pages = found->first;
+            free_pages.erase(found);
+            return pages;
+        }
     }
-    auto fits = [=](const auto& range) { return range.second >= size; };
-    auto found = std::find_if(free_pages.begin(), free_pages.end(), fits);
-    if (found == free_pages.end()) return 0;
-    const uintptr_t pages = found->first;
-    free_pages.erase(found);
+    if (!has_space) return 0;
+    const uintptr_t pages = space_next;
+    space_next += size + PAGE;
     return pages;
 }
 
