@@ -169,10 +169,10 @@ def test_error_of_an_operation_lasts_until_the_context_ends() -> None:
 # ---- Modules from NVRTC.
 
 
-def write_cubin(source: Path, target: str, folder: Path) -> str:
+def write_cubin(source: Path, target: str, folder: Path, *defines: str) -> str:
     """The path of a cubin."""
     path = folder / "kernels.cubin"
-    path.write_bytes(cuda.compiled(source, target)[0])
+    path.write_bytes(cuda.compiled(source, target, *defines)[0])
     return str(path)
 
 
@@ -202,7 +202,7 @@ def test_cubin_with_other_parameters_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", sorted(cuda.SOURCES.glob("*.cu")), ids=lambda path: path.stem)
 def test_parameters_of_a_product_kernel_agree_with_its_cubin(source: Path, tmp_path: Path) -> None:
-    cubin = write_cubin(source, "sm_90a", tmp_path)
+    cubin = write_cubin(source, "sm_90a", tmp_path, *cuda.variants(source)[0])
     outcome = run("load", cubin, EMU_KERNELS=str(build.build_kernels()))
     assert (outcome.error, outcome.findings) == (None, [])
 

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 SHARED_LIMIT = 48 * 1024
 
 
-#: Files that are compiled for one variant at a time.
-VARIANTS = {"attention": ["bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128", "f16,f16,f16,64"]}
-
 COMPILATIONS = [
-    pytest.param(path, [f"VARIANT={variant}"] if variant else [], id=f"{path.stem} {variant}".rstrip())
+    pytest.param(path, defines, id=" ".join([path.stem, *defines]))
     for path in sorted(cuda.SOURCES.glob("*.cu"))
-    for variant in VARIANTS.get(path.stem, [""])
+    for defines in cuda.variants(path)
 ]
 
 

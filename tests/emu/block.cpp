@@ -22,10 +22,14 @@ Runner::Runner() : seed(ORDER) {
     void* memory = mmap(nullptr, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) perror("emu: stacks of the CUDA threads"), abort();
     all_stacks = static_cast<char*>(memory);
+    signal_stack = malloc(STACK);
+}
+
+void Runner::enter_thread() {
     // The handler of an exhausted stack needs a stack of its own.
     stack_t own{};
     own.ss_size = STACK;
-    own.ss_sp = malloc(own.ss_size);
+    own.ss_sp = signal_stack;
     sigaltstack(&own, nullptr);
 }
 

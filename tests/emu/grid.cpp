@@ -9,6 +9,7 @@
 #include <link.h>
 #include <mutex>
 #include <thread>
+#include <vector>
 #include "runner.h"
 
 extern "C" void* __tls_get_addr(size_t* index);
@@ -159,13 +160,40 @@ static unsigned num_helpers() {
     return workers && atoi(workers) > 1 ? atoi(workers) - 1 : 0;
 }
 
+// The runner of an OS thread. Those of ended threads are used again: their stacks are many mappings, of which a process may
+// have 65530.
+struct RunnerOfThread {
+    struct Idle {
+        std::mutex mutex;
+        std::vector<Runner*> runners;
+    };
+    static Idle& idle() {
+        static Idle* all = new Idle;  // the last threads end after static destructors
+        return *all;
+    }
+    Runner* own = nullptr;
+
+    RunnerOfThread() {
+        {
+            std::lock_guard<std::mutex> guard(idle().mutex);
+            if (!idle().runners.empty()) own = idle().runners.back(), idle().runners.pop_back();
+        }
+        if (!own) own = new Runner;
+        own->enter_thread();
+    }
+    ~RunnerOfThread() {
+        std::lock_guard<std::mutex> guard(idle().mutex);
+        idle().runners.push_back(own);
+    }
+};
+
 bool run(const Kernel* kernel, Launch* launch) {
     const uint64_t blocks = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
     std::atomic<uint64_t> next{0};
     std::atomic<bool> has_failed{false};
     const std::function<void()> work = [&] {
-        static thread_local Runner* own = new Runner;  // kept for the stacks; freed with the process
-        runner = own;
+        static thread_local RunnerOfThread of_thread;
+        Runner* own = runner = of_thread.own;
         Launch mine = *launch;  // each OS thread has its own text of an error
         for (uint64_t i; !has_failed && (i = next++) < blocks;) {
             own->prepare(kernel, &mine, unsigned(i));

@@ -26,7 +26,10 @@ struct Runner {
     char* shared = nullptr;
     size_t shared_size = 0;
 
+    void* signal_stack;
+
     Runner();
+    void enter_thread();  // before the first block of an OS thread
     char* take_stack();
     // Both return false after a failure, whose reason is in launch->error.
     bool run_block();

@@ -33,6 +33,9 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 #: PENSTOCK_CHECK_KERNELS=1: the emulated driver runs the kernels and checks every access of memory.
 CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
 
+#: Variants of a file that is compiled for one of them at a time.
+VARIANTS = {"attention": ["bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128", "f16,f16,f16,64"]}
+
 Array = np.ndarray[Any, Any]
 
 
@@ -104,6 +107,11 @@ def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
         cubin.write_bytes(code)
         log.write_text(text)
     return cubin.read_bytes(), log.read_text()
+
+
+def variants(path: Path) -> list[list[str]]:
+    """The definitions of each compilation of a file."""
+    return [[f"VARIANT={variant}"] for variant in VARIANTS.get(path.stem, [])] or [[]]
 
 
 def resources(log: str) -> dict[str, Resources]:
