@@ -151,6 +151,7 @@ def test_name_and_patterns_are_options(server: FileServer, tmp_path: Path) -> No
         ),
         (["--model-uri", "tos://b/m"], 2, "ak (TOS_ACCESS_KEY) is missing"),
         (["--model-uri", "https://h/f#sha256=00"], 2, "64 hexadecimal digits"),
+        (["--ignore-pattern", "*"], 1, "files is selected: ignore_patterns='*'"),
         (["--model-name", "../x"], 2, "model_name"),
         (["--model-uri", "acme/none"], 1, "not found on the hub"),
         (["--nonsense"], 2, "--nonsense"),

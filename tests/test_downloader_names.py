@@ -203,6 +203,8 @@ def test_directory_of_a_model_has_no_other_model(s3: S3, tmp_path: Path) -> None
     for name in ("a/m/sub", "a/m/sub/deeper"):
         with pytest.raises(InvalidArgumentError, match="'a/m' is a model itself"):
             model_directory(tmp_path, name)
+    with pytest.raises(InvalidArgumentError, match="m' is a model itself: models are in"):
+        model_directory(tmp_path / "a" / "m", "m")
     assert model_directory(tmp_path, "a/m") == tmp_path / "a" / "m"
 
 

@@ -250,7 +250,9 @@ def test_options_select_files(server: FileServer, tmp_path: Path) -> None:
     }
     selected = fetch(server, tmp_path / "b", allow_patterns=["nested/*", "*.json"], ignore_patterns=["tok*"])
     assert selected.keys() == {"config.json", "nested/folder/notes.txt"}
-    with pytest.raises(ModelNotFoundError, match="no file"):
+    with pytest.raises(
+        ModelNotFoundError, match="none of the model's 5 files is selected: allow_file_suffix='gguf'"
+    ):
         fetch(server, tmp_path / "c", allow_file_suffix=["gguf"])
 
 

@@ -379,3 +379,41 @@ def test_operations_of_one_adapter_wait_for_each_other(engine: FakeEngine) -> No
             thread.join()
         assert runtime.application.state.adapters.operations.num_requests("lora-2") == 0
     assert [call.body["lora_name"] for call in engine.calls] == ["lora-2", "other", "lora-2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "remedy"),
+    [
+        ("vllm", b'{"detail":"Not Found"}', "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=true"),
+        ("penstock", b'{"error":{"message":"there is no such path"}}', "--max-adapters"),
+    ],
+)
+def test_engine_without_routes_of_adapters_needs_options(
+    engine: FakeEngine, kind: str, answer: bytes, remedy: str
+) -> None:
+    engine.answer(ENGINE_LOAD, Answer(404, answer))
+    with runtime_of(engine, engine=kind) as runtime:
+        reply = runtime.ask(LOAD, BODY)
+    assert error_of(reply) == (404, "NotFoundError", None)
+    assert reply[1]["message"] == f"the engine has no route {ENGINE_LOAD}: start it with {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b'{"error": {"message": "no rank"}}', "no rank"),
+        (b'{"object": "error", "message": "no rank"}', "no rank"),
+        (b'{"detail": "no rank"}', "no rank"),
+        (b'"no rank"', "no rank"),
+        (b'{"detail": [1]}', '{"detail": [1]}'),
+        (b"[1]", "[1]"),
+        (b"no JSON", "no JSON"),
+        (b"[" * 100_000, "[" * 1000),
+    ],
+)
+def test_reason_of_the_engine_is_shown(
+    runtime: Runtime, engine: FakeEngine, answer: bytes, reason: str
+) -> None:
+    engine.answer(ENGINE_LOAD, Answer(400, answer))
+    message = runtime.ask(LOAD, BODY)[1]["message"]
+    assert message == f"the engine answers with status 400 to loading the adapter 'lora-2': {reason}"

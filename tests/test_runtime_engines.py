@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
+from penstock._cli_serve import serve
 from penstock.runtime.engines import engine
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.process import start_time_of
@@ -136,6 +137,13 @@ def test_devices_must_fit_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> N
     assert arguments_of("vllm", sizes) == ["--tensor-parallel-size=2", "--pipeline-parallel-size=2"]
     with pytest.raises(ApiError, match="the number of visible devices, 4"):
         arguments_of("vllm", {"--tensor-parallel-size": "2"})
+
+
+def test_allowed_flags_of_penstock_are_options_of_its_server() -> None:
+    with pytest.raises(ApiError, match="one of --block-size, ") as error:
+        arguments_of("penstock", {"--tensor-parallel-size": "2"})
+    flags = str(error.value).partition("one of ")[2].split(", ")
+    assert set(flags) <= {flag for option in serve.params for flag in option.opts}
 
 
 def test_operator_can_allow_further_flags() -> None:

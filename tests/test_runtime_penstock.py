@@ -150,6 +150,7 @@ def test_process_is_small_and_ends_with_status_0(tmp_path: Path) -> None:
         [peak] = re.findall(r"VmHWM:\s+(\d+)", _status(runtime.process.pid))
         assert int(peak) <= 60 << 10, peak
     log = b"".join(runtime.application)
+    assert b"the engine is vllm at http://127.0.0.1:" in log
     assert b"POST /v1/lora_adapter/load status=401" in log
     assert SECRET.encode() not in log
 

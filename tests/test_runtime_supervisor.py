@@ -110,7 +110,8 @@ async def test_engine_killed_six_times_fails_at_last(tmp_path: Path) -> None:
         clock.now += 1000
         await supervisor.tick()
         assert engine.phase == "failed"
-        assert engine.last_error == "the process has ended"
+        reason = "the process has ended with status -9: the log of the runtime has its output"
+        assert engine.last_error == reason
         # A request starts it again, with new restarts.
         assert supervisor.activate(record(), [], "org/repo") is engine
         assert (engine.phase, engine.num_restarts, engine.is_alive()) == ("active", 0, True)

@@ -87,7 +87,7 @@ class Adapters:
         if not names_hub_model(path):
             found = within(path, self._settings.roots)
             if found is None:
-                limit = "a hub id, or a path in the folder of adapters or another allowed one"
+                limit = "a hub id, a URL, or a path below --adapter-dir, --model-dir or an --allowed-root"
                 raise not_allowed("ValidationError", "lora_path", path, limit)
             path = str(found)
         await self._engine.load_adapter(name, path, authorization)
@@ -153,7 +153,7 @@ class Adapters:
         """The folder of an adapter. That of another URL is another one, so versions are never mixed."""
         self._engine.adapter_routes()  # otherwise the download is for nothing
         if scheme_of(url) not in _SCHEMES:
-            limit = "a URL with one of " + ", ".join(sorted(_SCHEMES))
+            limit = "a URL of one of the schemes " + ", ".join(sorted(_SCHEMES))
             if scheme_of(url) in ("http", "https"):
                 limit += ": a web server has one file, and an adapter is a directory"
             raise not_allowed("ValidationError", "artifact_url", url, limit)
@@ -161,7 +161,7 @@ class Adapters:
         if local_dir is not None:
             found = within(local_dir, self._settings.roots)
             if found is None:
-                limit = "in the folder of adapters or another allowed one"
+                limit = "below --adapter-dir, --model-dir or an --allowed-root"
                 raise not_allowed("ValidationError", "local_dir", local_dir, limit)
             folder = found
         path = folder / name / sha256(url.encode()).hexdigest()[:12]

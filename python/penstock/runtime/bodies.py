@@ -130,7 +130,7 @@ class Operation(_Body):
 class Sleep(Operation):
     """The level of sleep, as vLLM has it."""
 
-    level: Literal[1, 2] = 1
+    level: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
 
 
 class KvLimit(Operation):

@@ -175,7 +175,7 @@ class Downloads:
     def _root(self, local_dir: str | None) -> Path:
         root = within(local_dir or self._settings.model_dir, self._settings.roots)
         if root is None:
-            message = f"local_dir={local_dir!r} is not in the folder of models or another allowed one"
+            message = f"local_dir={local_dir!r} is not below --model-dir, --adapter-dir or an --allowed-root"
             raise InvalidArgumentError(message, "local_dir")
         return root
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
+import msgspec
 from yarl import URL
 
 from penstock.runtime.errors import ApiError
@@ -25,6 +26,14 @@ _ADAPTER_ROUTES = {
     "sglang": ("/load_lora_adapter", "/unload_lora_adapter"),
     "vllm": ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
 }
+#: The engines have these routes if they are started with certain options.
+_START_OPTIONS = {
+    "penstock": "start it with --max-adapters",
+    "sglang": "start it with --enable-lora",
+    "vllm": "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+}
+#: Messages of Starlette and of Penstock for unknown paths.
+_NO_ROUTE = ("Not Found", "there is no such path")
 #: The first version of vLLM with these routes.
 _FIRST_VERSION = (0, 6, 1)
 _MAX_CONNECTIONS = 10
@@ -49,6 +58,16 @@ class Reply(NamedTuple):
     def text(self, limit: int = 1000) -> str:
         """The beginning of the body."""
         return self.body[:limit].decode(errors="replace")
+
+    def reason(self) -> str:
+        """The message of an error response in one of the usual forms, or the beginning of the body."""
+        try:
+            found = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found = None
+        error = found.get("error", found) if isinstance(found, dict) else found
+        message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
+        return message[:1000] if isinstance(message, str) else self.text()
 
 
 class EngineClient:
@@ -96,7 +115,8 @@ class EngineClient:
             message = f"the engine did not answer within {total:g} seconds"
             raise ApiError(408, "TimeoutError", message) from error
         except aiohttp.ClientConnectorError as error:
-            raise ApiError(502, "ConnectionError", "the engine cannot be reached") from error
+            message = "the engine cannot be reached at the address of --engine-endpoint"
+            raise ApiError(502, "ConnectionError", message) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             message = f"the request to the engine failed: {type(error).__name__}"
             raise ApiError(500, "RequestError", message) from error
@@ -139,6 +159,9 @@ class EngineClient:
         route = self.adapter_routes()[0]
         fields = {"lora_name": name, "lora_path": path}
         reply = await self._repeat(route, fields, authorization)
+        if reply.status == 404 and reply.reason() in _NO_ROUTE:  # noqa: PLR2004 - not found
+            message = f"the engine has no route {route}: {_START_OPTIONS[self.kind]}"
+            raise ApiError(404, "NotFoundError", message)
         _check(reply, f"loading the adapter {name!r}")
         return reply.text()
 
@@ -195,5 +218,5 @@ def _check(reply: Reply, verb: str) -> None:
     if reply.status in (200, 201):
         return
     status = reply.status if 400 <= reply.status < _SERVER_ERROR else _SERVER_ERROR  # noqa: PLR2004
-    message = f"the engine answers with status {reply.status} to {verb}: {reply.text()}"
+    message = f"the engine answers with status {reply.status} to {verb}: {reply.reason()}"
     raise ApiError(status, _KINDS.get(status, "ServerError"), message)

@@ -130,7 +130,7 @@ async def unload_adapter(state: State, request: Request) -> Response:
         work = partial(state.adapters.unload, name, direct.lora_int_id, authorization, deletes=False)
         reply = await while_connected(request.receive, work)
         if reply.status == _NOT_FOUND:
-            message = f"the engine has no adapter {name!r}: {reply.text()}"
+            message = f"the engine has no adapter {name!r}: {reply.reason()}"
             raise ApiError(404, "NotFoundError", message, param="lora_name")
         return PlainTextResponse(f"Success: LoRA adapter '{name}' unloaded successfully.")
     body = converted(fields, DelegatedUnload)

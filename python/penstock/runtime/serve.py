@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import uvicorn
 
@@ -52,5 +53,8 @@ def serve(settings: RuntimeSettings, address: Address) -> None:
     )
     with listening(address) as listener:
         host = f"[{address.host}]" if ":" in address.host else address.host
+        engine = urlsplit(settings.engine_endpoint)  # without a user and a password
+        origin = f"{engine.scheme}://{engine.netloc.rpartition('@')[2]}"
         logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
+        logger.info("the engine is %s at %s", settings.engine, origin)
         _Server(config).run([listener])

@@ -120,7 +120,7 @@ class RuntimeSettings:
         for name in ("tokens", "allowed_roots", "artifact_hosts", "engine_flags"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-                raise _error(name, None if name == "tokens" else values, "a tuple of texts")
+                raise _error(name, None if name == "tokens" else values, "texts that are not empty")
         for name in ("engine_timeout", "scrape_timeout", "download_timeout"):
             value = getattr(self, name)
             if not 0 < value < math.inf:

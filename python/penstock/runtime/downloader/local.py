@@ -104,4 +104,5 @@ class LocalSource:
             return
         real = path.resolve()
         if not any(real.is_relative_to(Path(root).resolve()) for root in roots):
-            raise AccessDeniedError(f"{path}: not in an allowed directory")
+            options = "DOWNLOADER_ALLOWED_ROOTS, or --allowed-root of the runtime"
+            raise AccessDeniedError(f"{path}: not in an allowed directory ({options})")

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from penstock.runtime.downloader.options import Options
 
-__all__ = ["check_distinct", "is_safe", "is_state", "selected"]
+__all__ = ["SELECTIONS", "check_distinct", "is_safe", "is_state", "selected"]
 
+#: The options that select files.
+SELECTIONS = ("allow_file_suffix", "allow_patterns", "ignore_patterns")
 _MAX_NAME, _MAX_SEGMENT = 1024, 255
 #: Weights in formats that repositories have beside safetensors.
 _OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".ot", ".pt", ".pth")

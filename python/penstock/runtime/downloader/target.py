@@ -54,6 +54,9 @@ def model_directory(local_dir: Path, model_name: str) -> Path:
         if (Path(local_dir) / parent / _STATE / _LOCK).exists():
             message = f"model_name={model_name!r:.200}: {str(parent)!r:.200} is a model itself"
             raise InvalidArgumentError(message, "model_name")
+    if (Path(local_dir) / _STATE / _LOCK).exists():
+        message = f"local_dir={str(local_dir)!r:.200} is a model itself: models are in folders of it"
+        raise InvalidArgumentError(message, "local_dir")
     return Path(local_dir) / model_name
 
 

@@ -17,7 +17,7 @@ from penstock.runtime.downloader.errors import (
     UnsafeNameError,
 )
 from penstock.runtime.downloader.jobs import Job
-from penstock.runtime.downloader.names import check_distinct, is_safe, is_state, selected
+from penstock.runtime.downloader.names import SELECTIONS, check_distinct, is_safe, is_state, selected
 from penstock.runtime.downloader.pool import Pool, Workers
 from penstock.runtime.downloader.progress import Counts, Progress
 from penstock.runtime.downloader.retries import Pacer, SystemClock
@@ -110,8 +110,12 @@ def _listed(files: Iterable[RemoteFile], options: Options) -> dict[str, RemoteFi
 def _selected(found: dict[str, RemoteFile], options: Options) -> list[RemoteFile]:
     """The files that the options select, safetensors and large files first."""
     names = selected(list(found), options)
-    if not names and not (options.allow_empty and not found):
-        raise ModelNotFoundError("no file of the model is selected" if found else "the model has no files")
+    if not names and found:
+        chosen = {name: getattr(options, name) for name in SELECTIONS}
+        shown = ", ".join(f"{name}={', '.join(values)!r:.100}" for name, values in chosen.items() if values)
+        raise ModelNotFoundError(f"none of the model's {len(found)} files is selected: {shown}")
+    if not names and not options.allow_empty:
+        raise ModelNotFoundError("the model has no files")
     check_distinct(names)
     total = sum(found[name].size or 0 for name in names)
     if total > options.max_bytes:

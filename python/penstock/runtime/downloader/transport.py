@@ -273,7 +273,8 @@ class Session:
             raise InvalidArgumentError(f"{shown(url)}: not an HTTP URL", "endpoint")
         allowed = self._allowed_hosts
         if allowed is not None and not any(fnmatch.fnmatchcase(host, item.lower()) for item in allowed):
-            raise AccessDeniedError(f"{host}: not among the allowed hosts")
+            options = "DOWNLOADER_ALLOWED_HOSTS, or --artifact-host of the runtime"
+            raise AccessDeniedError(f"{host}: not among the allowed hosts ({options})")
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """The connections to a host, or to the proxy of the environment for it."""

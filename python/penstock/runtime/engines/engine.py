@@ -149,7 +149,7 @@ class RunningEngine:
             message = f"the engine of {name!r} has no {path}: status {reply.status}"
             raise ApiError(409, "ConflictError", message)
         if reply.status != _OK:
-            message = f"the engine answers with status {reply.status} to {path}: {reply.text()}"
+            message = f"the engine answers with status {reply.status} to {path}: {reply.reason()}"
             raise ApiError(502, "ServerError", message)
         self.phase = target
         self.record.is_asleep = target == "sleeping"

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["arguments_of"]
 
-#: Of `penstock serve` and `vllm serve`.
-_FLAGS = """
+_PENSTOCK_FLAGS = """
+    block-size dtype enable-lora kv-cache-dtype max-adapter-rank max-adapters max-lora-rank max-loras
+    max-model-len max-num-batched-tokens max-num-seqs max-waiting num-speculative-tokens prefix-cache
+    quantization reasoning-parser speculation threads tool-parser
+"""
+_VLLM_FLAGS = """
     block-size data-parallel-size dtype enable-auto-tool-choice enable-chunked-prefill enable-lora
-    enable-prefix-caching enable-sleep-mode enforce-eager kv-cache-dtype max-adapter-rank max-adapters
-    max-logprobs max-lora-rank max-loras max-model-len max-num-batched-tokens max-num-seqs max-waiting
-    num-speculative-tokens pipeline-parallel-size prefix-cache quantization reasoning-parser revision seed
-    speculation tensor-parallel-size threads tool-call-parser tool-parser
+    enable-prefix-caching enable-sleep-mode enforce-eager kv-cache-dtype max-logprobs max-lora-rank max-loras
+    max-model-len max-num-batched-tokens max-num-seqs num-speculative-tokens pipeline-parallel-size
+    quantization reasoning-parser revision seed tensor-parallel-size tool-call-parser
 """
 _SGLANG_FLAGS = """
     chunked-prefill-size context-length data-parallel-size disable-cuda-graph disable-radix-cache dp-size
@@ -32,7 +35,7 @@ _SGLANG_FLAGS = """
 """
 _ALLOWED = {
     kind: frozenset(f"--{name}" for name in flags.split())
-    for kind, flags in (("penstock", _FLAGS), ("vllm", _FLAGS), ("sglang", _SGLANG_FLAGS))
+    for kind, flags in (("penstock", _PENSTOCK_FLAGS), ("vllm", _VLLM_FLAGS), ("sglang", _SGLANG_FLAGS))
 }
 #: Shares of the memory of a GPU, which the engines on it divide.
 _MEMORY = ("gpu-memory-utilization", "mem-fraction-static")

@@ -111,7 +111,7 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
     if scheme not in ("s3", "tos", "http", "https"):
         found = within(url, settings.roots)
         if found is None:
-            limit = "a hub id, a URL, or a path in the folder of models or another allowed one"
+            limit = "a hub id, a URL, or a path below --model-dir, --adapter-dir or an --allowed-root"
             raise not_allowed("ValidationError", "artifact_url", body.artifact_url, limit)
         return str(found), body.artifact_url
     try:

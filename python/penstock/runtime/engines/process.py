@@ -65,6 +65,11 @@ class EngineProcess:
             return self._child.poll() is None
         return start_time_of(self.pid) == self.start_time
 
+    @property
+    def status(self) -> int | None:
+        """The exit status of a child that has ended, or the negative number of the signal that ended it."""
+        return None if self._child is None else self._child.poll()
+
     def wait(self) -> None:
         """Wait for the end of a child that was killed, so that the system removes it."""
         if self._child is not None:

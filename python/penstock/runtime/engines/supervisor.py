@@ -112,7 +112,9 @@ class Supervisor:
         if engine.phase == "failed":
             return
         if not engine.is_alive():
-            self._restart_later(engine, "the process has ended")
+            status = engine.process.status if engine.process is not None else None
+            ending = "" if status is None else f" with status {status}: the log of the runtime has its output"
+            self._restart_later(engine, f"the process has ended{ending}")
             return
         if engine.phase == "active":
             is_ready = await engine.check()
