@@ -11,9 +11,12 @@ import anyio
 import pytest
 
 from api_support import BACKENDS, wait_until
+from penstock.runtime import RuntimeSettings
+from penstock.runtime.bodies import Download
+from penstock.runtime.downloads import Downloads
 from penstock.runtime.errors import ApiError
 from penstock.runtime.operations import Operations
-from support.remote import serving_files
+from support.remote import Asked, Sent, serving_files
 from support.runtime import Answer, FakeEngine, runtime_of
 from support.serving import post
 
@@ -290,3 +293,37 @@ def test_change_of_an_engine_is_not_interrupted(tmp_path: Path) -> None:
         assert not ended.is_set()
         may_end.set()
         assert ended.wait(20)
+
+
+def test_end_of_the_runtime_ends_a_request_for_a_download(tmp_path: Path) -> None:
+    with serving_files() as hub:
+        hub.models["org/m"] = {"config.json": b"{}"}
+        may_continue = threading.Event()
+
+        def hold(_asked: Asked) -> Sent | None:
+            may_continue.wait(60)
+            return None
+
+        hub.faults.append(hold)
+        settings = RuntimeSettings(model_dir=str(tmp_path / "models"), artifact_hosts=("127.0.0.1",))
+        body = Download(model_uri="org/m", download_extra_config={"hf_endpoint": hub.url})
+        statuses: list[int] = []
+
+        async def main() -> None:
+            downloads = Downloads(settings)
+
+            async def request() -> None:
+                try:
+                    await downloads.start(body)
+                except ApiError as error:
+                    statuses.append(error.status)
+
+            async with anyio.create_task_group() as requests, anyio.create_task_group() as application:
+                downloads.group = application
+                requests.start_soon(request)
+                await anyio.to_thread.run_sync(partial(wait_until, lambda: bool(hub.requests)))
+                application.cancel_scope.cancel()
+
+        anyio.run(main)
+        may_continue.set()
+    assert statuses == [503]

@@ -192,7 +192,7 @@ class _Endpoint:
 
 
 class Application:
-    """The runtime as an ASGI application; made by `app`. Downloads need its lifespan."""
+    """The runtime as an ASGI application; made by `app`. Operations and downloads need its lifespan."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self.state = State(settings)
