@@ -148,6 +148,15 @@ async def test_command_that_cannot_be_run_fails_at_last(tmp_path: Path) -> None:
         )
 
 
+async def test_engines_of_two_runtimes_take_different_ports(tmp_path: Path) -> None:
+    """Their engines do not listen yet, so all ports look free to both."""
+    ports = set()
+    for name in ("a", "b", "c"):
+        async with supervising(tmp_path / name, command="/no/such/command") as (supervisor, _):
+            ports.add(supervisor.activate(record(), [], "org/repo").record.port)
+    assert len(ports) > 1
+
+
 async def test_next_runtime_adopts_a_running_engine(tmp_path: Path) -> None:
     async with supervising(tmp_path) as (first, _):
         pid = first.activate(record(), [], "org/repo").record.pid

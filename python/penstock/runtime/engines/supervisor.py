@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import socket
 import time
@@ -277,7 +278,8 @@ class Supervisor:
 
     def _free_port(self, wanted: int) -> int:
         taken = {engine.record.port for engine in self.engines.values()}
-        for port in (wanted,) if wanted else PORTS:
+        # At random: the next free one can be taken by another process before the engine listens.
+        for port in (wanted,) if wanted else random.sample(PORTS, len(PORTS)):
             if port not in taken and _is_free(self.settings.engines_host, port):
                 return port
         if wanted:
