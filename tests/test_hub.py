@@ -436,6 +436,42 @@ def test_offline_cache_miss_is_one_line_with_id_and_hint(
     assert hub.requests == []
 
 
+#: The exit begins while a pool starts a thread, which it registers afterwards.
+EXIT_WITH_A_POOL = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from penstock import _hub
+from penstock._core import Port
+
+is_started, is_forgotten = threading.Event(), threading.Event()
+start, forget = threading.Thread.start, _hub.Lookup._forget_threads
+
+def start_pool(_model, _files):
+    ThreadPoolExecutor().submit(threading.Event().wait)
+
+def start_slowly(thread):
+    start(thread)
+    if thread.name.startswith("ThreadPoolExecutor"):
+        is_started.set()
+        is_forgotten.wait(0.5)  # with the lock of the pool, for which `forget` must wait
+
+def forget_and_set(lookup):
+    forget(lookup)
+    is_forgotten.set()
+
+_hub.resolve = start_pool
+threading.Thread.start = start_slowly
+_hub.Lookup._forget_threads = forget_and_set
+lookup = _hub.Lookup("model", Port(blocking=True))
+is_started.wait()
+lookup.abandon()
+"""
+
+
+def test_thread_that_starts_at_the_exit_does_not_delay_it() -> None:
+    subprocess.run([sys.executable, "-c", EXIT_WITH_A_POOL], check=True, timeout=20)
+
+
 @pytest.mark.parametrize("code", INTERRUPTED.values(), ids=INTERRUPTED)
 def test_ctrl_c_in_a_stalled_download_ends_the_process(hub: Hub, tmp_path: Path, code: str) -> None:
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import concurrent.futures.thread
 import os
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock._core import Port
 from penstock._hub_ids import parse_hub_id
@@ -120,10 +120,14 @@ class Lookup:
             threading._register_atexit(self._forget_threads)  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _forget_threads(self) -> None:
-        threads = _pool_threads()
-        for thread in set(threads) - self._other_threads:
-            if thread.daemon:
-                threads.pop(thread, None)
+        pools: Any = concurrent.futures.thread
+        # A pool holds the lock while it starts and registers a thread. After `_shutdown` it starts none.
+        with getattr(pools, "_global_shutdown_lock", nullcontext()):
+            pools._shutdown = True  # noqa: SLF001 - as the standard library does next
+            threads = _pool_threads()
+            for thread in set(threads) - self._other_threads:
+                if thread.daemon:
+                    threads.pop(thread, None)
 
 
 @overload
