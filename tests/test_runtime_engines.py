@@ -131,6 +131,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runtime]:
         yield runtime
 
 
+def test_path_of_a_model_that_does_not_exist_is_404(shared: Runtime) -> None:
+    path = f"{shared.application.state.settings.model_dir}/none"
+    status, error, _ = shared.ask(f"{MODELS}/activate", {**BODY, "artifact_url": path})
+    assert (status, error["type"], error["param"]) == (404, "ModelNotFoundError", "artifact_url")
+    assert shared.ask(MODELS)[1]["models"] == []
+
+
 def test_devices_must_fit_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     sizes = {"--tensor-parallel-size": "2", "--pipeline-parallel-size": "2"}

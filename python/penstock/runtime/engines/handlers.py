@@ -113,6 +113,9 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
         if found is None:
             limit = "a hub id, a URL, or a path below --model-dir, --adapter-dir or an --allowed-root"
             raise not_allowed("ValidationError", "artifact_url", body.artifact_url, limit)
+        if not await anyio.to_thread.run_sync(found.exists):
+            message = f"artifact_url={body.artifact_url!r:.200}: no such file or directory"
+            raise ApiError(404, "ModelNotFoundError", message, param="artifact_url")
         return str(found), body.artifact_url
     try:
         options = options_for(url, request_options(url, body.credentials, body.additional_config), settings)
