@@ -107,7 +107,7 @@ def test_key_of_the_engine_replaces_a_token_of_the_runtime() -> None:
     assert engine_header(TOKEN, **both) == "Bearer key"
     assert engine_header({"X-API-Key": "secret"}, **both) == "Bearer key"
     assert engine_header({"X-API-Key": "secret", "Authorization": "Bearer mine"}, **both) == "Bearer mine"
-    assert engine_header(TOKEN, tokens=("secret",)) == "Bearer secret"
+    assert engine_header(TOKEN, tokens=("secret",)) is None
     assert engine_header({}, engine_key="key") == "Bearer key"
 
 
@@ -115,9 +115,10 @@ def test_key_of_the_engine_is_not_used_for_other_readers() -> None:
     engine = FakeEngine()
     engine.answer("/v1/models", Answer(body=b"{}"))
     with runtime_of(engine, engine_key="key") as runtime:
-        assert runtime.ask("/v1/models")[0] == 200
-        assert runtime.ask("/v1/models", headers=TOKEN)[0] == 200
-    assert [call.headers.get("authorization") for call in engine.calls] == [None, "Bearer secret"]
+        for headers in ({"X-Forwarded-For": "10.0.0.1"}, {}, TOKEN):
+            assert runtime.ask("/v1/models", headers=headers)[0] == 200
+    found = [call.headers.get("authorization") for call in engine.calls]
+    assert found == [None, "Bearer key", "Bearer secret"]
 
 
 def test_key_of_the_engine_does_not_follow_a_redirect() -> None:

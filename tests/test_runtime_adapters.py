@@ -94,6 +94,22 @@ def test_ready_with_the_check_asks_the_engine_for_its_health(engine: FakeEngine)
     assert {call.path for call in engine.calls} == {"/health"}
 
 
+def test_probes_at_the_same_time_share_one_request(engine: FakeEngine) -> None:
+    engine.answer("/health", Answer(200))
+    with runtime_of(engine, ready_checks_engine=True, scrape_timeout=20) as runtime:
+        engine.may_answer.clear()
+        answers: list[int] = []
+        ask = lambda: answers.append(runtime.ask("/ready")[0])  # noqa: E731 - for the threads
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: runtime.application.state.health.num_requests("engine") == 40)
+        engine.may_answer.set()
+        for thread in threads:
+            thread.join()
+    assert (answers, len(engine.calls)) == ([200] * 40, 1)
+
+
 def test_models_of_the_document_are_returned_byte_for_byte(runtime: Runtime) -> None:
     text = (DATA / "vllm_models.json").read_bytes()
     runtime.engine.answer("/v1/models", Answer(body=text))

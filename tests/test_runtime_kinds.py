@@ -189,6 +189,17 @@ def test_kv_limit_is_set_once_per_operation(runtime: Runtime, segments: Path, tm
         assert runtime.value(f"{prefix}_limit_operations_total", result=result) == 1
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_files_other_than_segments_are_not_read(segments: Path, tmp_path: Path, kind: str) -> None:
+    place = segments / "m"
+    if kind == "fifo":
+        os.mkfifo(place)
+    else:
+        (tmp_path / "other").write_bytes(bytes(24))
+        place.symlink_to(tmp_path / "other")
+    assert kvcached.read_segment("m") is None
+
+
 def test_kv_limit_needs_kvcached(
     runtime: Runtime, segments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

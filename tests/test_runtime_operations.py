@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from api_support import BACKENDS, wait_until
-from penstock.runtime import RuntimeSettings
+from penstock.runtime import RuntimeSettings, downloads
 from penstock.runtime.bodies import Download
 from penstock.runtime.downloads import Downloads
 from penstock.runtime.errors import ApiError
@@ -256,6 +256,44 @@ def test_requests_for_one_adapter_are_limited() -> None:
         assert (status, error["type"], headers["retry-after"]) == (503, "OverloadedError", "1")
         engine.may_answer.set()
         assert runtime.ask(LOAD, {**BODY, "lora_name": "other"})[0] == 200
+
+
+def test_end_of_the_runtime_answers_requests_that_wait() -> None:
+    engine = FakeEngine()
+    with runtime_of(engine) as runtime:
+        engine.may_answer.clear()
+        with runtime.send(post(LOAD, BODY)) as connection:
+            wait_until(lambda: len(engine.calls) == 1)
+            runtime.server.should_exit = True
+            answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the runtime is stopping" in answer
+
+
+def test_lists_at_the_same_time_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    scanned: list[Path] = []
+    models = downloads._models
+
+    def slow(root: Path) -> list[Any]:
+        scanned.append(root)
+        may_end.wait(60)
+        return models(root)
+
+    monkeypatch.setattr(downloads, "_models", slow)
+    with runtime_of(FakeEngine(), model_dir=str(tmp_path)) as runtime:
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(runtime.ask("/v1/model/list")[0]))
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: runtime.application.state.lists.num_requests("lists") == 8)
+        may_end.set()
+        for thread in threads:
+            thread.join()
+    assert (statuses, scanned) == ([200] * 8, [tmp_path])
 
 
 def test_client_that_leaves_ends_the_download_of_its_activation(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import uvicorn
-
 from api_support import wait_until
-from penstock.runtime import RuntimeSettings, app
+from penstock.runtime import RuntimeSettings
+from penstock.runtime.serve import server
 from support.serving import Served, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import uvicorn
     from starlette.types import Receive, Scope, Send
 
 
@@ -82,6 +82,7 @@ class Runtime(Served):
     """A runtime on a real socket, with its engine."""
 
     engine: FakeEngine
+    server: uvicorn.Server
 
     def families(self, text: bytes | None = None) -> dict[str, Any]:
         """The metric families of a scrape by name, of a parser that refuses what Prometheus refuses."""
@@ -115,16 +116,16 @@ class Runtime(Served):
 def running(settings: RuntimeSettings) -> Iterator[Runtime]:
     """A runtime with these settings, with its lifespan and the settings of `penstock runtime`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        application = app(settings)
-        config = uvicorn.Config(application, log_level="error", lifespan="on", proxy_headers=False)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        found = server(settings)
+        thread = threading.Thread(target=found.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            wait_until(lambda: server.started)
-            yield Runtime(application, listener.getsockname()[1])
+            wait_until(lambda: found.started)
+            runtime = Runtime(found.config.app, listener.getsockname()[1])
+            runtime.server = found
+            yield runtime
         finally:
-            server.should_exit = True
+            found.should_exit = True
             thread.join()
 
 

@@ -54,19 +54,17 @@ class Access:
     def authorization(self, request: Request, level: Level, key: str | None = None) -> str | None:
         """The header with which the engine is asked for a request that is allowed.
 
-        It has `key`, or is the client's. If it has a token of the runtime, the engine's own key replaces it.
+        It has `key`, or is the client's, or has the engine's own key. A token of the runtime never leaves it.
         """
         given = request.headers.get("authorization") if key is None else f"Bearer {key}"
-        if self.engine_authorization is None or not self._may_use_key(request, level):
+        if given is not None and digest_of(_bearer(given)) not in self._tokens:
             return given
-        if given is None or digest_of(_bearer(given)) in self._tokens:
-            return self.engine_authorization
-        return given
+        return self.engine_authorization if self._may_use_key(request, level) else None
 
     def _may_use_key(self, request: Request, level: Level) -> bool:
         """Whether a request that is allowed may have the engine's key: not that of a stranger."""
-        if level != "open":
-            return bool(self._tokens) or level != "read"
+        if level in ("change", "engines"):
+            return True
         if self._tokens:
             return self._has_token(request)
         try:

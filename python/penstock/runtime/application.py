@@ -117,18 +117,18 @@ class _Endpoint:
         label = request.headers.get("x-request-id", "")
         label = label if _LABEL.fullmatch(label) else secrets.token_hex(16)
         token = request_id.set(label)
-        status = _DISCONNECTED
+        status, size = _DISCONNECTED, 0
         try:
             response = await self._answer(request)
             response.headers["x-request-id"] = label
-            status = response.status_code
+            status, size = response.status_code, len(response.body)
             await response(scope, receive, send)
         except (*_DISCONNECTS, OSError):
             status = _DISCONNECTED
         finally:
             seconds = time.perf_counter() - begin
             self._state.measures.add(request.method, self._path, status, seconds)
-            self._log(request, status, seconds)
+            self._log(request, status, size, seconds)
             request_id.reset(token)
 
     async def _answer(self, request: Request) -> Response:
@@ -170,7 +170,7 @@ class _Endpoint:
             headers["connection"] = "close"
         return headers
 
-    def _log(self, request: Request, status: int, seconds: float) -> None:
+    def _log(self, request: Request, status: int, size: int, seconds: float) -> None:
         level = logging.DEBUG if self._path in _PROBES else logging.INFO
         if not access_logger.isEnabledFor(level):
             return
@@ -181,7 +181,7 @@ class _Endpoint:
             path=path,
             status=status,
             milliseconds=round(1000 * seconds, 1),
-            bytes=0,
+            bytes=size,
             client="" if client is None else f"{client.host}:{client.port}",
             key=None,
             model=None,

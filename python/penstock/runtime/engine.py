@@ -122,7 +122,8 @@ class EngineClient:
             raise ApiError(500, "RequestError", message) from error
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
-        return (self._endpoint / path.removeprefix("/")).update_query(query)
+        path, _, text = path.partition("?")
+        return (self._endpoint / path.removeprefix("/")).with_query(text or None).update_query(query)
 
     async def _answer(self, method: str, url: URL, authorization: str | None, json: Any, limit: int) -> Reply:
         if self._session is None:
@@ -145,8 +146,8 @@ class EngineClient:
                     return Reply(response.status, await _read(response, limit))
                 url = url.join(URL(target))
                 if url.origin() != self._endpoint.origin():
-                    break
-        raise ApiError(502, "ConnectionError", "the engine redirects to another address")
+                    raise ApiError(502, "ConnectionError", "the engine redirects to another address")
+        raise ApiError(502, "ConnectionError", f"the engine redirects more than {_MAX_REDIRECTS - 1} times")
 
     async def models(self, authorization: str | None) -> bytes:
         """The engine's list of models, as it is."""

@@ -54,12 +54,12 @@ async def healthz(_state: State, _request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def ready(state: State, _request: Request) -> Response:
+async def ready(state: State, request: Request) -> Response:
     """Whether the runtime knows its engine and, as a setting, whether this one answers."""
     settings = state.settings
     if not (settings.engine and settings.engine_endpoint):
         return JSONResponse({"status": "not ready"}, 503)
-    if settings.ready_checks_engine and not await state.is_engine_up():
+    if settings.ready_checks_engine and not await while_connected(request.receive, state.is_engine_up):
         return JSONResponse({"status": "not ready", "reason": "the engine does not answer"}, 503)
     return JSONResponse({"status": "ready"})
 
@@ -162,4 +162,5 @@ async def list_models(state: State, request: Request) -> Response:
         folder = converted(await read_body(state, request), ListModels).local_dir
     else:
         folder = request.query_params.get("local_dir")
-    return JSONResponse({"object": "list", "data": await state.downloads.list(folder)})
+    join = partial(state.lists.join, "lists", folder, partial(state.downloads.list, folder))
+    return JSONResponse({"object": "list", "data": await while_connected(request.receive, join)})

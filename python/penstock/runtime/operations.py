@@ -80,6 +80,12 @@ class Operations:
         result: Returned = operation.outcome[0]
         return result
 
+    def stop(self) -> None:
+        """Cancel all operations, and start none until there is another group. Their requests get an error."""
+        self.group = None
+        for operation in self._running.values():
+            operation.scope.cancel()
+
     def _start(self, name: Hashable, key: Hashable, run: Callable[[], Awaitable[Any]]) -> _Operation:
         if self.group is None:
             raise _stopping()

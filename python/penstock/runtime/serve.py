@@ -14,11 +14,13 @@ from penstock.server.listener import Address, listening
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    import socket
     from types import FrameType
 
     from penstock.runtime.settings import RuntimeSettings
+    from penstock.runtime.state import State
 
-__all__ = ["serve"]
+__all__ = ["serve", "server"]
 
 logger = logging.getLogger("penstock.runtime")
 
@@ -30,17 +32,27 @@ _MAX_CONNECTIONS = 256
 class _Server(uvicorn.Server):
     """A server that exits with status 0 after a signal; the base class raises the signal again."""
 
+    def __init__(self, config: uvicorn.Config, state: State) -> None:
+        super().__init__(config)
+        self._state = state
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the operations, and then the connections, on which their requests are answered."""
+        self._state.stop()
+        await super().shutdown(sockets)
+
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
         """Stop listening and finish the requests; exit at once after the second signal."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
-def serve(settings: RuntimeSettings, address: Address) -> None:
-    """Serve until a signal."""
+def server(settings: RuntimeSettings) -> uvicorn.Server:
+    """A server of the runtime."""
     limits = ServerSettings(max_connections=_MAX_CONNECTIONS)
+    application = app(settings)
     config = uvicorn.Config(
-        app(settings),
+        application,
         http=limited_protocol(limits),
         ws="none",
         lifespan="on",
@@ -51,10 +63,16 @@ def serve(settings: RuntimeSettings, address: Address) -> None:
         timeout_graceful_shutdown=_DRAIN_TIMEOUT,
         h11_max_incomplete_event_size=2 * limits.max_header_bytes,
     )
+    return _Server(config, application.state)
+
+
+def serve(settings: RuntimeSettings, address: Address) -> None:
+    """Serve until a signal."""
+    found = server(settings)
     with listening(address) as listener:
         host = f"[{address.host}]" if ":" in address.host else address.host
         engine = urlsplit(settings.engine_endpoint)  # without a user and a password
         origin = f"{engine.scheme}://{engine.netloc.rpartition('@')[2]}"
         logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
         logger.info("the engine is %s at %s", settings.engine, origin)
-        _Server(config).run([listener])
+        found.run([listener])

@@ -32,6 +32,10 @@ _MAX_CHANGES = 64
 _MAX_PER_ENGINE = 16
 #: Scrapes at the same time: those with the engine's key, and likewise those without.
 _MAX_SCRAPES = 32
+#: Probes of the engine at the same time. They share one request.
+_MAX_PROBES = 1024
+#: Requests at the same time for lists of downloaded models.
+_MAX_LISTS = 32
 _OK = 200
 
 
@@ -52,6 +56,15 @@ class State:
         self.supervisor = Supervisor(settings)
         self.engine_operations = Operations(_MAX_PER_ENGINE)
         self.scrapes = Operations(_MAX_SCRAPES)
+        self.health = Operations(_MAX_PROBES)
+        self.lists = Operations(_MAX_LISTS)
+        self._operations = (
+            self.adapters.operations,
+            self.engine_operations,
+            self.scrapes,
+            self.health,
+            self.lists,
+        )
         #: Requests that change something now.
         self.num_changes = 0
 
@@ -76,21 +89,30 @@ class State:
                 group.start_soon(anyio.to_thread.run_sync, self.engine.prepare)
                 group.start_soon(self.supervisor.run)
                 yield
-                self._start_in(None)
+                self.stop()
                 group.cancel_scope.cancel()
         finally:
             await self.supervisor.close()
             await self.engine.close()
             await self.probes.close()
 
-    def _start_in(self, group: TaskGroup | None) -> None:
-        """Start downloads and operations in this group, or no more of them."""
+    def _start_in(self, group: TaskGroup) -> None:
+        """Start downloads and operations in this group."""
         self.downloads.group = group
-        for operations in (self.adapters.operations, self.engine_operations, self.scrapes):
+        for operations in self._operations:
             operations.group = group
 
+    def stop(self) -> None:
+        """End the operations, so that the requests that wait for them get an error, and start no more."""
+        self.downloads.group = None
+        for operations in self._operations:
+            operations.stop()
+
     async def is_engine_up(self) -> bool:
-        """Whether the engine answers that it is ready."""
+        """Whether the engine answers that it is ready. Requests at the same time share one probe."""
+        return await self.health.join("engine", None, self._probe)
+
+    async def _probe(self) -> bool:
         try:
             reply = await self.probes.request(
                 "GET",

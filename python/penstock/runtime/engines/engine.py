@@ -37,10 +37,8 @@ _OK = 200
 #: Statuses of an engine that does not have a route.
 _ABSENT = frozenset({403, 404, 405, 501})
 #: The numbers of running and of waiting requests: of vLLM, Penstock, and of SGLang.
-_NUMBERS = (
-    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
-    ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-)
+_VLLM_NUMBERS = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+_SGLANG_NUMBERS = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 #: The counters of the requests that have succeeded, of several versions of engines.
 _SUCCESSES = (
     *("vllm:request_success", "vllm:num_requests_success", "vllm:e2e_request_latency_seconds"),
@@ -230,7 +228,8 @@ class RunningEngine:
             ]
             return int(sum(values)) if values else None
 
-        running, waiting = map(total, _NUMBERS[self.record.engine == "sglang"])
+        names = _SGLANG_NUMBERS if self.record.engine == "sglang" else _VLLM_NUMBERS
+        running, waiting = map(total, names)
         if running is None or waiting is None:
             return {}
         found = {"request_metrics_observed": True, "requests_running": running, "requests_waiting": waiting}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -37,10 +39,14 @@ def ipc_name_of(name: str) -> str:
 def read_segment(name: str) -> Segment | None:
     """The numbers of a segment; nothing without one."""
     try:
-        with (_FOLDER / name).open("rb") as file:
-            content = file.read(_SEGMENT.size)
+        # All users may create files in the folder, also such as block the process that opens or reads them.
+        descriptor = os.open(_FOLDER / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        content = file.read(_SEGMENT.size)
     if len(content) < _SEGMENT.size:
         return None
     capacity, used, allocated = _SEGMENT.unpack(content)
