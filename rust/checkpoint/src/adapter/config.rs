@@ -62,7 +62,7 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 /// The ranks and scales of an adapter.
 pub(super) struct AdapterConfig {
     pub base_model: Option<String>,
-    /// Of the file.
+    /// A hash of the file.
     pub hash: u64,
     rank: usize,
     alpha: f64,

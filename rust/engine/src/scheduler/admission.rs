@@ -14,8 +14,8 @@
 //!
 //! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any
 //! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they
-//! wait like every preempted sequence. A sequence whose consumer has not read since it was preempted is paused instead
-//! of admitted.
+//! wait like every preempted sequence. A sequence is paused instead of admitted if its consumer has not read since it was
+//! preempted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

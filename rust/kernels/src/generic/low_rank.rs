@@ -177,7 +177,7 @@ fn sums<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [f32; LANES] {
     while half > 0 {
         if count > 1 {
             count /= 2;
-            // The lanes whose numbers do not have the bit of `half`.
+            // The lanes with numbers that do not have the bit of `half`.
             let low = [0x5555, 0x3333, 0x0f0f, 0x00ff][half.trailing_zeros() as usize];
             for i in 0..count {
                 let (a, b) = (v[i], v[i + count]);

@@ -24,7 +24,7 @@ pub(crate) struct WaitableCounter {
 }
 
 impl WaitableCounter {
-    /// A counter at 0 whose waiters sleep at once unless `spins`.
+    /// A counter at 0. Threads that wait for it sleep at once unless `spins`.
     pub(super) const fn new(spins: bool) -> Self {
         Self {
             value: AtomicUsize::new(0),
@@ -35,7 +35,7 @@ impl WaitableCounter {
         }
     }
 
-    /// Another counter at 0, whose waiters wait as those of this one.
+    /// Another counter at 0, with the same kind of wait.
     pub(super) const fn another(&self) -> Self {
         Self::new(self.spins)
     }
