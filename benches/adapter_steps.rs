@@ -223,28 +223,29 @@ impl Model {
         for rank in &options.ranks {
             let files = AdapterFiles::open(&half_billion::write_adapter(*rank, options.is_f32)?, u64::MAX)?;
             let limits = AdapterLimits { rank: *rank, bytes: u64::MAX };
-            packed.push(pack_adapter::<Cpu>(&files, decoder.config(), limits, &mut progress)?);
+            for _ in 0..MOST_ADAPTERS {
+                // Each with memory of its own, as adapters with other weights have.
+                packed.push(Arc::new(pack_adapter::<Cpu>(&files, decoder.config(), limits, &mut progress)?));
+            }
         }
-        let bytes = packed.iter().map(|packed| Cpu::adapter_bytes(packed.bytes.len() as u64));
+        let bytes = packed.iter().map(|packed| Cpu::adapter_bytes(packed.bytes().len() as u64));
         let adapters = AdapterSpec {
-            adapters: packed.len() * MOST_ADAPTERS,
-            bytes: bytes.sum::<u64>() * MOST_ADAPTERS as u64,
+            adapters: packed.len(),
+            bytes: bytes.sum(),
             rank: options.ranks.iter().copied().max().unwrap_or(1),
         };
         let mut workspace = Workspace::new(&mut backend, decoder.config(), &spec, Some(&adapters))?;
         let loaded = workspace.adapters.as_mut().ok_or("adapters")?;
-        for (index, packed) in packed.iter().enumerate() {
-            for number in 0..MOST_ADAPTERS {
-                backend.load_adapter(loaded, (index * MOST_ADAPTERS + number) as u32, packed)?;
-            }
+        for (number, packed) in (0..).zip(&packed) {
+            backend.load_adapter(loaded, number, packed)?;
         }
         let blocks = MOST_SEQUENCES * CONTEXT.div_ceil(BLOCK);
         let cache =
             CacheSpec { layers, blocks, host_blocks: 0, block_size: BLOCK, heads, dtype: KvDtype::Bf16 };
         let cache = backend.allocate_cache(&cache)?;
-        let sizes = packed.iter().map(|packed| {
+        let sizes = packed.iter().step_by(MOST_ADAPTERS).map(|packed| {
             let shapes = packed.updates.iter().map(|update| update.shape);
-            (packed.bytes.len(), shapes.map(|shape| shape.rank * (shape.rows + shape.columns)).sum())
+            (packed.bytes().len(), shapes.map(|shape| shape.rank * (shape.rows + shape.columns)).sum())
         });
         Ok(Self { backend, decoder, workspace, cache, spec, sizes: sizes.collect() })
     }

@@ -179,10 +179,12 @@ class EngineConfig:
     - `adapter_cache_bytes`: Memory for the adapters on the device in bytes. Not allowed when
       `max_adapters` is 0: there are no adapters. Range: 1 to 2**63 - 1. Default: room for `max_adapters`
       adapters of rank 16, or for one of `max_adapter_rank`.
-    - `max_cpu_adapters`: Maximum number of loaded adapters, of which `max_adapters` are on the device. All
-      loaded adapters are kept in host memory, which is not part of `memory_ratio`. At least
-      `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters. Range: 1 to 65536.
+    - `max_cpu_adapters`: Maximum number of loaded adapters, of which `max_adapters` are on the device. At
+      least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters. Range: 1 to 65536.
       Default: `max_adapters`.
+    - `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes. Adapters beyond
+      `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when `max_adapters` is 0: there are
+      no adapters. Range: 1 to 2**63 - 1. Default: the memory that is available when the engine is open.
 
     Text:
 
@@ -240,6 +242,7 @@ class EngineConfig:
         max_adapter_rank: int | None = None,
         adapter_cache_bytes: int | None = None,
         max_cpu_adapters: int | None = None,
+        max_cpu_adapter_bytes: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
         tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
         reasoning_parser: Literal["auto", "none", "think"] | None = "auto",
@@ -547,10 +550,19 @@ class EngineConfig:
     def max_cpu_adapters(self) -> int | None:
         """Maximum number of loaded adapters, of which `max_adapters` are on the device.
 
-        All loaded adapters are kept in host memory, which is not part of `memory_ratio`. At least
-        `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters.
+        At least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters.
 
         Range: 1 to 65536. Default: `max_adapters`.
+        """
+
+    @property
+    def max_cpu_adapter_bytes(self) -> int | None:
+        """Maximum size of the loaded adapters in bytes.
+
+        Adapters beyond `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when
+        `max_adapters` is 0: there are no adapters.
+
+        Range: 1 to 2**63 - 1. Default: the memory that is available when the engine is open.
         """
 
     @property
@@ -3051,6 +3063,7 @@ class ModelInfo:
     - `max_adapters`: Maximum number of LoRA adapters on the device; 0 without adapters.
     - `adapter_cache_bytes`: Memory for the adapters on the device in bytes.
     - `max_cpu_adapters`: Maximum number of loaded adapters.
+    - `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes.
     - `max_num_batched_tokens`: Token budget of a step.
     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.
     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
@@ -3084,6 +3097,7 @@ class ModelInfo:
         max_adapters: int,
         adapter_cache_bytes: int,
         max_cpu_adapters: int,
+        max_cpu_adapter_bytes: int,
         max_num_batched_tokens: int,
         max_waiting: int | None,
         max_unfinished: int,
@@ -3160,6 +3174,10 @@ class ModelInfo:
     @property
     def max_cpu_adapters(self) -> int:
         """Maximum number of loaded adapters."""
+
+    @property
+    def max_cpu_adapter_bytes(self) -> int:
+        """Maximum size of the loaded adapters in bytes."""
 
     @property
     def max_num_batched_tokens(self) -> int:

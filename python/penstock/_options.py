@@ -164,6 +164,11 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Maximum number of loaded adapters, of which max_adapters are on the device. Default: max_adapters.",
     ]
+    max_cpu_adapter_bytes: Annotated[
+        int | None,
+        "Maximum size of the loaded adapters in bytes. Default: the memory that is available when the "
+        "engine is open.",
+    ]
     tokenizer: Annotated[
         str | os.PathLike[str] | None,
         "Path of another tokenizer.json, of a directory that has one, or of a GGUF file. Default: the "
@@ -228,6 +233,7 @@ ENGINE_GROUPS = {
         "max_adapter_rank",
         "adapter_cache_bytes",
         "max_cpu_adapters",
+        "max_cpu_adapter_bytes",
     ),
     "Text": (
         "tokenizer",

@@ -438,7 +438,9 @@ class Engine:
 
         Raises `ConfigError` for an invalid name and without `max_adapters`, `AdapterLoadError` if the adapter
         cannot be read or does not fit the model or `adapter_cache_bytes`, `AdapterConflictError` if another
-        adapter has the name, `AdapterLimitError` if `max_cpu_adapters` are loaded, and `EngineStoppedError`.
+        adapter has the name, `AdapterLimitError` if `max_cpu_adapters` are loaded or fill
+        `max_cpu_adapter_bytes`, and `EngineStoppedError`.
+
         A cancelled load has no effect, unless it was at its end.
         """
         self._session.check_open().check_adapter_name(name)

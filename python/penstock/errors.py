@@ -7,7 +7,7 @@
     ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
     ├── AdapterLoadError                      the adapter cannot be loaded
     │   ├── AdapterConflictError              another adapter has the name
-    │   └── AdapterLimitError                 `max_cpu_adapters` adapters are loaded
+    │   └── AdapterLimitError                 adapters fill `max_cpu_adapters` or `max_cpu_adapter_bytes`
     ├── EngineStoppedError                    the engine is not open yet, asleep or closed, or has crashed
     └── RequestError
         ├── InvalidRequestError (ValueError)  a field of the request is invalid
@@ -83,7 +83,7 @@ class AdapterConflictError(AdapterLoadError):
 
 
 class AdapterLimitError(AdapterLoadError):
-    """`max_cpu_adapters` adapters are loaded; unload one first."""
+    """`max_cpu_adapters` adapters are loaded, or fill `max_cpu_adapter_bytes`; unload one first."""
 
 
 class EngineStoppedError(PenstockError):

@@ -12,6 +12,7 @@
 //! own cache) alone, never on the number of rows or of threads.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
@@ -156,8 +157,9 @@ pub trait Backend: Send + 'static {
     /// allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
 
-    /// Counts bytes that will be [mapped](Self::map_matrix) as reserved. Called after [`reserve`](Self::reserve).
-    fn reserve_mapped(&mut self, bytes: u64);
+    /// Counts bytes beside the arena as reserved: those that will be [mapped](Self::map_matrix), and
+    /// [`shared_adapters_bytes`](Self::shared_adapters_bytes). Called after [`reserve`](Self::reserve).
+    fn reserve_outside(&mut self, bytes: u64);
 
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
@@ -191,6 +193,10 @@ pub trait Backend: Send + 'static {
 
     /// Bytes that [`allocate_adapters`](Self::allocate_adapters) takes.
     fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64;
+
+    /// Bytes of [`AdapterSpec::bytes`] that are not among those, because the device uses the memory of the host: a loaded
+    /// adapter has no other copy.
+    fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64;
 
     /// Bytes that [`pack_low_rank`](Self::pack_low_rank) writes; a multiple of 64.
     fn low_rank_bytes(shape: &LowRankShape) -> usize;
@@ -268,7 +274,7 @@ pub trait Backend: Send + 'static {
         &mut self,
         adapters: &mut Self::Adapters,
         number: u32,
-        adapter: &PackedAdapter,
+        adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError>;
 
     /// Frees an adapter and its number.

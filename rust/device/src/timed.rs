@@ -129,8 +129,8 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.reserve(bytes)
     }
 
-    fn reserve_mapped(&mut self, bytes: u64) {
-        self.inner.reserve_mapped(bytes);
+    fn reserve_outside(&mut self, bytes: u64) {
+        self.inner.reserve_outside(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -175,6 +175,10 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
         self.inner.adapters_bytes(adapters, spec)
+    }
+
+    fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64 {
+        self.inner.shared_adapters_bytes(adapters)
     }
 
     fn low_rank_bytes(shape: &LowRankShape) -> usize {
@@ -272,10 +276,10 @@ impl<B: Backend> Backend for Timed<B> {
         &mut self,
         adapters: &mut B::Adapters,
         number: u32,
-        adapter: &PackedAdapter,
+        adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError> {
-        let work = bytes(2 * adapter.bytes.len() as u64);
-        self.measure(Operation::LoadAdapter, work, |inner| inner.load_adapter(adapters, number, adapter))
+        // The CPU moves no bytes.
+        self.measure(Operation::LoadAdapter, bytes(0), |inner| inner.load_adapter(adapters, number, adapter))
     }
 
     fn unload_adapter(&mut self, adapters: &mut B::Adapters, number: u32) -> Result<(), DeviceError> {

@@ -1,13 +1,13 @@
-//! Adapters on the CPU: rows get the updates of their adapter, also after others were loaded, moved or freed.
+//! Adapters on the CPU: rows get the updates of their adapter, which has no copy.
 
 #![allow(clippy::unwrap_used)]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use penstock_device::cpu::{Cpu, CpuAdapters, CpuBuffer, CpuMatrix, CpuOperand};
 use penstock_device::{
-    AdapterRows, AdapterSpec, Backend, DeviceError, MatrixPart, RowSource, StepInputs, StepRows, StepSpec,
-    WeightSource,
+    AdapterRows, AdapterSpec, Backend, MatrixPart, RowSource, StepInputs, StepRows, StepSpec, WeightSource,
 };
 use penstock_types::{Dtype, Epilogue, HeadShape, LowRankShape, LowRankUpdate, PackedAdapter};
 
@@ -15,7 +15,6 @@ const HEADS: HeadShape = HeadShape { heads: 2, kv_heads: 1, head_dim: 8 };
 const TOKENS: usize = 12;
 const COLUMNS: usize = 24;
 const ROWS: usize = 40;
-const PAGE: usize = 4096;
 const STEP: StepSpec = StepSpec {
     tokens: TOKENS,
     sequences: 2,
@@ -50,18 +49,17 @@ impl RowSource for Table {
 
 impl WeightSource for Table {}
 
-/// An adapter of matrix 1 of this rank, in at least `pages` pages. Its update is `seed`.
-fn adapter(seed: usize, rank: usize, pages: usize) -> PackedAdapter {
+/// An adapter of matrix 1 of this rank. Its update is `seed`.
+fn adapter(seed: usize, rank: usize) -> Arc<PackedAdapter> {
     let shape = LowRankShape { rows: ROWS, columns: COLUMNS, rank, dtype: Dtype::F32 };
     let (a, b): (Vec<f32>, Vec<f32>) = (
         (0..rank * COLUMNS).map(|index| value(seed * 1000 + index)).collect(),
         (0..ROWS * rank).map(|index| value(seed * 77 + 13 + index)).collect(),
     );
-    let mut bytes = vec![0; Cpu::low_rank_bytes(&shape)];
-    Cpu::pack_low_rank(&shape, &a, &b, &mut bytes);
-    bytes.resize(bytes.len().max(pages * PAGE), 0);
     let update = |matrix| LowRankUpdate { matrix, first_row: 0, shape, scale: 0.5, offset: 0 };
-    PackedAdapter { updates: vec![update(1), update(4)], bytes }
+    let mut packed = PackedAdapter::new(vec![update(1), update(4)], Cpu::low_rank_bytes(&shape)).unwrap();
+    Cpu::pack_low_rank(&shape, &a, &b, packed.bytes_mut());
+    Arc::new(packed)
 }
 
 struct Device {
@@ -73,13 +71,14 @@ struct Device {
 }
 
 impl Device {
-    fn new(pages: usize, count: usize) -> Self {
+    fn new(count: usize) -> Self {
         let mut cpu = Cpu::new(2).unwrap();
         cpu.reserve(1 << 24).unwrap();
-        let spec = AdapterSpec { adapters: count, bytes: (pages * PAGE) as u64, rank: 8 };
+        let spec = AdapterSpec { adapters: count, bytes: 1 << 40, rank: 8 };
         let before = cpu.memory().in_use;
         let adapters = cpu.allocate_adapters(&spec, &STEP).unwrap();
         assert_eq!(cpu.memory().in_use - before, cpu.adapters_bytes(&spec, &STEP), "as announced");
+        assert_eq!(cpu.shared_adapters_bytes(&spec), spec.bytes);
         let part = |source| MatrixPart { source, format: Dtype::F32.into() };
         let weight = cpu.load_matrix(&[part(&Table(ROWS, COLUMNS))]).unwrap();
         // The rows of x are those of a table, after a norm with weights of 1.
@@ -94,8 +93,8 @@ impl Device {
         Self { cpu, weight, x, out, adapters }
     }
 
-    fn load(&mut self, number: u32, adapter: &PackedAdapter) -> Result<(), DeviceError> {
-        self.cpu.load_adapter(&mut self.adapters, number, adapter)
+    fn load(&mut self, number: u32, adapter: &Arc<PackedAdapter>) {
+        self.cpu.load_adapter(&mut self.adapters, number, adapter).unwrap();
     }
 
     fn unload(&mut self, number: u32) {
@@ -131,9 +130,9 @@ fn inputs(rows: &[(Range<usize>, u32)]) -> StepInputs {
 
 #[test]
 fn rows_have_the_updates_of_their_adapter_and_no_others() {
-    let mut device = Device::new(8, 3);
+    let mut device = Device::new(3);
     for number in 0..3 {
-        device.load(number, &adapter(number as usize, 3 + number as usize, 1)).unwrap();
+        device.load(number, &adapter(number as usize, 3 + number as usize));
     }
     let plain = device.product(&[]);
     let mixed = device.product(&[(1..3, 2), (4..9, 0), (9..10, 1)]);
@@ -149,46 +148,29 @@ fn rows_have_the_updates_of_their_adapter_and_no_others() {
 }
 
 #[test]
-fn adapter_fits_if_the_sum_of_all_does_and_moves_change_nothing() {
-    let mut device = Device::new(6, 4);
-    let sizes = [2, 1, 2, 1];
-    for (number, pages) in (0..).zip(sizes) {
-        device.load(number, &adapter(number as usize, 2, pages)).unwrap();
+fn loaded_adapter_is_the_one_of_the_host_until_it_is_unloaded() {
+    let mut device = Device::new(2);
+    let adapters = [adapter(1, 2), adapter(2, 3)];
+    let in_use = device.cpu.memory().in_use;
+    let mut outputs = Vec::new();
+    for adapter in &adapters {
+        device.load(1, adapter);
+        assert_eq!(Arc::strong_count(adapter), 2);
+        outputs.push(device.product(&[(0..TOKENS, 1)]));
+        device.unload(1);
+        assert_eq!(Arc::strong_count(adapter), 1);
     }
-    let rows = [(0..4, 1), (6..9, 3)];
-    let before = device.product(&rows);
-    device.unload(0);
-    device.unload(2);
-    // Four free pages, in two parts.
-    device.load(0, &adapter(7, 2, 4)).unwrap();
-    assert_eq!(device.product(&rows), before);
-    let error = device.load(2, &adapter(8, 2, 1)).unwrap_err();
-    assert!(matches!(error, DeviceError::Exhausted(_)), "{error}");
-    assert_eq!(device.product(&rows), before, "a refused adapter changes nothing");
-    let alone = device.product(&[(0..TOKENS, 0)]);
-    let mut other = Device::new(6, 4);
-    other.load(3, &adapter(7, 2, 4)).unwrap();
-    assert_eq!(alone, other.product(&[(0..TOKENS, 3)]));
-}
-
-#[test]
-fn many_loads_and_unloads_leave_no_memory_behind() {
-    let mut device = Device::new(5, 3);
-    for round in 0..1000 {
-        let (first, second) = (1 + round % 3, 1 + round % 2);
-        device.load(0, &adapter(round, 2, first)).unwrap();
-        device.load(1, &adapter(round + 1, 1, second)).unwrap();
-        device.unload(u32::from(round % 4 == 0));
-        device.unload(u32::from(round % 4 != 0));
-    }
-    device.load(2, &adapter(1, 2, 5)).unwrap();
+    assert_eq!(device.cpu.memory().in_use, in_use, "no copy");
+    assert_ne!(outputs[0], outputs[1]);
+    device.load(0, &adapters[0]);
+    assert_eq!(device.product(&[(0..TOKENS, 0)]), outputs[0]);
 }
 
 #[test]
 fn output_rows_have_the_updates_of_their_rows() {
-    let mut device = Device::new(4, 2);
-    device.load(0, &adapter(1, 2, 1)).unwrap();
-    device.load(1, &adapter(2, 5, 1)).unwrap();
+    let mut device = Device::new(2);
+    device.load(0, &adapter(1, 2));
+    device.load(1, &adapter(2, 5));
     let rows = [(0..4, 1), (4..8, 0)];
     let Device { cpu, weight, x, out, adapters } = &mut device;
     // Output rows 0, 1 and 2 are rows 3, 5 and 11: the first has adapter 1, the second adapter 0, the third none.
@@ -202,8 +184,8 @@ fn output_rows_have_the_updates_of_their_rows() {
 
 #[test]
 fn other_matrices_are_not_updated() {
-    let mut device = Device::new(4, 1);
-    device.load(0, &adapter(1, 2, 1)).unwrap();
+    let mut device = Device::new(1);
+    device.load(0, &adapter(1, 2));
     let plain = device.product(&[]);
     let Device { cpu, weight, x, out, adapters } = &mut device;
     cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();

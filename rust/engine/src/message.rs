@@ -66,6 +66,16 @@ pub enum AdapterError {
         /// The most adapters that take requests; see `Limits::max_registered_adapters`.
         limit: usize,
     },
+    /// The adapters in host memory leave no room.
+    #[error("it takes {bytes} bytes, and those in memory take {registered} of max_cpu_adapter_bytes={limit}")]
+    TooManyBytes {
+        /// The bytes of the adapter.
+        bytes: u64,
+        /// The bytes of the adapters in host memory, those included that were unloaded and have open requests.
+        registered: u64,
+        /// The most bytes; see `Limits::max_registered_bytes`.
+        limit: u64,
+    },
     /// The engine has stopped.
     #[error("{0}")]
     Stopped(StopCause),

@@ -82,6 +82,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         max_adapters: 0,
         adapter_bytes: 0,
         max_registered_adapters: 0,
+        max_registered_bytes: u64::MAX,
     };
     let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());

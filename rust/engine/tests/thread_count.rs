@@ -50,6 +50,7 @@ fn closed_engines_leave_no_thread() {
         max_adapters: 0,
         adapter_bytes: 0,
         max_registered_adapters: 0,
+        max_registered_bytes: u64::MAX,
     };
     let before = num_threads();
     for _ in 0..10 {

@@ -12,8 +12,9 @@
 //! reads the weights of these columns.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use penstock_types::{LowRankShape, LowRankUpdate};
+use penstock_types::{LowRankShape, LowRankUpdate, PackedAdapter};
 
 use crate::arch::Table;
 use crate::generic::low_rank::{Expand, Shrink};
@@ -80,7 +81,9 @@ pub fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8])
 #[derive(Clone, Debug)]
 pub struct LowRankRows {
     pub rows: Range<usize>,
-    /// Their updates, among those of the call.
+    /// Their adapter, among those of the call.
+    pub adapter: usize,
+    /// Their updates, among those of the adapter.
     pub updates: Range<usize>,
 }
 
@@ -91,9 +94,8 @@ pub struct LowRank<'a> {
     pub x: Rows<'a>,
     /// They do not overlap, nor do the output columns of the updates of a group.
     pub groups: &'a [LowRankRows],
-    pub updates: &'a [LowRankUpdate],
-    /// Has A and B of all updates.
-    pub bytes: &'a [u8],
+    /// Those of the groups are there.
+    pub adapters: &'a [Option<Arc<PackedAdapter>>],
     /// Room for the rank of every update of every row.
     pub hidden: &'a mut [f32],
 }
@@ -131,8 +133,7 @@ impl<'a> LowRank<'a> {
                     && end <= rows.end
             })
         };
-        let updates = |group: &LowRankRows| self.updates[group.updates.clone()].iter();
-        self.groups.iter().flat_map(updates).all(is_part)
+        items(self.groups, self.adapters).all(|item| is_part(item.update))
     }
 
     /// The updates in a job on `pool`; `out` has `count` rows of `width` floats.
@@ -145,14 +146,13 @@ impl<'a> LowRank<'a> {
         width: usize,
     ) -> Updates<'a> {
         check(&self, count, width);
-        let Self { x, groups, updates, bytes, hidden } = self;
-        let pieces = items(groups, updates).map(|item| item.shrink_pieces()).sum();
+        let Self { x, groups, adapters, hidden } = self;
+        let pieces = items(groups, adapters).map(|item| item.shrink_pieces()).sum();
         Updates {
             table: kernels.table,
             x,
             groups,
-            updates,
-            bytes,
+            adapters,
             hidden: SharedMut::new(hidden),
             out,
             width,
@@ -164,13 +164,14 @@ impl<'a> LowRank<'a> {
 }
 
 fn check(low_rank: &LowRank<'_>, count: usize, width: usize) {
-    let LowRank { x, groups, updates, bytes, hidden } = low_rank;
+    let LowRank { x, groups, adapters, hidden } = low_rank;
     let (mut row, mut needed) = (0, 0);
     for group in *groups {
         assert!(group.rows.start >= row && !group.rows.is_empty(), "{groups:?} are not in order");
         row = group.rows.end;
         let mut column = 0;
-        for LowRankUpdate { shape, first_row, offset, .. } in &updates[group.updates.clone()] {
+        let (updates, bytes) = parts(group, adapters);
+        for LowRankUpdate { shape, first_row, offset, .. } in updates {
             assert_eq!(shape.columns, x.width(), "columns of {shape:?}");
             assert!(shape.rank > 0, "{shape:?}");
             assert!(*first_row >= column, "the output columns of {updates:?} are not in order");
@@ -196,8 +197,7 @@ pub(crate) struct Updates<'a> {
     table: &'static Table,
     x: Rows<'a>,
     groups: &'a [LowRankRows],
-    updates: &'a [LowRankUpdate],
-    bytes: &'a [u8],
+    adapters: &'a [Option<Arc<PackedAdapter>>],
     hidden: SharedMut<'a, f32>,
     out: SharedMut<'a, f32>,
     /// Floats of a row of `out`.
@@ -212,7 +212,7 @@ pub(crate) struct Updates<'a> {
 impl Updates<'_> {
     /// Computes first products until all are claimed.
     pub(crate) fn shrink(&self) {
-        let mut items = items(self.groups, self.updates);
+        let mut items = items(self.groups, self.adapters);
         let Some(mut item) = items.next() else { return };
         let mut first = 0;
         // Claims ascend, so each item is visited once.
@@ -230,7 +230,7 @@ impl Updates<'_> {
                 x: self.x.row(item.rows.start).as_ptr(),
                 x_stride: self.x.stride(),
                 columns: shape.columns,
-                rows: self.bytes[offset..].as_ptr(),
+                rows: item.bytes[offset..].as_ptr(),
                 scale,
                 out: self.hidden.as_ptr().wrapping_add(item.hidden),
                 rank: shape.rank,
@@ -243,7 +243,7 @@ impl Updates<'_> {
     /// Prefetches the panels of B of some rows and columns of the output.
     pub(crate) fn prefetch(&self, rows: &Range<usize>, columns: &Range<usize>) {
         let mut left = PREFETCHED;
-        for item in items(self.groups, self.updates) {
+        for item in items(self.groups, self.adapters) {
             let (tokens, panels) = (item.tokens(rows), item.panels(columns));
             if tokens.is_empty() || panels.is_empty() {
                 continue;
@@ -251,7 +251,7 @@ impl Updates<'_> {
             let size = up(&item.update.shape).panel_bytes();
             let bytes = (panels.len() * size).min(left);
             left -= bytes;
-            let at = self.bytes[item.update.offset..].as_ptr();
+            let at = item.bytes[item.update.offset..].as_ptr();
             let at = at.wrapping_add(down_bytes(&item.update.shape) + panels.start * size);
             // SAFETY: the table's instruction set is available.
             unsafe { (self.table.prefetch)(at, bytes) }
@@ -262,7 +262,7 @@ impl Updates<'_> {
     /// belongs to its first column.
     pub(crate) fn expand(&self, rows: &Range<usize>, columns: &Range<usize>) {
         self.finished.wait(|finished| finished == self.pieces);
-        for item in items(self.groups, self.updates) {
+        for item in items(self.groups, self.adapters) {
             let (tokens, panels) = (item.tokens(rows), item.panels(columns));
             if tokens.is_empty() || panels.is_empty() {
                 continue;
@@ -272,7 +272,7 @@ impl Updates<'_> {
                 hidden: self.hidden.as_ptr().cast_const().wrapping_add(item.hidden),
                 rank: shape.rank,
                 rows: shape.rows,
-                panels: self.bytes[offset + down_bytes(&shape)..].as_ptr(),
+                panels: item.bytes[offset + down_bytes(&shape)..].as_ptr(),
                 out: self.out.as_ptr().wrapping_add(item.rows.start * self.width + first_row),
                 stride: self.width,
             };
@@ -292,25 +292,40 @@ impl Drop for Finished<'_> {
     }
 }
 
+/// The updates of a group, and the bytes of their adapter.
+fn parts<'a>(
+    group: &LowRankRows,
+    adapters: &'a [Option<Arc<PackedAdapter>>],
+) -> (&'a [LowRankUpdate], &'a [u8]) {
+    let adapter = adapters[group.adapter].as_deref().expect("the adapter of a group; this is a bug");
+    (&adapter.updates[group.updates.clone()], adapter.bytes())
+}
+
 /// One update of one group.
 struct Item<'a> {
     rows: &'a Range<usize>,
     update: &'a LowRankUpdate,
+    /// The bytes of its adapter.
+    bytes: &'a [u8],
     /// The first float of its first product.
     hidden: usize,
 }
 
 /// Every update of every group.
-fn items<'a>(groups: &'a [LowRankRows], updates: &'a [LowRankUpdate]) -> impl Iterator<Item = Item<'a>> {
+fn items<'a>(
+    groups: &'a [LowRankRows],
+    adapters: &'a [Option<Arc<PackedAdapter>>],
+) -> impl Iterator<Item = Item<'a>> {
     let mut hidden = 0;
-    groups
-        .iter()
-        .flat_map(|group| updates[group.updates.clone()].iter().map(move |update| (&group.rows, update)))
-        .map(move |(rows, update)| {
-            let item = Item { rows, update, hidden };
-            hidden += rows.len() * update.shape.rank;
-            item
-        })
+    let of_group = move |group: &'a LowRankRows| {
+        let (updates, bytes) = parts(group, adapters);
+        updates.iter().map(move |update| (&group.rows, update, bytes))
+    };
+    groups.iter().flat_map(of_group).map(move |(rows, update, bytes)| {
+        let item = Item { rows, update, bytes, hidden };
+        hidden += rows.len() * update.shape.rank;
+        item
+    })
 }
 
 impl Item<'_> {

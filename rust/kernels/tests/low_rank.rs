@@ -10,11 +10,12 @@ use penstock_kernels::{
     reference,
 };
 use penstock_types::{
-    Activations, CodeBits, Dtype, Epilogue, Grid, LowRankShape, LowRankUpdate, Minimum, ScaleFormat,
-    WeightFormat,
+    Activations, CodeBits, Dtype, Epilogue, Grid, LowRankShape, LowRankUpdate, Minimum, PackedAdapter,
+    ScaleFormat, WeightFormat,
 };
 use proptest::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// An adapter of one product: its updates, and their matrices A and B.
 struct Adapter {
@@ -44,8 +45,7 @@ fn adapter(seed: u64, columns: usize, parts: &[usize], dtype: Dtype) -> Adapter 
 /// The operands of the updates of groups of rows.
 #[derive(Default)]
 struct Operands {
-    updates: Vec<LowRankUpdate>,
-    bytes: Vec<u8>,
+    adapters: Vec<Option<Arc<PackedAdapter>>>,
     rows: Vec<LowRankRows>,
     hidden: Vec<f32>,
 }
@@ -54,22 +54,28 @@ impl Operands {
     fn new(groups: &[(Range<usize>, &Adapter)]) -> Self {
         let mut all = Self::default();
         for (range, adapter) in groups {
-            let first = all.updates.len();
-            for (update, (a, b)) in adapter.updates.iter().zip(&adapter.matrices) {
-                let offset = all.bytes.len();
-                all.bytes.resize(offset + low_rank_bytes(&update.shape), 0xff);
-                pack_low_rank(&update.shape, a, b, &mut all.bytes[offset..]);
-                all.updates.push(LowRankUpdate { offset, ..*update });
-                all.hidden.resize(all.hidden.len() + update.shape.rank * range.len(), f32::NAN);
+            let size = adapter.updates.iter().map(|update| low_rank_bytes(&update.shape)).sum();
+            let mut packed = PackedAdapter::new(adapter.updates.clone(), size).unwrap();
+            packed.bytes_mut().fill(0xff);
+            let mut offset = 0;
+            for (index, (a, b)) in adapter.matrices.iter().enumerate() {
+                let shape = packed.updates[index].shape;
+                packed.updates[index].offset = offset;
+                let end = offset + low_rank_bytes(&shape);
+                pack_low_rank(&shape, a, b, &mut packed.bytes_mut()[offset..end]);
+                offset = end;
+                all.hidden.resize(all.hidden.len() + shape.rank * range.len(), f32::NAN);
             }
-            all.rows.push(LowRankRows { rows: range.clone(), updates: first..all.updates.len() });
+            let (adapter, updates) = (all.adapters.len() + 1, 0..packed.updates.len());
+            all.adapters.extend([None, Some(Arc::new(packed))]);
+            all.rows.push(LowRankRows { rows: range.clone(), adapter, updates });
         }
         all
     }
 
     fn of<'a>(&'a mut self, x: &'a [f32], columns: usize) -> LowRank<'a> {
-        let Self { updates, bytes, rows, hidden } = self;
-        LowRank { x: Rows::dense(x, columns), groups: rows, updates, bytes, hidden }
+        let Self { adapters, rows, hidden } = self;
+        LowRank { x: Rows::dense(x, columns), groups: rows, adapters, hidden }
     }
 }
 

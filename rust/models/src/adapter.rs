@@ -73,8 +73,7 @@ pub fn pack_adapter<B: Backend>(
         modules.push((layer, index, module));
     }
     modules.sort_unstable_by_key(|(layer, index, _)| (*layer, *index));
-    let mut packed = PackedAdapter::default();
-    let mut size = 0;
+    let (mut updates, mut size) = (Vec::with_capacity(modules.len()), 0);
     for (layer, index, module) in &modules {
         let target = &targets[*index];
         let shape = LowRankShape {
@@ -84,7 +83,7 @@ pub fn pack_adapter<B: Backend>(
             dtype: widest(&module.a, &module.b),
         };
         let (matrix, first_row) = (target.product.matrix(*layer), target.first_row);
-        packed.updates.push(LowRankUpdate { matrix, first_row, shape, scale: module.scale, offset: size });
+        updates.push(LowRankUpdate { matrix, first_row, shape, scale: module.scale, offset: size });
         size += B::low_rank_bytes(&shape);
     }
     let bytes = B::adapter_bytes(size as u64);
@@ -92,16 +91,16 @@ pub fn pack_adapter<B: Backend>(
         return Err(ModelError::AdapterSize { bytes, limit: limits.bytes });
     }
     let refused = |_| ModelError::AdapterMemory { bytes: size };
-    packed.bytes.try_reserve_exact(size).map_err(refused)?;
-    packed.bytes.resize(size, 0);
+    let mut packed = PackedAdapter::new(updates, size).map_err(refused)?;
     let (mut a, mut b) = (Vec::new(), Vec::new());
-    for (update, (_, _, module)) in packed.updates.iter().zip(&modules) {
+    for (index, (_, _, module)) in modules.iter().enumerate() {
+        let update = packed.updates[index];
         if progress(update.offset as u64, size as u64).is_break() {
             return Err(ModelError::Cancelled);
         }
         let largest = (read_values(&module.a, &mut a)?, read_values(&module.b, &mut b)?);
         check_size(module, largest)?;
-        let out = &mut packed.bytes[update.offset..][..B::low_rank_bytes(&update.shape)];
+        let out = &mut packed.bytes_mut()[update.offset..][..B::low_rank_bytes(&update.shape)];
         B::pack_low_rank(&update.shape, &a, &b, out);
     }
     if progress(size as u64, size as u64).is_break() {

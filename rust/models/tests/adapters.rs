@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_checkpoint::{AdapterFiles, Checkpoint};
@@ -186,7 +187,7 @@ impl Model {
         let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
         let adapter = packed(&files, self.decoder.config(), 16).unwrap();
         let adapters = self.workspace.adapters.as_mut().unwrap();
-        self.backend.load_adapter(adapters, number, &adapter).unwrap();
+        self.backend.load_adapter(adapters, number, &Arc::new(adapter)).unwrap();
     }
 
     /// The logits of prompts of the given lengths, each with an adapter or without.
@@ -316,8 +317,8 @@ fn bytes_of_an_adapter_are_those_of_its_modules() {
     let model = Model::new(&base(), &plain(), 1);
     let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
     let adapter = packed(&files, model.decoder.config(), 8).unwrap();
-    let bytes = <Cpu as Backend>::adapter_bytes(adapter.bytes.len() as u64);
+    let bytes = <Cpu as Backend>::adapter_bytes(adapter.bytes().len() as u64);
     assert_eq!(bytes, adapter_bytes::<Cpu>(model.decoder.config(), 8, Dtype::F32));
     let floats: usize = MODULES.iter().map(|(_, rows, columns)| 8 * (rows + columns)).sum();
-    assert_eq!(adapter.bytes.len(), LAYERS * floats * 4);
+    assert_eq!(adapter.bytes().len(), LAYERS * floats * 4);
 }

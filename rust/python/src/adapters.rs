@@ -6,8 +6,7 @@ use penstock_checkpoint::AdapterFiles;
 use penstock_engine::AdapterError;
 use penstock_frontend::adapters::{Adapter, AdapterLoadError, Loaded};
 use penstock_frontend::prompt::Frontend;
-use penstock_runner::ProgressCallback;
-use penstock_runner::{AdapterLoader, LoadAdapterError, LoadedAdapter};
+use penstock_runner::{AdapterLoader, LoadAdapterError, LoadedAdapter, ProgressCallback};
 
 use crate::detach::IsWanted;
 use crate::errors::{Error, Problem};
@@ -123,7 +122,9 @@ impl AdapterSource<'_> {
         let message = format!("adapter {:?} cannot be loaded: {files}{error}", self.name);
         match error {
             LoadAdapterError::Engine(AdapterError::Stopped(cause)) => cause.into(),
-            LoadAdapterError::Engine(AdapterError::TooMany { .. }) => Error::AdapterLimit(message),
+            LoadAdapterError::Engine(AdapterError::TooMany { .. } | AdapterError::TooManyBytes { .. }) => {
+                Error::AdapterLimit(message)
+            }
             _ => Error::AdapterFiles(message),
         }
     }

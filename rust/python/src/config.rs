@@ -78,6 +78,7 @@ impl PyEngineConfig {
             max_adapter_rank: config.max_adapter_rank,
             adapter_cache_bytes: config.adapter_cache_bytes,
             max_cpu_adapters: config.max_cpu_adapters,
+            max_cpu_adapter_bytes: config.max_cpu_adapter_bytes,
             num_speculative_tokens: config.speculation.map(|_| num_drafts),
             weights_cache_bytes: config.weights_cache_bytes,
             profile: config.profile,

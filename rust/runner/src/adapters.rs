@@ -100,7 +100,7 @@ impl AdapterLoader {
     ) -> Result<LoadedAdapter, LoadAdapterError> {
         let packed = (self.pack)(files, &self.model, self.limits, progress)?;
         let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
-        let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes.len() as u64));
+        let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes().len() as u64));
         let (id, usage) = match former {
             None => engine.load_adapter(Arc::new(packed), bytes)?,
             Some(former) => engine.replace_adapter(former, Arc::new(packed), bytes)?,

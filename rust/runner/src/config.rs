@@ -70,6 +70,8 @@ pub struct EngineConfig {
     pub adapter_cache_bytes: Option<u64>,
     /// Maximum number of loaded adapters; by default `max_adapters`.
     pub max_cpu_adapters: Option<usize>,
+    /// Bytes of the loaded adapters; by default the host memory that is available once the engine's is reserved.
+    pub max_cpu_adapter_bytes: Option<u64>,
     /// Maximum number of draft tokens that a step verifies for a sequence; `None` for no speculation.
     pub num_speculative_tokens: Option<usize>,
     /// Size of the cache of packed weights on disk; 0 or `None` for no cache.
@@ -122,6 +124,7 @@ impl EngineConfig {
         check_range("max_adapter_rank", self.max_adapter_rank, 1, MAX_ADAPTER_RANK)?;
         check_range("adapter_cache_bytes", self.adapter_cache_bytes, 1, MAX_ADAPTER_CACHE_BYTES)?;
         check_range("max_cpu_adapters", self.max_cpu_adapters, self.max_adapters, MAX_CPU_ADAPTERS)?;
+        check_range("max_cpu_adapter_bytes", self.max_cpu_adapter_bytes, 1, MAX_CPU_ADAPTER_BYTES)?;
         check_ratio("kv_cache_ratio", self.kv_cache_ratio)?;
         check_ratio("memory_ratio", self.memory_ratio)?;
         if let Some(ttl) = self.prefix_cache_ttl

@@ -105,6 +105,9 @@ pub(crate) fn open<B: Backend>(
     let (resolved, inputs) = planned.map_err(|error| host.explain(error, available, reserved))?;
     drop(planning);
     let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;
+    if config.max_cpu_adapter_bytes.is_none() {
+        limits.max_registered_bytes = memory_plan.shared_adapters.saturating_add(host.available_bytes());
+    }
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
     // After a conversion the counts stay those of its end.
     let mut after = |done, of| if total > 0 { progress(total, total) } else { progress(done, of) };
@@ -121,8 +124,8 @@ pub(crate) fn open<B: Backend>(
         limits.host_blocks = 0;
     }
     let adapters = adapter_spec.map(|spec| AdapterLoader::new::<B>(model.clone(), spec));
-    let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, adapters: adapter_bytes, .. } =
-        memory_plan;
+    let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, .. } = memory_plan;
+    let adapter_bytes = memory_plan.adapters + memory_plan.shared_adapters;
     let (weights, peak) = (weights.total(), runner.memory().peak);
     let info = ModelInfo {
         parameters: model.num_parameters(),

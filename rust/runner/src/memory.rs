@@ -181,8 +181,10 @@ pub(crate) struct MemoryPlan {
     pub kv_cache: u64,
     pub host_cache: u64,
     pub adapter_spec: Option<AdapterSpec>,
-    /// The adapters with their part of the workspace.
+    /// The adapters' part of the workspace, and the adapters if they have memory of the device.
     pub adapters: u64,
+    /// Adapters in memory of the host that the device uses.
+    pub shared_adapters: u64,
 }
 
 /// The request exceeds the memory.
@@ -225,12 +227,14 @@ impl MemoryPlan {
         let workspace = Workspace::bytes(backend, model, &step, None);
         let adapter_spec = request.adapters;
         let adapters = adapter_spec.map_or(0, |adapters| backend.adapters_bytes(&adapters, &step));
+        let shared_adapters = adapter_spec.map_or(0, |adapters| backend.shared_adapters_bytes(&adapters));
         let inputs = StepInputs::bytes(&step);
         let needed = workspace.saturating_add(inputs);
         let new_weights = weights.arena.saturating_add(weights.mapped);
-        let fixed = new_weights.saturating_add(needed).saturating_add(adapters);
+        let all_adapters = adapters.saturating_add(shared_adapters);
+        let fixed = new_weights.saturating_add(needed).saturating_add(all_adapters);
         let Some(mut remaining) = limit.checked_sub(fixed) else {
-            let weights = new_weights;
+            let (weights, adapters) = (new_weights, all_adapters);
             return Err(InsufficientMemory::Model { weights, adapters, workspace: needed, limit });
         };
 
@@ -284,7 +288,23 @@ impl MemoryPlan {
         let (kv_cache, host_cache) =
             (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
         (cache.blocks, cache.host_blocks) = (blocks, host_blocks);
-        Ok(Self { step, cache, weights, workspace, inputs, kv_cache, host_cache, adapter_spec, adapters })
+        Ok(Self {
+            step,
+            cache,
+            weights,
+            workspace,
+            inputs,
+            kv_cache,
+            host_cache,
+            adapter_spec,
+            adapters,
+            shared_adapters,
+        })
+    }
+
+    /// Bytes beside the arena.
+    pub fn outside(&self) -> u64 {
+        self.weights.mapped.saturating_add(self.shared_adapters)
     }
 
     /// Bytes of the arena.

@@ -124,7 +124,7 @@ pub(crate) fn reserve<B: Backend>(
         let error = format!("{error}; the system provides {}", display_bytes(limit));
         out_of_memory(&error, &suggestions(backend, model, request, MemoryBudget { usable: limit, limit }))
     })?;
-    backend.reserve_mapped(plan.weights.mapped);
+    backend.reserve_outside(plan.outside());
     Ok(inputs)
 }
 
@@ -160,6 +160,7 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
         max_adapters: config.max_adapters,
         adapter_bytes: plan.adapter_spec.map_or(0, |adapters| adapters.bytes),
         max_registered_adapters: config.max_cpu_adapters(),
+        max_registered_bytes: config.max_cpu_adapter_bytes.unwrap_or(u64::MAX),
     }
 }
 

@@ -2,21 +2,22 @@
 
 use std::mem::size_of;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use penstock_kernels::{
-    AttentionCodes, MatrixLayout, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, Pool, RopeWriteKv, Rows, RowsMut,
-    Turn, is_supported, low_rank_bytes, pack_low_rank,
+    AttentionCodes, MatrixLayout, OperandLayout, PACKED_LAYOUT, PANEL_ROWS, RopeWriteKv, Rows, RowsMut, Turn,
+    is_supported, low_rank_bytes, pack_low_rank,
 };
 use penstock_types::{
-    AttentionParams, BlockCopy, Epilogue, Grid, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+    AttentionParams, BlockCopy, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
 };
 
 use super::buffers::{MOST_PARTS, PAGE, Weights, arena, lend, lend_some};
 use super::cache::{CacheShape, kv_layout};
+use super::matrices::pack_part;
 use super::{
     Cpu, CpuAdapters, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory,
     rope, sampling,
@@ -27,11 +28,6 @@ use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterRows, AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 
-/// Bytes of a mapped matrix that a thread copies at once.
-const COPIED_AT_ONCE: usize = 1 << 20;
-/// Bytes that all threads copy in one turn.
-const COPIED_IN_TURN: usize = 1 << 24;
-
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
 
@@ -40,46 +36,9 @@ fn rotation_width(spec: &StepSpec) -> usize {
     spec.heads.head_dim / 2 * 2
 }
 
-fn layout(part: &MatrixPart<'_>) -> MatrixLayout {
-    MatrixLayout { rows: part.source.rows(), columns: part.source.columns(), format: part.format }
-}
-
 /// Floats of the products with A of all rows: query, key and value have one each.
 fn hidden_len(adapters: &AdapterSpec, spec: &StepSpec) -> usize {
     spec.tokens.saturating_mul(adapters.rank).saturating_mul(MOST_PARTS)
-}
-
-/// Packs a part of a matrix.
-fn pack(pool: &Pool, part: MatrixPart<'_>, out: &mut [u8]) {
-    let source = part.source;
-    match (part.format, source.format()) {
-        (WeightFormat::Grid(to), WeightFormat::Grid(from))
-            if (Grid { activations: from.activations, ..to }) == from =>
-        {
-            layout(&part).pack_grid(pool, out, |rows, out| source.read_grid(rows, out));
-        }
-        _ => layout(&part).pack(pool, out, |rows, out| source.read(rows, out)),
-    }
-}
-
-impl Cpu {
-    /// A matrix of parts with these layouts.
-    fn matrix(&self, columns: usize, parts: Vec<MatrixLayout>, weights: Weights) -> CpuMatrix {
-        assert!((1..=MOST_PARTS).contains(&parts.len()), "{} parts; this is a bug", parts.len());
-        let operand = self.kernels.operand_layout(parts.iter().map(|part| part.format), columns);
-        let rows = parts.iter().map(|part| part.rows).sum();
-        CpuMatrix { parts, rows, columns, operand, weights }
-    }
-
-    /// The same in the arena, with its bytes to be written.
-    fn arena_matrix(&mut self, columns: usize, parts: Vec<MatrixLayout>) -> Result<CpuMatrix, DeviceError> {
-        let bytes = parts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
-        let region = self.region(bytes, 1, Placement::Low, "weights")?;
-        let matrix = self.matrix(columns, parts, Weights::Arena(region));
-        let [bytes] = lend_some(&mut self.arena, [matrix.weights.region()]);
-        self.numa_memory.place_panels(bytes, matrix.panels(), |panel| matrix.panel_offset(panel));
-        Ok(matrix)
-    }
 }
 
 impl Backend for Cpu {
@@ -109,9 +68,9 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn reserve_mapped(&mut self, bytes: u64) {
+    fn reserve_outside(&mut self, bytes: u64) {
         let reservation = self.reservation.as_ref().expect("memory is reserved first; this is a bug");
-        reservation.add_mapped(bytes);
+        reservation.add_outside(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -173,8 +132,12 @@ impl Backend for Cpu {
     }
 
     fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
-        let memory = self.granted(usize::try_from(adapters.bytes).unwrap_or(usize::MAX));
-        memory.saturating_add(self.buffer_bytes(hidden_len(adapters, spec)))
+        self.buffer_bytes(hidden_len(adapters, spec))
+    }
+
+    /// Adapters are used where the host has them.
+    fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64 {
+        adapters.bytes
     }
 
     fn low_rank_bytes(shape: &LowRankShape) -> usize {
@@ -190,16 +153,7 @@ impl Backend for Cpu {
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
-        let columns = parts.first().map_or(0, |part| part.source.columns());
-        let layouts: Vec<_> = parts.iter().map(layout).collect();
-        let matrix = self.arena_matrix(columns, layouts)?;
-        let [mut rest] = lend_some(&mut self.arena, [matrix.weights.region()]);
-        for (part, layout) in parts.iter().zip(&matrix.parts) {
-            let (bytes, others) = rest.split_at_mut(layout.bytes());
-            rest = others;
-            pack(&self.pool, *part, bytes);
-        }
-        Ok(matrix)
+        self.read_matrix(parts)
     }
 
     fn packed_layout(&self) -> PackedLayout {
@@ -211,7 +165,7 @@ impl Backend for Cpu {
     }
 
     fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
-        pack(&self.pool, part, out);
+        pack_part(&self.pool, part, out);
     }
 
     fn map_matrix(
@@ -223,23 +177,10 @@ impl Backend for Cpu {
         let layout =
             |(rows, format): &(usize, WeightFormat)| MatrixLayout { rows: *rows, columns, format: *format };
         let parts = parts.iter().map(layout).collect();
-        if !self.copies_mapped() {
-            return Ok(self.matrix(columns, parts, Weights::Mapped(bytes)));
+        match self.copies_mapped() {
+            true => self.copied_matrix(columns, parts, &bytes),
+            false => Ok(self.matrix(columns, parts, Weights::Mapped(bytes))),
         }
-        let matrix = self.arena_matrix(columns, parts)?;
-        let [out] = lend_some(&mut self.arena, [matrix.weights.region()]);
-        assert_eq!(out.len(), bytes.len(), "bytes of a mapped matrix; this is a bug");
-        for (out, bytes) in out.chunks_mut(COPIED_IN_TURN).zip(bytes.chunks(COPIED_IN_TURN)) {
-            let chunks = Mutex::new(out.chunks_mut(COPIED_AT_ONCE).zip(bytes.chunks(COPIED_AT_ONCE)));
-            let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let _turn = self.pool.turn();
-            self.pool.share(&|_| {
-                while let Some((out, bytes)) = next() {
-                    out.copy_from_slice(bytes);
-                }
-            });
-        }
-        Ok(matrix)
     }
 
     /// Pages of a file cannot be placed.
@@ -311,20 +252,18 @@ impl Backend for Cpu {
         adapters: &AdapterSpec,
         spec: &StepSpec,
     ) -> Result<CpuAdapters, DeviceError> {
-        let bytes = usize::try_from(adapters.bytes).unwrap_or(usize::MAX);
-        let memory = self.region(bytes, 1, Placement::Low, "adapters")?;
         let hidden = self.workspace(hidden_len(adapters, spec), "workspace")?;
-        CpuAdapters::new(memory, hidden, adapters.adapters)
+        Ok(CpuAdapters::new(hidden, adapters.adapters))
     }
 
     fn load_adapter(
         &mut self,
         adapters: &mut CpuAdapters,
         number: u32,
-        adapter: &PackedAdapter,
+        adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError> {
-        let [memory] = lend(&mut self.arena, [&adapters.memory]);
-        adapters.load(number as usize, adapter, memory)
+        adapters.load(number as usize, adapter);
+        Ok(())
     }
 
     fn unload_adapter(&mut self, adapters: &mut CpuAdapters, number: u32) -> Result<(), DeviceError> {
@@ -475,9 +414,8 @@ impl Backend for Cpu {
         adapters: &mut CpuAdapters,
         out: &mut CpuBuffer,
     ) -> Result<(), DeviceError> {
-        let [x, memory, hidden, out] =
-            lend(&mut self.arena, [&x.floats, &adapters.memory, &adapters.hidden, &out.0]);
-        let updates = adapters.updates_of(step, rows, matrix, weight.columns, [x, memory], hidden);
+        let [x, hidden, out] = lend(&mut self.arena, [&x.floats, &adapters.hidden, &out.0]);
+        let updates = adapters.updates_of(step, rows, matrix, (x, weight.columns), hidden);
         let Some(last) = updates.groups.last() else { return Ok(()) };
         let out = &mut cast_slice_mut(out)[..last.rows.end * weight.rows];
         self.kernels.add_low_rank(&self.pool, updates, weight.rows, out);
@@ -499,20 +437,13 @@ impl Backend for Cpu {
         // Floats are both the operand of the product and that of the updates, and a region is lent once.
         let codes = weight.operand.is_some().then_some(&x.codes);
         let bias = epilogue.bias().map(|bias| &bias.0);
-        let regions = [
-            codes,
-            weight.weights.region(),
-            bias,
-            Some(&out.0),
-            Some(&x.floats),
-            Some(&adapters.memory),
-            Some(&adapters.hidden),
-        ];
-        let [codes, bytes, bias, out, floats, memory, hidden] = lend_some(&mut self.arena, regions);
+        let regions =
+            [codes, weight.weights.region(), bias, Some(&out.0), Some(&x.floats), Some(&adapters.hidden)];
+        let [codes, bytes, bias, out, floats, hidden] = lend_some(&mut self.arena, regions);
         let floats: &[u8] = floats;
         let x = if weight.operand.is_some() { codes } else { floats };
         let x = weight.operand_rows(x, 0..count);
-        let updates = adapters.updates_of(step, rows, matrix, weight.columns, [floats, memory], hidden);
+        let updates = adapters.updates_of(step, rows, matrix, (floats, weight.columns), hidden);
         let out = &mut cast_slice_mut(out)[..count * weight.rows];
         let epilogue = epilogue.map(|_| cast_slice(bias));
         let matrices = &weight.matrices(bytes)[..weight.parts.len()];

@@ -26,12 +26,14 @@ struct SharedPool {
     nodes: Vec<NumaNode>,
 }
 
-/// The memory of one backend: an arena, whose pages the system provides when they are first written, and mapped files.
+/// The memory of one backend: an arena, whose pages the system provides when they are first written, mapped files, and
+/// adapters.
 #[derive(Debug)]
 pub(super) struct Reservation {
     address: usize,
     arena: usize,
-    mapped: AtomicU64,
+    /// Bytes outside the arena.
+    outside: AtomicU64,
 }
 
 impl CpuHost {
@@ -93,7 +95,7 @@ impl CpuHost {
     /// Accounts for the memory of an arena, until the reservation is dropped.
     pub(super) fn reserve(&self, arena: &[u8]) -> Arc<Reservation> {
         let (address, arena) = (arena.as_ptr().addr(), arena.len());
-        let reservation = Arc::new(Reservation { address, arena, mapped: AtomicU64::new(0) });
+        let reservation = Arc::new(Reservation { address, arena, outside: AtomicU64::new(0) });
         let mut reservations = lock(&self.reservations);
         reservations.retain(|reservation| reservation.strong_count() > 0);
         reservations.push(Arc::downgrade(&reservation));
@@ -131,24 +133,24 @@ fn reserved(reservations: &[Arc<Reservation>]) -> u64 {
 }
 
 impl Reservation {
-    /// Adds the bytes of mapped files.
-    pub(super) fn add_mapped(&self, bytes: u64) {
-        self.mapped.fetch_add(bytes, Ordering::Relaxed); // read for a sum only
+    /// Adds bytes outside the arena.
+    pub(super) fn add_outside(&self, bytes: u64) {
+        self.outside.fetch_add(bytes, Ordering::Relaxed); // read for a sum only
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.arena as u64 + self.mapped()
+        self.arena as u64 + self.outside()
     }
 
-    fn mapped(&self) -> u64 {
-        self.mapped.load(Ordering::Relaxed)
+    fn outside(&self) -> u64 {
+        self.outside.load(Ordering::Relaxed)
     }
 
     /// Bytes that the system still counts as available: pages of the arena that were never written, and all pages of
-    /// mapped files, which it can drop.
+    /// mapped files, which it can drop. Adapters count too, also loaded ones.
     fn untouched(&self) -> u64 {
         let resident = resident_bytes(self.address, self.arena).unwrap_or(0);
-        (self.arena - resident) as u64 + self.mapped()
+        (self.arena - resident) as u64 + self.outside()
     }
 }
 
@@ -175,7 +177,7 @@ mod tests {
         // The system counts written pages as used. It may provide a huge page for them.
         let remaining = host.remaining(17 * MIB);
         assert!((12 * MIB..=13 * MIB).contains(&remaining), "{remaining}");
-        reservation.add_mapped(5 * MIB);
+        reservation.add_outside(5 * MIB);
         assert_eq!((host.remaining(17 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
         assert_eq!(host.remaining(MIB), 0);
         drop(reservation);
@@ -188,7 +190,7 @@ mod tests {
         let mut cpus = [0, 1].map(|_| Cpu::open(&host, 1, "", &[]).expect("a thread"));
         assert_eq!(cpus[0].available_memory(), 10 * MIB);
         cpus[0].reserve(6 * MIB).expect("memory");
-        cpus[0].reserve_mapped(MIB);
+        cpus[0].reserve_outside(MIB);
         let [first, second] = &cpus;
         assert_eq!((first.available_memory(), second.available_memory()), (3 * MIB, 3 * MIB));
         assert_eq!((host.available_memory(), host.reserved_memory()), (3 * MIB, 7 * MIB));

@@ -11,6 +11,7 @@ mod buffers;
 mod cache;
 mod cgroups;
 mod host;
+mod matrices;
 mod memory;
 mod numa;
 mod rope;

@@ -54,6 +54,8 @@ pub struct Limits {
     /// The most adapters that take requests, those on the device included. At most twice as many are in host memory,
     /// those included that were unloaded or replaced and have open requests.
     pub max_registered_adapters: usize,
+    /// The most bytes of adapters in host memory.
+    pub max_registered_bytes: u64,
 }
 
 impl Limits {

@@ -28,6 +28,7 @@ pub(super) fn limits() -> Limits {
         max_adapters: 0,
         adapter_bytes: 0,
         max_registered_adapters: 0,
+        max_registered_bytes: u64::MAX,
     }
 }
 

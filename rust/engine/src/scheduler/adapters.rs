@@ -32,12 +32,14 @@ pub(super) type Removed = Vec<Box<dyn Send>>;
 ///
 /// Invariants: an entry has the number at which it is in `loaded`; `bytes`, `num_pinned` and `pinned_bytes` are those
 /// of the loaded entries and of the entries with running sequences, all of which are loaded; `num_counted` entries
-/// count towards the limit.
+/// count towards the limit; `registered_bytes` are those of all entries.
 pub(super) struct Adapters {
     max_bytes: u64,
     /// The most entries that count. All entries are at most twice as many.
     max_registered: usize,
     num_counted: usize,
+    max_registered_bytes: u64,
+    registered_bytes: u64,
     entries: BTreeMap<AdapterId, Entry>,
     /// By number.
     loaded: Vec<Option<AdapterId>>,
@@ -100,6 +102,8 @@ impl Adapters {
             max_bytes: limits.adapter_bytes,
             max_registered: limits.max_registered_adapters,
             num_counted: 0,
+            max_registered_bytes: limits.max_registered_bytes,
+            registered_bytes: 0,
             entries: BTreeMap::new(),
             loaded: vec![None; limits.max_adapters],
             bytes: 0,
@@ -124,6 +128,11 @@ impl Adapters {
             let (loaded, closing) = (self.num_counted, self.entries.len() - self.num_counted);
             return Err(AdapterError::TooMany { loaded, closing, limit });
         }
+        let (registered, limit) = (self.registered_bytes, self.max_registered_bytes);
+        if bytes > limit.saturating_sub(registered) {
+            return Err(AdapterError::TooManyBytes { bytes, registered, limit });
+        }
+        self.registered_bytes += bytes;
         if let Some(replaced) = replaced {
             self.entry(replaced).is_replaced = true;
         }
@@ -235,6 +244,7 @@ impl Adapters {
         }
         self.unload(id);
         let mut entry = self.entries.remove(&id)?;
+        self.registered_bytes -= entry.bytes;
         entry.closing.take()
     }
 
@@ -406,6 +416,9 @@ impl Adapters {
         let num_counted = self.entries.values().filter(|entry| entry.is_counted()).count();
         assert_eq!(self.num_counted, num_counted, "adapters are miscounted; this is a bug");
         assert!(num_counted <= self.max_registered, "too many adapters are registered; this is a bug");
+        let registered: u64 = self.entries.values().map(|entry| entry.bytes).sum();
+        assert_eq!(self.registered_bytes, registered, "adapters are miscounted; this is a bug");
+        assert!(registered <= self.max_registered_bytes, "adapters take too many bytes; this is a bug");
         let (mut num_loaded, mut bytes, mut num_pinned, mut pinned_bytes) = (0, 0, 0, 0);
         for (id, entry) in &self.entries {
             let (keys, num_running) = found.remove(id).unwrap_or_default();

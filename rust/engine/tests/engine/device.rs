@@ -372,7 +372,7 @@ impl Device {
 }
 
 fn id_of(weights: &PackedAdapter) -> AdapterId {
-    AdapterId(u64::from_le_bytes(weights.bytes.as_slice().try_into().unwrap()))
+    AdapterId(u64::from_le_bytes(weights.bytes().try_into().unwrap()))
 }
 
 fn table(row: &ScheduledRow, plan: &StepPlan) -> Vec<usize> {

@@ -103,7 +103,9 @@ pub fn request(num_prompt: usize, max_tokens: usize, seed: u64) -> Request {
 
 /// An adapter that the fake device tells from others.
 pub fn weights(adapter: u64) -> Arc<PackedAdapter> {
-    Arc::new(PackedAdapter { updates: Vec::new(), bytes: adapter.to_le_bytes().to_vec() })
+    let mut weights = PackedAdapter::new(Vec::new(), 8).unwrap();
+    weights.bytes_mut().copy_from_slice(&adapter.to_le_bytes());
+    Arc::new(weights)
 }
 
 /// A grammar whose forced tokens the fake device computes.

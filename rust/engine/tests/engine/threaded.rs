@@ -39,6 +39,7 @@ pub fn limits() -> Limits {
         max_adapters: 0,
         adapter_bytes: 0,
         max_registered_adapters: 0,
+        max_registered_bytes: u64::MAX,
     }
 }
 

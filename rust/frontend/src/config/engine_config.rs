@@ -74,6 +74,8 @@ pub struct EngineConfig {
     pub adapter_cache_bytes: Option<u64>,
     /// Maximum number of loaded adapters, of which `max_adapters` are on the device.
     pub max_cpu_adapters: Option<usize>,
+    /// Maximum size of the loaded adapters in bytes.
+    pub max_cpu_adapter_bytes: Option<u64>,
     /// Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
     pub tokenizer: Option<String>,
     /// Format of tool calls.
@@ -121,6 +123,7 @@ impl Default for EngineConfig {
             max_adapter_rank: None,
             adapter_cache_bytes: None,
             max_cpu_adapters: None,
+            max_cpu_adapter_bytes: None,
             tokenizer: None,
             tool_parser: Auto(None),
             reasoning_parser: Auto(None),
@@ -296,6 +299,11 @@ impl EngineConfig {
                 let field = Field::new("max_cpu_adapters");
                 self.max_cpu_adapters = Some(field.integer(value, 1..=65536)? as usize);
             }
+            ("max_cpu_adapter_bytes", None) => self.max_cpu_adapter_bytes = default().max_cpu_adapter_bytes,
+            ("max_cpu_adapter_bytes", Some(value)) => {
+                let field = Field::new("max_cpu_adapter_bytes");
+                self.max_cpu_adapter_bytes = Some(field.integer(value, 1..=9223372036854775807)? as u64);
+            }
             ("tokenizer", None) => self.tokenizer = default().tokenizer,
             ("tokenizer", Some(value)) => {
                 let field = Field::new("tokenizer");
@@ -362,6 +370,9 @@ impl EngineConfig {
         }
         if self.max_adapters == 0 && self.max_cpu_adapters.is_some() {
             return Some(("max_cpu_adapters", "left out when max_adapters is 0: there are no adapters".to_owned()));
+        }
+        if self.max_adapters == 0 && self.max_cpu_adapter_bytes.is_some() {
+            return Some(("max_cpu_adapter_bytes", "left out when max_adapters is 0: there are no adapters".to_owned()));
         }
         None
     }

@@ -72,6 +72,7 @@ pub fn with_limits(
         max_adapters: 0,
         adapter_bytes: 0,
         max_registered_adapters: 0,
+        max_registered_bytes: u64::MAX,
     };
     change(&mut limits);
     let requests = Arc::new(Mutex::new(Vec::new()));

@@ -105,6 +105,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                 let step = small.step(&model);
                 let taken = weight_bytes(&cpu, &model, &small.weights).total()
                     + Workspace::bytes(&cpu, &model, &step, adapters.as_ref())
+                    + adapters.map_or(0, |spec| cpu.shared_adapters_bytes(&spec))
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {
                     let rest = below(16 * block);
@@ -126,7 +127,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                         continue;
                     };
                     planned += 1;
-                    let used = plan.arena() + plan.inputs;
+                    let used = plan.arena() + plan.outside() + plan.inputs;
                     assert!(used <= limit, "{used} > {limit} for {request:?} with blocks of {block}");
                 }
                 let limit = taken + (1 << 20);

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use penstock_engine::testing::{Message, NewAdapter};
 use penstock_engine::{AdapterError, AdapterId, Event, FinishReason, Limits, Rejection, Request, StopCause};
-use penstock_types::PackedAdapter;
 
 use crate::harness::{Client, Harness, caching, check_ended, check_output, limits, read};
 use crate::oracle::{self, request};
@@ -199,7 +198,7 @@ fn too_many_registered_adapters_are_refused_with_the_limit() {
 fn refused_weights_are_freed() {
     let mut harness = bounded_harness(1);
     load(&mut harness, 1).unwrap();
-    let weights = Arc::new(PackedAdapter { updates: vec![], bytes: vec![0; 8] });
+    let weights = oracle::weights(2);
     let observer = Arc::downgrade(&weights);
     let adapter = NewAdapter { id: AdapterId(2), weights, bytes: 1, usage: Arc::default(), replaces: None };
     assert!(harness.register_adapter(adapter).is_err());

@@ -1,6 +1,6 @@
 //! The removal of adapters in every state of their requests.
 
-use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, Rejection};
+use penstock_engine::{AdapterError, Event, FinishReason, Limits, PreemptionMode, Rejection};
 
 use super::{bounded_harness, changes, harness, harness_with, load, run_one, too_many, with_adapter};
 use crate::harness::{Client, Harness, Removal, caching, check_ended, check_output, limits, read};
@@ -347,6 +347,27 @@ fn removed_adapters_in_use_have_a_limit_of_their_own() {
     clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
     assert!(removals.iter().all(Removal::is_done));
     load(&mut harness, 3).unwrap();
+}
+
+#[test]
+fn bytes_of_all_adapters_in_memory_are_limited() {
+    let limits = Limits { max_adapters: 1, max_registered_adapters: 9, max_registered_bytes: 12, ..limits() };
+    let mut harness = Harness::new(Limits { adapter_bytes: 10, ..limits });
+    harness.load_adapter(1, 6).unwrap();
+    harness.load_adapter(2, 5).unwrap();
+    let refused = harness.load_adapter(3, 2).map(drop);
+    assert_eq!(refused, Err(AdapterError::TooManyBytes { bytes: 2, registered: 11, limit: 12 }));
+    let text = "it takes 2 bytes, and those in memory take 11 of max_cpu_adapter_bytes=12";
+    assert_eq!(refused.unwrap_err().to_string(), text);
+    harness.load_adapter(4, 1).unwrap();
+    let mut open = harness.start(with_adapter(1, request(4, 4, 0)));
+    harness.step();
+    let removal = harness.unload_adapter(1, None);
+    assert!(harness.load_adapter(5, 6).is_err(), "a request is open");
+    harness.run();
+    check_output(&mut open, &harness.limits);
+    assert!(removal.is_done());
+    harness.load_adapter(5, 6).unwrap();
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub fn random_limits(random: &mut Random) -> Limits {
         max_adapters: random.below(4),
         adapter_bytes: random.between(4, 10) as u64,
         max_registered_adapters: 6,
+        max_registered_bytes: random.between(10, 40) as u64,
         num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
     };
     limits.validate().unwrap();

@@ -135,6 +135,7 @@ struct Seen {
     kept_adapters: u64,
     replaced_adapters: u64,
     unknown_adapter: u64,
+    too_many_bytes: u64,
     held: u64,
     started_held: u64,
     ended_holds: u64,
@@ -193,7 +194,7 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
         assert!(met > NUM_SCHEDULES / 80, "adapters hardly ever mattered: {seen:?}");
     }
-    for met in [seen.held, seen.started_held, seen.ended_holds] {
+    for met in [seen.too_many_bytes, seen.held, seen.started_held, seen.ended_holds] {
         assert!(met > NUM_SCHEDULES / 80, "holds hardly ever mattered: {seen:?}");
     }
     for met in [seen.lost_adapters, seen.kept_adapters] {
@@ -406,6 +407,11 @@ impl World {
                     }
                     Err(AdapterError::TooMany { loaded, closing, limit }) => {
                         assert!(limit == 6 && (loaded == 6 || loaded + closing == 12), "{loaded}, {closing}");
+                    }
+                    Err(AdapterError::TooManyBytes { bytes, registered, limit }) => {
+                        assert!(limit == self.harness.limits.max_registered_bytes);
+                        assert!(bytes <= limit && registered <= limit && bytes + registered > limit);
+                        self.seen.too_many_bytes += 1;
                     }
                     Err(AdapterError::Stopped(_)) => assert!(self.stopped.is_some()),
                 }

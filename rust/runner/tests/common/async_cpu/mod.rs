@@ -109,8 +109,8 @@ impl Backend for AsyncCpu {
         self.idle()?.reserve(bytes)
     }
 
-    fn reserve_mapped(&mut self, bytes: u64) {
-        lock(&self.cpu).reserve_mapped(bytes);
+    fn reserve_outside(&mut self, bytes: u64) {
+        lock(&self.cpu).reserve_outside(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -155,6 +155,10 @@ impl Backend for AsyncCpu {
 
     fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
         lock(&self.cpu).adapters_bytes(adapters, spec)
+    }
+
+    fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64 {
+        lock(&self.cpu).shared_adapters_bytes(adapters)
     }
 
     fn low_rank_bytes(shape: &LowRankShape) -> usize {
@@ -245,7 +249,7 @@ impl Backend for AsyncCpu {
         &mut self,
         adapters: &mut Self::Adapters,
         number: u32,
-        adapter: &PackedAdapter,
+        adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError> {
         let adapters = Arc::clone(adapters);
         self.idle()?.load_adapter(&mut lock(&adapters), number, adapter)
