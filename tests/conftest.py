@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
+from api_support import make_engine
 from penstock.demo import model_path
 from penstock.errors import ModelLoadError
+from support.adapter_engine import AdapterEngine
 from support.adapters import write_adapter
 from support.checkpoints import make_config, write_checkpoint
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
+    from support.lora_server import LoraServer
     from support.serving import Served
 
 
@@ -51,11 +54,37 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapter_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Adapters of `tiny_model` with distinct weights; four ranks in turn."""
+    """Adapters of `tiny_model` with distinct weights; each fourth has the same rank, the first one 8."""
     root, config = tmp_path_factory.mktemp("adapters"), make_config("llama")
     return [
-        write_adapter(root / str(index), config, seed=index, rank=4 + 4 * (index % 4)) for index in range(12)
+        write_adapter(root / str(index), config, seed=index, rank=(8, 4, 12, 16)[index % 4])
+        for index in range(12)
     ]
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    """`tiny_model` with room for three adapters."""
+    with make_engine(tiny_model, max_adapters=3) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def adapter_engine(tiny_model: Path) -> Iterator[AdapterEngine]:
+    """`tiny_model` with room for two adapters."""
+    with make_engine(tiny_model, max_adapters=2) as engine:
+        yield AdapterEngine(engine)
+
+
+@pytest.fixture(scope="module")
+def module_lora_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
+    """A server with room for four adapters, and an adapter outside of its root."""
+    from support.lora_server import CONFIG, SECRET, lora_server
+
+    folder = tmp_path_factory.mktemp(SECRET)
+    write_adapter(folder / "outside", CONFIG)
+    with lora_server(folder, max_adapters=2, max_cpu_adapters=4) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -13,55 +13,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from api_support import make_engine
 from support.adapters import PREFIX, write_adapter
 from support.checkpoints import make_config
-from support.running import random_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from support.adapter_engine import AdapterEngine
+
 CONFIG = make_config("llama")
-PROMPT = random_prompt(20)
-PARAMS = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=True)
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 A, B = (f"{PREFIX}model.layers.1.mlp.up_proj.lora_{part}.weight" for part in "AB")
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, max_adapters=2) as engine:
-        yield engine
-
-
-def run(engine: penstock.Engine, adapter: str | None = None) -> Any:
-    result = engine.blocking.generate(PROMPT, PARAMS, adapter=adapter)
-    return result.token_ids, result.logprobs
-
-
-@pytest.fixture(scope="module")
-def base(engine: penstock.Engine) -> Any:
-    """The output without an adapter."""
-    return run(engine)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A valid adapter."""
     return write_adapter(tmp_path / "adapter", CONFIG)
-
-
-def refusal(engine: penstock.Engine, folder: Path, base: Any) -> str:
-    """The message of the error of a load; the engine computes as before."""
-    with pytest.raises(penstock.AdapterLoadError) as caught:
-        engine.blocking.load_adapter("damaged", folder)
-    assert engine.adapters == {}
-    assert run(engine) == base
-    message = str(caught.value)
-    assert len(message) < 1000
-    assert message.isprintable()
-    return message
 
 
 def header_of(tensors: dict[str, Any]) -> bytes:
@@ -127,10 +96,10 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_damaged_file_is_refused(case: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+def test_damaged_file_is_refused(case: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     contents, words = FILES[case]
     (folder / WEIGHTS).write_bytes(contents)
-    message = refusal(engine, folder, base)
+    message = adapter_engine.refusal(folder)
     assert words in message
     assert str(folder / WEIGHTS) in message
 
@@ -156,36 +125,34 @@ def bomb(tmp_path: Path) -> Iterator[bytes]:
     assert mark.exists()
 
 
-def test_pickled_weights_alone_are_refused(
-    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
-) -> None:
+def test_pickled_weights_alone_are_refused(adapter_engine: AdapterEngine, folder: Path, bomb: bytes) -> None:
     (folder / WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(bomb)
-    message = refusal(engine, folder, base)
+    message = adapter_engine.refusal(folder)
     assert f"{folder}: contains no {WEIGHTS}, only adapter_model.bin: pickled weights can" in message
 
 
 def test_pickled_weights_beside_safetensors_are_ignored(
-    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
+    adapter_engine: AdapterEngine, folder: Path, bomb: bytes
 ) -> None:
     (folder / "adapter_model.bin").write_bytes(bomb)
-    engine.blocking.load_adapter("adapter", folder)
-    assert run(engine, "adapter") != base
-    engine.blocking.unload_adapter("adapter")
+    adapter_engine.load("adapter", folder)
+    assert adapter_engine.run("adapter") != adapter_engine.base
+    adapter_engine.unload("adapter")
 
 
 def test_pickle_with_the_name_of_safetensors_is_refused(
-    engine: penstock.Engine, base: Any, folder: Path, bomb: bytes
+    adapter_engine: AdapterEngine, folder: Path, bomb: bytes
 ) -> None:
     (folder / WEIGHTS).write_bytes(bomb)
-    assert f"{folder / WEIGHTS}: header length" in refusal(engine, folder, base)
+    assert f"{folder / WEIGHTS}: header length" in adapter_engine.refusal(folder)
 
 
 @pytest.mark.parametrize("index", ["model.safetensors.index.json", "adapter_model.safetensors.index.json"])
-def test_sharded_adapter_is_refused(index: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+def test_sharded_adapter_is_refused(index: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "adapter_model-00001-of-00002.safetensors")
     (folder / index).write_text("{}")
-    assert "adapters in several files are not supported" in refusal(engine, folder, base)
+    assert "adapters in several files are not supported" in adapter_engine.refusal(folder)
 
 
 def without(name: str) -> Callable[[Path], object]:
@@ -237,46 +204,45 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("case", FOLDERS)
-def test_folder_is_refused(case: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+def test_folder_is_refused(case: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     change, words = FOLDERS[case]
     change(folder)
-    message = refusal(engine, folder, base)
+    message = adapter_engine.refusal(folder)
     assert words in message
     assert str(folder) in message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
 @pytest.mark.parametrize("name", [WEIGHTS, SETTINGS])
-def test_unreadable_file_is_refused(name: str, engine: penstock.Engine, base: Any, folder: Path) -> None:
+def test_unreadable_file_is_refused(name: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     (folder / name).chmod(0)
-    assert "ermission denied" in refusal(engine, folder, base)
+    assert "ermission denied" in adapter_engine.refusal(folder)
 
 
-def test_file_in_place_of_a_folder_is_refused(engine: penstock.Engine, base: Any, folder: Path) -> None:
-    assert WEIGHTS in refusal(engine, folder / WEIGHTS, base)
+def test_file_in_place_of_a_folder_is_refused(adapter_engine: AdapterEngine, folder: Path) -> None:
+    assert WEIGHTS in adapter_engine.refusal(folder / WEIGHTS)
 
 
-def test_loop_of_links_is_refused(engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
+def test_loop_of_links_is_refused(adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     looped(tmp_path / "loop")
-    assert str(tmp_path / "loop") in refusal(engine, tmp_path / "loop", base)
+    assert str(tmp_path / "loop") in adapter_engine.refusal(tmp_path / "loop")
 
 
 @pytest.mark.parametrize("path", ["", "\0", "a\0b", "x" * 5000, "../" * 2000, "a/b/c", "-", "https://host/a"])
-def test_path_that_is_no_folder_is_an_error(path: str, engine: penstock.Engine, base: Any) -> None:
+def test_path_that_is_no_folder_is_an_error(path: str, adapter_engine: AdapterEngine) -> None:
     with pytest.raises(penstock.AdapterLoadError):
-        engine.blocking.load_adapter("damaged", path)
-    assert engine.adapters == {}
-    assert run(engine) == base
+        adapter_engine.load("damaged", path)
+    adapter_engine.check_unchanged()
 
 
-def test_file_that_shrinks_later_does_not_matter(engine: penstock.Engine, folder: Path) -> None:
+def test_file_that_shrinks_later_does_not_matter(adapter_engine: AdapterEngine, folder: Path) -> None:
     """The weights are copied while the adapter is loaded."""
-    engine.blocking.load_adapter("adapter", folder)
-    expected = run(engine, "adapter")
+    adapter_engine.load("adapter", folder)
+    expected = adapter_engine.run("adapter")
     os.truncate(folder / WEIGHTS, 0)
     shutil.rmtree(folder)
-    assert run(engine, "adapter") == expected
-    engine.blocking.unload_adapter("adapter")
+    assert adapter_engine.run("adapter") == expected
+    adapter_engine.unload("adapter")
 
 
 def damage(content: bytes, chance: random.Random) -> bytes:
@@ -300,7 +266,7 @@ def damage(content: bytes, chance: random.Random) -> bytes:
 
 
 def test_random_damage_is_refused_or_has_no_effect_on_others(
-    engine: penstock.Engine, base: Any, folder: Path
+    adapter_engine: AdapterEngine, folder: Path
 ) -> None:
     chance = random.Random(5)
     small = write_adapter(folder, CONFIG, rank=1, modules=("q_proj", "up_proj"))
@@ -312,13 +278,12 @@ def test_random_damage_is_refused_or_has_no_effect_on_others(
         name = chance.choice((SETTINGS, WEIGHTS))
         (folder / name).write_bytes(damage(contents[name], chance))
         try:
-            engine.blocking.load_adapter("damaged", folder)
+            adapter_engine.load("damaged", folder)
         except penstock.AdapterLoadError:
             continue
         num_loaded += 1
         with suppress(penstock.GenerationError):  # its outputs are not finite
-            run(engine, "damaged")
-        engine.blocking.unload_adapter("damaged")
+            adapter_engine.run("damaged")
+        adapter_engine.unload("damaged")
     assert 5 < num_loaded < 195
-    assert engine.adapters == {}
-    assert run(engine) == base
+    adapter_engine.check_unchanged()

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from api_support import bits_of, make_engine
+from api_support import bits_of, make_engine, resident_bytes
 from support.adapters import write_adapter
-from support.checkpoints import make_config, tensor_shapes
+from support.checkpoints import make_config, tensor_shapes, write_checkpoint
 from support.running import random_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = make_config("llama")
@@ -21,44 +20,33 @@ PROMPT = random_prompt(30)
 PARAMS = penstock.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=True)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Adapters with distinct weights."""
-    root = tmp_path_factory.mktemp("adapters")
-    return [write_adapter(root / str(seed), CONFIG, seed=seed) for seed in range(4)]
-
-
-@pytest.fixture
-def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, max_adapters=3) as engine:
-        yield engine
-
-
 def output(engine: penstock.Engine, adapter: str | None) -> Any:
     return bits_of(engine.blocking.generate(PROMPT, PARAMS, adapter=adapter))
 
 
 @pytest.mark.parametrize("name", ["", ",", "a,b", "a\nb", "\0", "\x7f", "x" * 257])
-def test_invalid_name_is_refused(name: str, engine: penstock.Engine, folders: list[Path]) -> None:
+def test_invalid_name_is_refused(name: str, engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     with pytest.raises(penstock.ConfigError, match="1 to 256 characters without commas") as caught:
-        engine.blocking.load_adapter(name, folders[0])
+        engine.blocking.load_adapter(name, adapter_folders[0])
     assert caught.value.field == "name"
     assert engine.adapters == {}
 
 
 @pytest.mark.parametrize("name", ["a", "x" * 256, "org/name@v1", "ü ß 語", "a b", "😀" * 256])
-def test_valid_name_is_accepted(name: str, engine: penstock.Engine, folders: list[Path]) -> None:
-    engine.blocking.load_adapter(name, folders[0])
+def test_valid_name_is_accepted(name: str, engine: penstock.Engine, adapter_folders: list[Path]) -> None:
+    engine.blocking.load_adapter(name, adapter_folders[0])
     assert engine.blocking.generate(PROMPT, PARAMS, adapter=name).adapter == name
     engine.blocking.unload_adapter(name)
     assert engine.adapters == {}
 
 
-def test_unknown_name_lists_those_that_are_loaded(engine: penstock.Engine, folders: list[Path]) -> None:
+def test_unknown_name_lists_those_that_are_loaded(
+    engine: penstock.Engine, adapter_folders: list[Path]
+) -> None:
     with pytest.raises(penstock.AdapterNotFoundError, match="no adapter is loaded"):
         output(engine, "a")
-    engine.blocking.load_adapter("b", folders[0])
-    engine.blocking.load_adapter("c", folders[1])
+    engine.blocking.load_adapter("b", adapter_folders[0])
+    engine.blocking.load_adapter("c", adapter_folders[1])
     with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are b, c") as caught:
         output(engine, "a")
     assert (caught.value.field, caught.value.value) == ("adapter", "a")
@@ -66,21 +54,60 @@ def test_unknown_name_lists_those_that_are_loaded(engine: penstock.Engine, folde
         engine.blocking.unload_adapter("a")
 
 
-def test_limit_of_loaded_adapters_names_its_number(tiny_model: Path, folders: list[Path]) -> None:
+def test_limit_of_loaded_adapters_names_its_number(tiny_model: Path, adapter_folders: list[Path]) -> None:
     with make_engine(tiny_model, max_adapters=1, max_cpu_adapters=2) as engine:
-        engine.blocking.load_adapter("a", folders[0])
-        engine.blocking.load_adapter("b", folders[1])
+        engine.blocking.load_adapter("a", adapter_folders[0])
+        engine.blocking.load_adapter("b", adapter_folders[1])
         with pytest.raises(penstock.AdapterLimitError, match=r"2 adapters are loaded.*max_cpu_adapters"):
-            engine.blocking.load_adapter("c", folders[2])
+            engine.blocking.load_adapter("c", adapter_folders[2])
         assert list(engine.adapters) == ["a", "b"]
         engine.blocking.unload_adapter("a")
-        engine.blocking.load_adapter("c", folders[3])
+        engine.blocking.load_adapter("c", adapter_folders[3])
         assert list(engine.adapters) == ["b", "c"]
 
 
-def test_replacement_needs_no_free_place(tiny_model: Path, folders: list[Path]) -> None:
+def test_bytes_of_loaded_adapters_have_a_limit(tiny_model: Path, adapter_folders: list[Path]) -> None:
+    first, second, third = adapter_folders[::4]  # of one size
     with make_engine(tiny_model, max_adapters=1) as engine:
-        for folder in folders:
+        needed = engine.blocking.load_adapter("a", first).bytes
+        assert engine.info.max_cpu_adapter_bytes > engine.info.adapter_cache_bytes
+    limits = {"max_cpu_adapters": 4, "max_cpu_adapter_bytes": 2 * needed + 1}
+    with make_engine(tiny_model, max_adapters=1, **limits) as engine:
+        assert engine.info.max_cpu_adapter_bytes == 2 * needed + 1
+        engine.blocking.load_adapter("a", first)
+        engine.blocking.load_adapter("b", second)
+        message = f"takes {needed} bytes, .* {2 * needed} of max_cpu_adapter_bytes={2 * needed + 1}"
+        with pytest.raises(penstock.AdapterLimitError, match=message):
+            engine.blocking.load_adapter("c", third)
+        assert list(engine.adapters) == ["a", "b"]
+        engine.blocking.unload_adapter("a")
+        engine.blocking.load_adapter("c", third)
+
+
+def test_adapters_in_use_take_their_memory_once(tmp_path: Path) -> None:
+    config = make_config("llama", hidden_size=512, intermediate_size=1024)
+    model = write_checkpoint(tmp_path / "model", config)
+    names = [str(index) for index in range(8)]
+    for index, name in enumerate(names):
+        write_adapter(tmp_path / name, config, rank=64, seed=index)
+    with make_engine(model, max_adapters=8, adapter_cache_bytes=1 << 27) as engine:
+        output(engine, None)
+        engine.blocking.load_adapter("first", tmp_path / names[0])
+        output(engine, "first")  # memory that all adapters share
+        engine.blocking.unload_adapter("first")
+        before = resident_bytes()
+        for name in names:
+            engine.blocking.load_adapter(name, tmp_path / name)
+            output(engine, name)
+        size = sum(adapter.bytes for adapter in engine.adapters.values())
+        assert all(adapter.on_device for adapter in engine.adapters.values())
+        assert size > 25 << 20
+        assert resident_bytes() - before < 1.05 * size
+
+
+def test_replacement_needs_no_free_place(tiny_model: Path, adapter_folders: list[Path]) -> None:
+    with make_engine(tiny_model, max_adapters=1) as engine:
+        for folder in adapter_folders:
             engine.blocking.load_adapter("a", folder, replace=True)
             assert engine.adapters["a"].path == str(folder)
 
@@ -104,10 +131,10 @@ def test_adapter_beyond_the_memory_names_the_bytes(tiny_model: Path, tmp_path: P
         assert output(engine, "large") != output(engine, None)
 
 
-def test_engine_without_adapters_refuses_them(tiny_model: Path, folders: list[Path]) -> None:
+def test_engine_without_adapters_refuses_them(tiny_model: Path, adapter_folders: list[Path]) -> None:
     with make_engine(tiny_model) as engine:
         with pytest.raises(penstock.ConfigError, match="max_adapters") as caught:
-            engine.blocking.load_adapter("a", folders[0])
+            engine.blocking.load_adapter("a", adapter_folders[0])
         assert caught.value.field == "max_adapters"
         with pytest.raises(penstock.AdapterNotFoundError):
             output(engine, "a")
@@ -137,10 +164,21 @@ def test_memory_plan_has_the_adapters_and_a_buffer(tiny_model: Path) -> None:
         assert engine.info.memory.adapters == (1 << 20) + 12 * 256 * 24
 
 
-def test_engine_that_is_not_open_loads_nothing(tiny_model: Path, folders: list[Path]) -> None:
+def test_memory_of_adapters_is_reserved_in_the_host(tiny_model: Path) -> None:
+    host = penstock.Host(memory_bytes=1 << 30)
+    limits = {"max_adapters": 1, "kv_cache_bytes": 1 << 20}
+    reserved = []
+    for size in (1 << 20, 1 << 26):
+        with make_engine(tiny_model, host=host, adapter_cache_bytes=size, **limits) as engine:
+            engine.blocking.start()
+            reserved.append(host.reserved_bytes)
+    assert reserved[1] - reserved[0] == (1 << 26) - (1 << 20)
+
+
+def test_engine_that_is_not_open_loads_nothing(tiny_model: Path, adapter_folders: list[Path]) -> None:
     engine = make_engine(tiny_model, max_adapters=1)
     with pytest.raises(penstock.EngineStoppedError):
-        engine.blocking.load_adapter("a", folders[0])
+        engine.blocking.load_adapter("a", adapter_folders[0])
     with pytest.raises(penstock.EngineStoppedError):
         engine.blocking.unload_adapter("a")
     with pytest.raises(penstock.EngineStoppedError):

@@ -19,25 +19,11 @@ from support.checkpoints import make_config
 from support.running import random_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = make_config("llama")
 PROMPT = random_prompt(30)
 PARAMS = penstock.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=True)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Adapters with distinct weights."""
-    root = tmp_path_factory.mktemp("adapters")
-    return [write_adapter(root / str(seed), CONFIG, seed=seed) for seed in range(4)]
-
-
-@pytest.fixture
-def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, max_adapters=3) as engine:
-        yield engine
 
 
 class Gate:
@@ -66,9 +52,11 @@ def output(engine: penstock.Engine, adapter: str | None) -> Any:
 # ---- properties and progress
 
 
-def test_adapter_has_its_properties(engine: penstock.Engine, folders: list[Path], tmp_path: Path) -> None:
-    found = engine.blocking.load_adapter("first", folders[0])
-    assert (found.name, found.path, found.base_model) == ("first", str(folders[0]), "base")
+def test_adapter_has_its_properties(
+    engine: penstock.Engine, adapter_folders: list[Path], tmp_path: Path
+) -> None:
+    found = engine.blocking.load_adapter("first", adapter_folders[0])
+    assert (found.name, found.path, found.base_model) == ("first", str(adapter_folders[0]), "base")
     assert (found.rank, found.num_modules) == (8, 14)
     assert (found.on_device, found.running, found.waiting) == (False, 0, 0)
     small = write_adapter(tmp_path, CONFIG, rank=3, modules=("q_proj",), base_model_name_or_path=None)
@@ -81,9 +69,9 @@ def test_adapter_has_its_properties(engine: penstock.Engine, folders: list[Path]
 
 
 @pytest.mark.anyio
-async def test_progress_counts_to_the_total(engine: penstock.Engine, folders: list[Path]) -> None:
+async def test_progress_counts_to_the_total(engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     calls: list[tuple[int, int]] = []
-    await engine.load_adapter("a", folders[0], progress=lambda *numbers: calls.append(numbers))
+    await engine.load_adapter("a", adapter_folders[0], progress=lambda *numbers: calls.append(numbers))
     done, totals = zip(*calls, strict=True)
     assert list(done) == sorted(done)
     assert len(set(totals)) == 1
@@ -94,7 +82,7 @@ async def test_progress_counts_to_the_total(engine: penstock.Engine, folders: li
 @pytest.mark.anyio
 @pytest.mark.parametrize("last", [False, True])
 async def test_exception_of_progress_ends_the_load(
-    engine: penstock.Engine, folders: list[Path], *, last: bool
+    engine: penstock.Engine, adapter_folders: list[Path], *, last: bool
 ) -> None:
     class StopError(Exception):
         pass
@@ -104,19 +92,19 @@ async def test_exception_of_progress_ends_the_load(
             raise StopError
 
     with pytest.raises(StopError):
-        await engine.load_adapter("a", folders[0], progress=stop)
+        await engine.load_adapter("a", adapter_folders[0], progress=stop)
     with pytest.raises(StopError):
-        engine.blocking.load_adapter("a", folders[0], progress=stop)
+        engine.blocking.load_adapter("a", adapter_folders[0], progress=stop)
     assert engine.adapters == {}
-    assert (await engine.load_adapter("a", folders[0])).name == "a"
+    assert (await engine.load_adapter("a", adapter_folders[0])).name == "a"
 
 
-def test_interruption_in_progress_ends_the_load(engine: penstock.Engine, folders: list[Path]) -> None:
+def test_interruption_in_progress_ends_the_load(engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.blocking.load_adapter("a", folders[0], progress=interrupt)
+        engine.blocking.load_adapter("a", adapter_folders[0], progress=interrupt)
     assert engine.adapters == {}
 
 
@@ -124,11 +112,11 @@ def test_interruption_in_progress_ends_the_load(engine: penstock.Engine, folders
 
 
 @pytest.mark.anyio
-async def test_loads_of_the_same_files_join(engine: penstock.Engine, folders: list[Path]) -> None:
+async def test_loads_of_the_same_files_join(engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     gate, found = Gate(), []
 
     async def load(progress: Any) -> None:
-        found.append(await engine.load_adapter("a", folders[0], progress=progress))
+        found.append(await engine.load_adapter("a", adapter_folders[0], progress=progress))
 
     others: list[tuple[int, int]] = []
     async with anyio.create_task_group() as group:
@@ -145,7 +133,7 @@ async def test_loads_of_the_same_files_join(engine: penstock.Engine, folders: li
 
 @pytest.mark.anyio
 async def test_one_of_two_loads_with_other_files_is_a_conflict(
-    engine: penstock.Engine, folders: list[Path]
+    engine: penstock.Engine, adapter_folders: list[Path]
 ) -> None:
     errors = []
 
@@ -156,7 +144,7 @@ async def test_one_of_two_loads_with_other_files_is_a_conflict(
             errors.append(str(error))
 
     async with anyio.create_task_group() as group:
-        for folder in folders[:2]:
+        for folder in adapter_folders[:2]:
             group.start_soon(load, folder)
     [loaded] = engine.adapters.values()
     assert errors == [
@@ -166,15 +154,15 @@ async def test_one_of_two_loads_with_other_files_is_a_conflict(
 
 @pytest.mark.anyio
 async def test_requests_and_other_loads_continue_during_a_load(
-    engine: penstock.Engine, folders: list[Path]
+    engine: penstock.Engine, adapter_folders: list[Path]
 ) -> None:
     gate = Gate()
     expected = bits_of(await engine.generate(PROMPT, PARAMS))
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: engine.load_adapter("slow", folders[0], progress=gate))
+        group.start_soon(lambda: engine.load_adapter("slow", adapter_folders[0], progress=gate))
         await gate.reach()
         assert bits_of(await engine.generate(PROMPT, PARAMS)) == expected
-        await engine.load_adapter("fast", folders[1])
+        await engine.load_adapter("fast", adapter_folders[1])
         assert (await engine.generate(PROMPT, PARAMS, adapter="fast")).adapter == "fast"
         with pytest.raises(penstock.AdapterNotFoundError):
             await engine.generate(PROMPT, PARAMS, adapter="slow")
@@ -185,34 +173,34 @@ async def test_requests_and_other_loads_continue_during_a_load(
 
 
 @pytest.mark.anyio
-async def test_cancelled_load_has_no_effect(engine: penstock.Engine, folders: list[Path]) -> None:
+async def test_cancelled_load_has_no_effect(engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     gate = Gate()
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: engine.load_adapter("a", folders[0], progress=gate))
+        group.start_soon(lambda: engine.load_adapter("a", adapter_folders[0], progress=gate))
         await gate.reach()
         group.cancel_scope.cancel()
     # The task has ended, its thread has not: another load of the name waits for it.
     async with anyio.create_task_group() as group:
-        group.start_soon(engine.load_adapter, "a", folders[1])
+        group.start_soon(engine.load_adapter, "a", adapter_folders[1])
         await anyio.lowlevel.checkpoint()
         assert engine.adapters == {}
         gate.opened.set()
-    assert engine.adapters["a"].path == str(folders[1])
+    assert engine.adapters["a"].path == str(adapter_folders[1])
 
 
 @pytest.mark.anyio
 async def test_cancelled_wait_for_another_load_ends_at_once(
-    engine: penstock.Engine, folders: list[Path]
+    engine: penstock.Engine, adapter_folders: list[Path]
 ) -> None:
     gate = Gate()
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: engine.load_adapter("a", folders[0], progress=gate))
+        group.start_soon(lambda: engine.load_adapter("a", adapter_folders[0], progress=gate))
         await gate.reach()
         with anyio.move_on_after(0.05) as scope:
-            await engine.load_adapter("a", folders[0])
+            await engine.load_adapter("a", adapter_folders[0])
         assert scope.cancelled_caught
         gate.opened.set()
-    assert engine.adapters["a"].path == str(folders[0])
+    assert engine.adapters["a"].path == str(adapter_folders[0])
 
 
 # ---- sleep, close and forks
@@ -220,17 +208,17 @@ async def test_cancelled_wait_for_another_load_ends_at_once(
 
 @pytest.mark.anyio
 async def test_adapters_are_loaded_again_after_a_sleep(
-    tiny_model: Path, folders: list[Path], tmp_path: Path
+    tiny_model: Path, adapter_folders: list[Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "adapter"
-    shutil.copytree(folders[0], folder)
+    shutil.copytree(adapter_folders[0], folder)
     async with make_engine(tiny_model, max_adapters=2) as engine:
         await engine.load_adapter("a", folder)
-        await engine.load_adapter("b", folders[1])
+        await engine.load_adapter("b", adapter_folders[1])
         expected = [bits_of(await engine.generate(PROMPT, PARAMS, adapter=name)) for name in ("a", "b")]
         await engine.sleep()
         with pytest.raises(penstock.EngineStoppedError):
-            await engine.load_adapter("c", folders[2])
+            await engine.load_adapter("c", adapter_folders[2])
         await engine.wake()
         assert list(engine.adapters) == ["a", "b"]
         found = [bits_of(await engine.generate(PROMPT, PARAMS, adapter=name)) for name in ("a", "b")]
@@ -247,13 +235,13 @@ async def test_adapters_are_loaded_again_after_a_sleep(
 @pytest.mark.anyio
 @pytest.mark.parametrize("is_blocking", [False, True])
 async def test_lost_adapter_is_unloaded_from_a_sleeping_engine(
-    tiny_model: Path, folders: list[Path], tmp_path: Path, *, is_blocking: bool
+    tiny_model: Path, adapter_folders: list[Path], tmp_path: Path, *, is_blocking: bool
 ) -> None:
     folder = tmp_path / "adapter"
-    shutil.copytree(folders[0], folder)
+    shutil.copytree(adapter_folders[0], folder)
     async with make_engine(tiny_model, max_adapters=2) as engine:
         await engine.load_adapter("a", folder)
-        await engine.load_adapter("b", folders[1])
+        await engine.load_adapter("b", adapter_folders[1])
         expected = bits_of(await engine.generate(PROMPT, PARAMS, adapter="b"))
         await engine.sleep()
         shutil.rmtree(folder)
@@ -273,7 +261,7 @@ async def test_lost_adapter_is_unloaded_from_a_sleeping_engine(
 
 
 @pytest.mark.anyio
-async def test_close_during_a_load_ends_it(tiny_model: Path, folders: list[Path]) -> None:
+async def test_close_during_a_load_ends_it(tiny_model: Path, adapter_folders: list[Path]) -> None:
     gate = Gate()
     engine = make_engine(tiny_model, max_adapters=1)
     await engine.start()
@@ -281,22 +269,22 @@ async def test_close_during_a_load_ends_it(tiny_model: Path, folders: list[Path]
 
         async def load() -> None:
             with pytest.raises(penstock.EngineStoppedError):
-                await engine.load_adapter("a", folders[0], progress=gate)
+                await engine.load_adapter("a", adapter_folders[0], progress=gate)
 
         group.start_soon(load)
         await gate.reach()
         await engine.aclose()
         gate.opened.set()
     with pytest.raises(penstock.EngineStoppedError):
-        await engine.load_adapter("a", folders[0])
+        await engine.load_adapter("a", adapter_folders[0])
 
 
-def test_loads_in_threads_are_independent(tiny_model: Path, folders: list[Path]) -> None:
+def test_loads_in_threads_are_independent(tiny_model: Path, adapter_folders: list[Path]) -> None:
     names = [f"adapter {index}" for index in range(12)]
     with make_engine(tiny_model, max_adapters=2, max_cpu_adapters=12) as engine:
 
         def work(index: int) -> None:
-            folder = folders[index % len(folders)]
+            folder = adapter_folders[index % len(adapter_folders)]
             for _ in range(5):
                 engine.blocking.load_adapter(names[index], folder)
                 engine.blocking.generate(PROMPT, PARAMS, adapter=names[index])
@@ -311,7 +299,7 @@ def test_loads_in_threads_are_independent(tiny_model: Path, folders: list[Path])
         wait_until(lambda: engine.stats().running == 0)
 
 
-def test_calls_in_the_child_of_a_fork_raise(tiny_model: Path, folders: list[Path]) -> None:
+def test_calls_in_the_child_of_a_fork_raise(tiny_model: Path, adapter_folders: list[Path]) -> None:
     program = """
 import os, sys, penstock
 model, folder = sys.argv[1:]
@@ -346,6 +334,6 @@ assert run() == expected
 engine.blocking.unload_adapter("a")
 engine.close()
 """
-    command = [sys.executable, "-W", "ignore", "-c", program, str(tiny_model), str(folders[0])]
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tiny_model), str(adapter_folders[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

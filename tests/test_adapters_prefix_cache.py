@@ -14,7 +14,6 @@ from support.checkpoints import make_config
 from support.running import random_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = make_config("llama")
@@ -43,12 +42,6 @@ def expected(tiny_model: Path, folders: list[Path]) -> dict[int | None, Any]:
         }
     assert len({output[:2] for output in outputs.values()}) == 4
     return outputs
-
-
-@pytest.fixture
-def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, max_adapters=3) as engine:
-        yield engine
 
 
 def run(engine: penstock.Engine, adapter: str | None, **options: Any) -> tuple[Any, int]:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-import penstock
-from api_support import make_engine
 from support.adapters import PREFIX, make_tensors, write_adapter, write_adapter_files
 from support.checkpoints import make_config
-from support.running import random_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from support.adapter_engine import AdapterEngine
     from support.adapters import Typed
 
 CONFIG = make_config("llama")
-PROMPT = random_prompt(20)
-PARAMS = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=True)
 #: A module with its input and output features.
 MODULE, INPUTS, OUTPUTS = "model.layers.1.mlp.up_proj", 128, 192
 A, B = (f"{PREFIX}{MODULE}.lora_{part}.weight" for part in "AB")
@@ -149,39 +145,12 @@ WRONG_NAMES = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
-    with make_engine(tiny_model, max_adapters=2) as engine:
-        yield engine
-
-
-def run(engine: penstock.Engine, adapter: str | None = None) -> Any:
-    result = engine.blocking.generate(PROMPT, PARAMS, adapter=adapter)
-    return result.token_ids, result.logprobs
-
-
-@pytest.fixture(scope="module")
-def base(engine: penstock.Engine) -> Any:
-    """The output without an adapter."""
-    return run(engine)
-
-
 @pytest.fixture(autouse=True)
-def without_adapters(engine: penstock.Engine) -> Iterator[None]:
+def without_adapters(adapter_engine: AdapterEngine) -> Iterator[None]:
     """Unload the adapters that a test has loaded."""
     yield
-    for name in engine.adapters:
-        engine.blocking.unload_adapter(name)
-
-
-def refusal(engine: penstock.Engine, folder: Path, base: Any) -> str:
-    """The message of the error of a load; the engine computes as before."""
-    with pytest.raises(penstock.AdapterLoadError) as caught:
-        engine.blocking.load_adapter("damaged", folder)
-    assert engine.adapters == {}
-    assert run(engine) == base
-    assert len(str(caught.value)) < 1000
-    return str(caught.value)
+    for name in adapter_engine.engine.adapters:
+        adapter_engine.unload(name)
 
 
 def renamed(template: str) -> dict[str, Typed]:
@@ -195,50 +164,50 @@ def renamed(template: str) -> dict[str, Typed]:
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_tensor_is_refused(case: str, engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
+def test_tensor_is_refused(case: str, adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     changes, words = CHANGES[case]
     tensors = {
         name: values for name, values in {**make_tensors(CONFIG), **changes}.items() if values is not None
     }
-    assert words in refusal(engine, write_adapter_files(tmp_path, {"r": 8}, tensors), base)
+    assert words in adapter_engine.refusal(write_adapter_files(tmp_path, {"r": 8}, tensors))
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_layer_in_another_spelling_is_refused(
-    spelling: str, engine: penstock.Engine, base: Any, tmp_path: Path
+    spelling: str, adapter_engine: AdapterEngine, tmp_path: Path
 ) -> None:
     tensors = make_tensors(CONFIG) | update(SPELLINGS[spelling])
-    refusal(engine, write_adapter_files(tmp_path, {"r": 8}, tensors), base)
+    adapter_engine.refusal(write_adapter_files(tmp_path, {"r": 8}, tensors))
 
 
-def test_error_of_the_model_names_the_folder(engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
+def test_error_of_the_model_names_the_folder(adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     tensors = make_tensors(CONFIG) | {A: zeros(8, 129)}
-    assert str(tmp_path) in refusal(engine, write_adapter_files(tmp_path, {"r": 8}, tensors), base)
+    assert str(tmp_path) in adapter_engine.refusal(write_adapter_files(tmp_path, {"r": 8}, tensors))
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_other_names_of_the_modules_are_read(case: str, engine: penstock.Engine, tmp_path: Path) -> None:
-    engine.blocking.load_adapter("expected", write_adapter(tmp_path / "expected", CONFIG))
+def test_other_names_of_the_modules_are_read(
+    case: str, adapter_engine: AdapterEngine, tmp_path: Path
+) -> None:
+    adapter_engine.load("expected", write_adapter(tmp_path / "expected", CONFIG))
     folder = write_adapter_files(tmp_path / "named", {"r": 8}, renamed(NAMES[case]))
-    engine.blocking.load_adapter("named", folder)
-    assert run(engine, "named") == run(engine, "expected") != run(engine)
+    adapter_engine.load("named", folder)
+    assert adapter_engine.run("named") == adapter_engine.run("expected") != adapter_engine.base
 
 
 @pytest.mark.parametrize("case", WRONG_NAMES)
-def test_names_of_no_module_are_refused(
-    case: str, engine: penstock.Engine, base: Any, tmp_path: Path
-) -> None:
+def test_names_of_no_module_are_refused(case: str, adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     tensors = renamed(WRONG_NAMES[case])
-    message = refusal(engine, write_adapter_files(tmp_path, {"r": 8}, tensors), base)
+    message = adapter_engine.refusal(write_adapter_files(tmp_path, {"r": 8}, tensors))
     assert "model.layers.0." in message
 
 
-def test_rank_above_the_maximum_is_refused(engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
-    message = refusal(engine, write_adapter(tmp_path, CONFIG, rank=65), base)
+def test_rank_above_the_maximum_is_refused(adapter_engine: AdapterEngine, tmp_path: Path) -> None:
+    message = adapter_engine.refusal(write_adapter(tmp_path, CONFIG, rank=65))
     assert "has rank 65; max_adapter_rank is 64" in message
 
 
-def test_adapter_of_another_model_is_refused(engine: penstock.Engine, base: Any, tmp_path: Path) -> None:
+def test_adapter_of_another_model_is_refused(adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     other = make_config("llama", hidden_size=160, intermediate_size=200)
-    message = refusal(engine, write_adapter(tmp_path, other), base)
+    message = adapter_engine.refusal(write_adapter(tmp_path, other))
     assert "down_proj.lora_A.weight has shape [8, 200]; the configuration requires [8, 192]" in message

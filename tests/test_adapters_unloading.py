@@ -26,25 +26,16 @@ PROMPT = random_prompt(30)
 PARAMS = penstock.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=True)
 #: More tokens than a result queue holds: the request does not end until it is read.
 LONG = PARAMS.replace(max_tokens=450)
+#: Of `adapter_folders`.
 NUM_FOLDERS = 12
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Adapters of distinct weights and ranks."""
-    root = tmp_path_factory.mktemp("adapters")
-    return [
-        write_adapter(root / str(index), CONFIG, seed=index, rank=4 + 4 * (index % 4))
-        for index in range(NUM_FOLDERS)
-    ]
-
-
 @pytest.fixture
-async def engine(tiny_model: Path, folders: list[Path]) -> AsyncIterator[penstock.Engine]:
+async def engine(tiny_model: Path, adapter_folders: list[Path]) -> AsyncIterator[penstock.Engine]:
     """Two adapters, `a` and `b`, in an engine for four."""
     async with make_engine(tiny_model, max_adapters=4) as engine:
-        await engine.load_adapter("a", folders[0])
-        await engine.load_adapter("b", folders[1])
+        await engine.load_adapter("a", adapter_folders[0])
+        await engine.load_adapter("b", adapter_folders[1])
         yield engine
 
 
@@ -72,10 +63,12 @@ def on_device(engine: penstock.Engine) -> set[str]:
 # ---- swapping
 
 
-async def test_least_recently_used_adapter_leaves_the_device(tiny_model: Path, folders: list[Path]) -> None:
+async def test_least_recently_used_adapter_leaves_the_device(
+    tiny_model: Path, adapter_folders: list[Path]
+) -> None:
     names = [f"adapter {index}" for index in range(NUM_FOLDERS)]
     async with make_engine(tiny_model, max_adapters=NUM_FOLDERS, prefix_cache=False) as engine:
-        for name, folder in zip(names, folders, strict=True):
+        for name, folder in zip(names, adapter_folders, strict=True):
             await engine.load_adapter(name, folder)
         expected = {name: await run(engine, name) for name in names}
         assert on_device(engine) == set(names)
@@ -83,7 +76,7 @@ async def test_least_recently_used_adapter_leaves_the_device(tiny_model: Path, f
     limits = {"max_adapters": 3, "max_cpu_adapters": NUM_FOLDERS, "prefix_cache": False}
     async with make_engine(tiny_model, **limits) as engine:
         assert (engine.info.max_adapters, engine.info.max_cpu_adapters) == (3, NUM_FOLDERS)
-        for name, folder in zip(names, folders, strict=True):
+        for name, folder in zip(names, adapter_folders, strict=True):
             await engine.load_adapter(name, folder)
         assert on_device(engine) == set()
         recent: list[str] = []
@@ -93,9 +86,9 @@ async def test_least_recently_used_adapter_leaves_the_device(tiny_model: Path, f
             assert on_device(engine) == set(recent), name
 
 
-async def test_running_adapter_stays_on_the_device(tiny_model: Path, folders: list[Path]) -> None:
+async def test_running_adapter_stays_on_the_device(tiny_model: Path, adapter_folders: list[Path]) -> None:
     async with make_engine(tiny_model, max_adapters=2, max_cpu_adapters=4) as engine:
-        for name, folder in zip("abcd", folders, strict=False):
+        for name, folder in zip("abcd", adapter_folders, strict=False):
             await engine.load_adapter(name, folder)
         whole = await run(engine, "a", LONG)
         request = await start(engine, "a")
@@ -107,12 +100,12 @@ async def test_running_adapter_stays_on_the_device(tiny_model: Path, folders: li
         assert engine.adapters["a"].running == 0
 
 
-async def test_waiting_adapters_get_their_turn(tiny_model: Path, folders: list[Path]) -> None:
+async def test_waiting_adapters_get_their_turn(tiny_model: Path, adapter_folders: list[Path]) -> None:
     """Room for one adapter, a long prompt in chunks, requests of the base, and three other adapters."""
     limits = {"max_adapters": 1, "max_cpu_adapters": 4, "max_num_batched_tokens": 16, "max_num_seqs": 8}
     ended: list[str | None] = []
     async with make_engine(tiny_model, **limits) as engine:
-        for name, folder in zip("abcd", folders, strict=False):
+        for name, folder in zip("abcd", adapter_folders, strict=False):
             await engine.load_adapter(name, folder)
 
         async def ask(name: str | None, prompt: list[int]) -> None:
@@ -126,9 +119,9 @@ async def test_waiting_adapters_get_their_turn(tiny_model: Path, folders: list[P
         await assert_at_rest(engine)
 
 
-async def test_counts_are_those_of_the_requests(tiny_model: Path, folders: list[Path]) -> None:
+async def test_counts_are_those_of_the_requests(tiny_model: Path, adapter_folders: list[Path]) -> None:
     async with make_engine(tiny_model, max_adapters=1, max_num_seqs=2) as engine:
-        await engine.load_adapter("a", folders[0])
+        await engine.load_adapter("a", adapter_folders[0])
         requests = [await start(engine, "a") for _ in range(2)]
         waiting = await engine.start_request(PROMPT, LONG, adapter="a", n=3)
         assert (engine.adapters["a"].running, engine.adapters["a"].waiting) == (2, 3)
@@ -141,7 +134,7 @@ async def test_counts_are_those_of_the_requests(tiny_model: Path, folders: list[
 # ---- unloading
 
 
-async def test_unload_waits_for_open_requests(engine: penstock.Engine, folders: list[Path]) -> None:
+async def test_unload_waits_for_open_requests(engine: penstock.Engine, adapter_folders: list[Path]) -> None:
     whole = await run(engine, "a", LONG)
     request = await start(engine, "a")
     is_unloaded = anyio.Event()
@@ -157,9 +150,9 @@ async def test_unload_waits_for_open_requests(engine: penstock.Engine, folders: 
         # The name is free at once, and other adapters can be loaded and unloaded.
         with pytest.raises(penstock.AdapterNotFoundError, match="the loaded adapters are b"):
             await run(engine, "a")
-        await engine.load_adapter("c", folders[2])
+        await engine.load_adapter("c", adapter_folders[2])
         await engine.unload_adapter("b")
-        await engine.load_adapter("a", folders[3])
+        await engine.load_adapter("a", adapter_folders[3])
         assert (await run(engine, "a"))[0] != whole[0][:8]
         assert not is_unloaded.is_set()
         assert bits_of(await request.result()) == whole
@@ -199,10 +192,10 @@ async def test_forced_unload_ends_the_requests_with_a_reason(engine: penstock.En
     await assert_at_rest(engine)
 
 
-async def test_forced_unload_ends_waiting_requests(tiny_model: Path, folders: list[Path]) -> None:
+async def test_forced_unload_ends_waiting_requests(tiny_model: Path, adapter_folders: list[Path]) -> None:
     async with make_engine(tiny_model, max_adapters=2, max_num_seqs=1) as engine:
-        await engine.load_adapter("a", folders[0])
-        await engine.load_adapter("b", folders[1])
+        await engine.load_adapter("a", adapter_folders[0])
+        await engine.load_adapter("b", adapter_folders[1])
         running = await start(engine, "b")
         waiting = await engine.start_request(PROMPT, PARAMS, adapter="a", n=2)
         await engine.unload_adapter("a", force=True)
@@ -226,14 +219,14 @@ async def test_force_ends_the_wait_of_another_unload(engine: penstock.Engine) ->
 
 
 async def test_force_ends_requests_of_the_named_adapter_only(
-    engine: penstock.Engine, folders: list[Path]
+    engine: penstock.Engine, adapter_folders: list[Path]
 ) -> None:
     """The second adapter of the name is unloaded by force; the first waits for its request."""
     request = await start(engine, "a")
     async with anyio.create_task_group() as group:
         group.start_soon(engine.unload_adapter, "a")
         await settle()
-        await engine.load_adapter("a", folders[2])
+        await engine.load_adapter("a", adapter_folders[2])
         await engine.unload_adapter("a", force=True)
         assert request.finish_reason is None
         request.cancel()
@@ -252,10 +245,10 @@ async def test_cancelled_unload_ends_only_the_wait(engine: penstock.Engine) -> N
     await assert_at_rest(engine)
 
 
-async def test_unload_of_a_closed_engine_ends(tiny_model: Path, folders: list[Path]) -> None:
+async def test_unload_of_a_closed_engine_ends(tiny_model: Path, adapter_folders: list[Path]) -> None:
     engine = make_engine(tiny_model, max_adapters=1)
     await engine.start()
-    await engine.load_adapter("a", folders[0])
+    await engine.load_adapter("a", adapter_folders[0])
     request = await start(engine, "a")
     async with anyio.create_task_group() as group:
         group.start_soon(engine.unload_adapter, "a")
@@ -264,10 +257,10 @@ async def test_unload_of_a_closed_engine_ends(tiny_model: Path, folders: list[Pa
     assert request.finish_reason is not None
 
 
-async def test_unload_during_a_drain_ends(tiny_model: Path, folders: list[Path]) -> None:
+async def test_unload_during_a_drain_ends(tiny_model: Path, adapter_folders: list[Path]) -> None:
     engine = make_engine(tiny_model, max_adapters=1)
     await engine.start()
-    await engine.load_adapter("a", folders[0])
+    await engine.load_adapter("a", adapter_folders[0])
     whole = await run(engine, "a", LONG)
     request = await start(engine, "a")
     found = []
@@ -283,24 +276,24 @@ async def test_unload_during_a_drain_ends(tiny_model: Path, folders: list[Path])
     assert found == [whole]
 
 
-async def test_memory_of_an_unloaded_adapter_is_free(tiny_model: Path, folders: list[Path]) -> None:
+async def test_memory_of_an_unloaded_adapter_is_free(tiny_model: Path, adapter_folders: list[Path]) -> None:
     """Room for one adapter: a hundred take it in turn."""
     async with make_engine(tiny_model, max_adapters=1, prefix_cache=False) as engine:
         expected = []
-        for folder in folders[:4]:
+        for folder in adapter_folders[:4]:
             await engine.load_adapter("a", folder)
             expected.append(await run(engine, "a"))
             await engine.unload_adapter("a")
         for index in range(100):
-            await engine.load_adapter("a", folders[index % 4])
+            await engine.load_adapter("a", adapter_folders[index % 4])
             assert await run(engine, "a") == expected[index % 4]
             await engine.unload_adapter("a")
         assert engine.adapters == {}
         await assert_at_rest(engine)
 
 
-async def test_many_adapters_move_together_for_a_large_one(tiny_model: Path, tmp_path: Path) -> None:
-    """Free memory in pieces: adapters of three sizes in an order that leaves gaps."""
+async def test_adapters_of_many_sizes_share_the_memory(tiny_model: Path, tmp_path: Path) -> None:
+    """Adapters of three sizes: those on the device are never larger than their memory."""
     sizes = {"s": 4, "m": 8, "l": 16}
     places = {
         f"{size}{index}": write_adapter(tmp_path / f"{size}{index}", CONFIG, rank=rank, seed=index)
@@ -329,7 +322,7 @@ async def test_many_adapters_move_together_for_a_large_one(tiny_model: Path, tmp
 
 @pytest.mark.parametrize("max_adapters", [1, 3])
 async def test_storm_of_loads_never_mixes_adapters(
-    max_adapters: int, tiny_model: Path, folders: list[Path]
+    max_adapters: int, tiny_model: Path, adapter_folders: list[Path]
 ) -> None:
     """Names change their adapters all the time; each output is that of one of the adapters of the name."""
     own = {"a": (0, 1), "b": (2, 3)}
@@ -338,18 +331,18 @@ async def test_storm_of_loads_never_mixes_adapters(
     limits = {"max_adapters": max_adapters, "max_cpu_adapters": 40, "max_num_seqs": 8}
     async with make_engine(tiny_model, **limits) as engine:
         for index in range(4):
-            await engine.load_adapter("alone", folders[index], replace=True)
+            await engine.load_adapter("alone", adapter_folders[index], replace=True)
             expected[index] = await run(engine, "alone", params)
         await engine.unload_adapter("alone")
         base = await run(engine, None, params)
 
         async def change(name: str) -> None:
             for number in range(20):
-                folder = folders[own[name][number % 2]]
+                folder = adapter_folders[own[name][number % 2]]
                 await engine.load_adapter(name, folder, replace=number % 4 != 3)
                 if number % 4 == 2:
                     await engine.unload_adapter(name, force=number % 8 == 2)
-            await engine.load_adapter(name, folders[own[name][0]], replace=True)
+            await engine.load_adapter(name, adapter_folders[own[name][0]], replace=True)
 
         async def ask(name: str) -> None:
             missing = 6

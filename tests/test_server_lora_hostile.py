@@ -16,7 +16,6 @@ from support.lora_server import (
     ADMIN,
     CONFIG,
     LOAD,
-    SECRET,
     UNLOAD,
     LoraServer,
     cleared,
@@ -31,20 +30,11 @@ if TYPE_CHECKING:
 COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
 
 
-@pytest.fixture(scope="module")
-def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
-    """A server with an adapter outside of its root."""
-    folder = tmp_path_factory.mktemp(SECRET)
-    write_adapter(folder / "outside", CONFIG)
-    with lora_server(folder) as server:
-        yield server
-
-
 @pytest.fixture
-def server(module_server: LoraServer) -> Iterator[LoraServer]:
+def server(module_lora_server: LoraServer) -> Iterator[LoraServer]:
     """The server, which answers after each test."""
-    with cleared(module_server):
-        yield module_server
+    with cleared(module_lora_server):
+        yield module_lora_server
 
 
 NAMES: list[Any] = [

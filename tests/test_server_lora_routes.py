@@ -20,7 +20,6 @@ from support.lora_server import (
     ADMIN,
     CONFIG,
     LOAD,
-    SECRET,
     UNLOAD,
     LoraServer,
     cleared,
@@ -36,18 +35,11 @@ if TYPE_CHECKING:
 COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
 
 
-@pytest.fixture(scope="module")
-def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoraServer]:
-    """A server with room for four adapters."""
-    with lora_server(tmp_path_factory.mktemp(SECRET), max_adapters=2, max_cpu_adapters=4) as server:
-        yield server
-
-
 @pytest.fixture
-def server(module_server: LoraServer) -> Iterator[LoraServer]:
+def server(module_lora_server: LoraServer) -> Iterator[LoraServer]:
     """The server, which has no adapter before and after a test."""
-    with cleared(module_server):
-        yield module_server
+    with cleared(module_lora_server):
+        yield module_lora_server
 
 
 def test_controller_of_aibrix_gets_its_answers(server: LoraServer) -> None:
@@ -134,8 +126,8 @@ def test_load_that_takes_too_long_is_status_503(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_adapters_are_loaded_on_each_event_loop(module_server: LoraServer) -> None:
-    engines, roots = {"base": module_server.engine}, (str(module_server.root),)
+async def test_adapters_are_loaded_on_each_event_loop(module_lora_server: LoraServer) -> None:
+    engines, roots = {"base": module_lora_server.engine}, (str(module_lora_server.root),)
     for seconds in (25.0, 1e-9):
         settings = penstock.server.ServerSettings(lora_roots=roots, lora_timeout=seconds)
         state = penstock.server.app(engines, settings).state
