@@ -14,6 +14,7 @@ from moto.s3.models import get_canned_acl
 
 from penstock.runtime.downloader import (
     AccessDeniedError,
+    DownloadError,
     IntegrityError,
     InvalidArgumentError,
     ModelNotFoundError,
@@ -249,6 +250,26 @@ def test_bucket_of_another_region_is_found(s3: S3, tmp_path: Path) -> None:
         assert fetch(s3, "m1/", tmp_path) == MODEL
     finally:
         s3.faults.clear()
+
+
+@pytest.mark.parametrize("region", ["x@127.0.0.1:1/?", "a.b", "a/b", "a\n", "a" * 65])
+def test_region_that_changes_the_host_is_refused(s3: S3, tmp_path: Path, region: str) -> None:
+    s3.requests.clear()
+    with pytest.raises(InvalidArgumentError) as caught:
+        fetch(s3, "m1", tmp_path, region=region)
+    assert caught.value.field == "region"
+    assert s3.requests == []
+
+
+def test_region_of_a_response_cannot_change_the_host(s3: S3, tmp_path: Path) -> None:
+    s3.requests.clear()
+    s3.faults.append(lambda _: ("301 Moved", [("x-amz-bucket-region", "x@127.0.0.1:1/?")]))
+    try:
+        with pytest.raises(DownloadError):
+            fetch(s3, "m1", tmp_path)
+    finally:
+        s3.faults.clear()
+    assert all("x@" not in asked.headers["AUTHORIZATION"] for asked in s3.requests)
 
 
 def test_refused_credentials_are_access_denied(s3: S3, tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from penstock.runtime.truth import truth_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SECRETS", "Options", "default_local_dir", "variable_of"]
+__all__ = ["REGION", "SECRETS", "Options", "default_local_dir", "variable_of"]
 
 #: The operator's choices, which `download_extra_config` cannot change.
 LIMITS = {"allow_empty", "max_files", "max_bytes", "allowed_hosts", "allowed_roots"}
 #: Of a number in a text.
 _MAX_DIGITS = 18
+#: The name of a region is a part of the host; S3-compatible stores have names with capital letters.
+REGION = r"[A-Za-z0-9_-]{0,64}"
 SECRETS = {"ak", "sk", "session_token", "hf_token", "headers"}
 
 _GENERAL = {
@@ -70,7 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sk: str | None = None
     session_token: str | None = None
     endpoint: str | None = None
-    region: str | None = None
+    region: Annotated[str, msgspec.Meta(pattern=rf"\A{REGION}\Z")] | None = None
     addressing_style: Literal["auto", "path", "virtual"] = "auto"
     # Hugging Face.
     hf_endpoint: str = "https://huggingface.co"

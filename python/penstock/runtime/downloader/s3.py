@@ -17,7 +17,7 @@ from penstock.runtime.downloader.errors import (
     TooLargeError,
     TransferError,
 )
-from penstock.runtime.downloader.options import variable_of
+from penstock.runtime.downloader.options import REGION, variable_of
 from penstock.runtime.downloader.retries import FileChangedError
 from penstock.runtime.downloader.sources import RemoteFile
 from penstock.runtime.downloader.transport import parsed, size_of
@@ -156,8 +156,9 @@ class S3Source:
     ) -> Reply:
         """Send a signed request; once more if the bucket is in another region."""
         reply = self._send_once(session, method, key, headers, query)
-        region = reply.header("x-amz-bucket-region")
-        if reply.status in (301, 307, 400, 403) and region and region != self._region:
+        region = reply.header("x-amz-bucket-region") or ""
+        is_other = region not in ("", self._region) and re.fullmatch(REGION, region) is not None
+        if reply.status in (301, 307, 400, 403) and is_other:
             reply.close()
             self._region = region
             reply = self._send_once(session, method, key, headers, query)
