@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import ExitStack
 from functools import partial
@@ -14,8 +15,11 @@ from api_support import BACKENDS, wait_until
 from penstock.runtime import RuntimeSettings, downloads
 from penstock.runtime.bodies import Download
 from penstock.runtime.downloads import Downloads
+from penstock.runtime.engines.supervisor import Supervisor
 from penstock.runtime.errors import ApiError
 from penstock.runtime.operations import Operations
+from penstock.runtime.serve import serve
+from penstock.server.listener import Address
 from support.remote import Asked, Sent, serving_files
 from support.runtime import Answer, FakeEngine, runtime_of
 from support.serving import post
@@ -365,3 +369,17 @@ def test_end_of_the_runtime_ends_a_request_for_a_download(tmp_path: Path) -> Non
         anyio.run(main)
         may_continue.set()
     assert statuses == [503]
+
+
+def test_failure_of_the_application_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_self: Supervisor) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Supervisor, "run", run)
+    settings = RuntimeSettings(registry_path=str(tmp_path / "engines.json"))
+    timer = threading.Timer(20, signal.raise_signal, [signal.SIGTERM])  # without the failure
+    timer.start()
+    with pytest.raises(SystemExit) as caught:
+        serve(settings, Address("127.0.0.1", 0))
+    timer.cancel()
+    assert caught.value.code == 1

@@ -148,6 +148,71 @@ async def test_command_that_cannot_be_run_fails_at_last(tmp_path: Path) -> None:
         )
 
 
+async def test_supervisor_goes_on_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_ticks = 0
+
+    async def tick(_self: Supervisor) -> None:
+        nonlocal num_ticks
+        num_ticks += 1
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Supervisor, "tick", tick)
+    with anyio.move_on_after(20) as scope:
+
+        async def sleep(_seconds: float) -> None:
+            if num_ticks == 3:
+                scope.cancel()
+            await anyio.lowlevel.checkpoint()
+
+        await Supervisor(settings_of(tmp_path), Clock(), sleep).run()
+    assert num_ticks == 3
+    assert [entry.message for entry in caplog.records] == ["the engines cannot be watched"]
+
+
+async def test_registry_that_cannot_be_used_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervising(tmp_path) as (supervisor, _):
+        folder = tmp_path / "run"
+        folder.mkdir()
+        (folder / "engines.json").write_text("[]")
+        folder.chmod(0o777)
+        for _ in range(3):
+            supervisor.adopt()
+        [entry] = caplog.records
+        assert entry.message.startswith("the registry cannot be used: ")
+
+
+async def test_registry_in_an_unreadable_folder_is_none(tmp_path: Path) -> None:
+    supervisor = Supervisor(settings_of(tmp_path / ("n" * 300)), Clock())  # as for a folder of another user
+    supervisor.adopt()
+    with pytest.raises(ApiError) as caught:
+        supervisor.activate(record(), [], "org/repo")
+    assert caught.value.status == 503
+
+
+async def test_engines_are_adopted_when_the_key_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with supervising(tmp_path) as (first, _):
+        pid = first.activate(record(), [], "org/repo").record.pid
+        first._registry.unlock()
+        (tmp_path / "run" / "engines.key").unlink()
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        async with supervising(tmp_path) as (second, _):
+            with monkeypatch.context() as patch:
+                patch.setattr("penstock.runtime.engines.supervisor.write_private", fail)
+                second.adopt()
+                assert second.engines == {}
+            second.adopt()
+            assert second.engines["m"].record.pid == pid
+
+
 async def test_engines_of_two_runtimes_take_different_ports(tmp_path: Path) -> None:
     """Their engines do not listen yet, so all ports look free to both."""
     ports = set()

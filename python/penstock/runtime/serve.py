@@ -36,10 +36,19 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._state = state
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to exit: also when the application cannot work any more."""
+        return await super().on_tick(counter) or self.has_failed
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the operations, and then the connections, on which their requests are answered."""
         self._state.stop()
         await super().shutdown(sockets)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error has ended the application."""
+        return self._state.has_failed
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
         """Stop listening and finish the requests; exit at once after the second signal."""
@@ -47,7 +56,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def server(settings: RuntimeSettings) -> uvicorn.Server:
+def server(settings: RuntimeSettings) -> _Server:
     """A server of the runtime."""
     limits = ServerSettings(max_connections=_MAX_CONNECTIONS)
     application = app(settings)
@@ -67,7 +76,7 @@ def server(settings: RuntimeSettings) -> uvicorn.Server:
 
 
 def serve(settings: RuntimeSettings, address: Address) -> None:
-    """Serve until a signal."""
+    """Serve until a signal. An error of the application ends the process with status 1."""
     found = server(settings)
     with listening(address) as listener:
         host = f"[{address.host}]" if ":" in address.host else address.host
@@ -76,3 +85,5 @@ def serve(settings: RuntimeSettings, address: Address) -> None:
         logger.info("listening on http://%s:%d", host, listener.getsockname()[1])
         logger.info("the engine is %s at %s", settings.engine, origin)
         found.run([listener])
+    if found.has_failed:
+        raise SystemExit(1)

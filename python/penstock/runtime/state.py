@@ -67,6 +67,8 @@ class State:
         )
         #: Requests that change something now.
         self.num_changes = 0
+        #: Whether the lifespan has ended with an error: nothing works any more.
+        self.has_failed = False
 
     @contextmanager
     def change(self) -> Iterator[None]:
@@ -91,6 +93,9 @@ class State:
                 yield
                 self.stop()
                 group.cancel_scope.cancel()
+        except Exception:
+            self.has_failed = True
+            raise
         finally:
             await self.supervisor.close()
             await self.engine.close()

@@ -88,8 +88,11 @@ class Registry:
         self._lock = -1
 
     def exists(self) -> bool:
-        """Whether there is a file."""
-        return self._path.exists()
+        """Whether there is a file; there is none in a folder that this user cannot read."""
+        try:
+            return self._path.exists()
+        except OSError:
+            return False
 
     def lock(self) -> bool:
         """Whether the file is this runtime's from now on; it is not while another one runs.

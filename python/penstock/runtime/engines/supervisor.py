@@ -64,12 +64,18 @@ class Supervisor:
         self._has_registry = False
         self._adoptions: Counter[str] = Counter()
         self._operations: Counter[tuple[str, str]] = Counter()
+        #: The last error in the log, by place: some repeat each second.
+        self._logged: dict[str, str] = {}
 
     async def run(self) -> None:
         """Adopt the engines of an earlier runtime when that has ended, and watch all."""
         while True:
-            self.adopt()
-            await self.tick()
+            try:
+                self.adopt()
+                await self.tick()
+            except Exception as error:  # the engines are still watched
+                if self._is_new("run", error):
+                    logger.exception("the engines cannot be watched")
             await self._sleep(_INTERVAL)
 
     def adopt(self) -> None:
@@ -161,10 +167,23 @@ class Supervisor:
 
     def _take_registry(self) -> bool:
         try:
-            self._has_registry = self._registry.lock()
+            is_locked = self._registry.lock()
+            if is_locked:
+                self._admin_key()  # all engines need it
         except OSError as error:
-            logger.warning("the registry cannot be used: %s", error)
-        return self._has_registry
+            self._registry.unlock()
+            if self._is_new("registry", error):
+                logger.warning("the registry cannot be used: %s", error)
+            return False
+        self._has_registry = is_locked
+        return is_locked
+
+    def _is_new(self, place: str, error: Exception) -> bool:
+        """Whether an error is not the last one of this place."""
+        text = repr(error)
+        is_new = self._logged.get(place) != text
+        self._logged[place] = text
+        return is_new
 
     def _save(self) -> None:
         try:
@@ -187,7 +206,6 @@ class Supervisor:
             message = "the registry of engines cannot be used: another runtime may have it"
             raise ApiError(503, "UnavailableError", message)
         name = record.model_name
-        self._admin_key()
         key_file = str(self._key_file.resolve())
         record.command = command_of(record, model, key_file, self.settings) + arguments
         found = self.engines.get(name)
