@@ -91,6 +91,18 @@ def test_endpoint_of_a_request_gets_no_token_of_the_operator(
     assert "SECRET" not in sent_text(hub)
 
 
+@pytest.mark.parametrize(("scheme", "field"), [("huggingface", "hf_endpoint"), ("s3", "endpoint")])
+def test_endpoint_of_a_request_gets_no_mounted_secret(
+    runtime: Runtime, hub: FileServer, tmp_path: Path, scheme: str, field: str
+) -> None:
+    write_secrets(tmp_path / "secret_dir" / "team")
+    config = {field: hub.url}
+    body = artifact(hub, artifact_url=f"{scheme}://org/repo", additional_config=config)
+    status, error, _ = runtime.ask(LOAD, {**body, "credentials_secret": "team"})
+    assert (status, error["type"], error["param"]) == (400, "ValidationError", f"additional_config.{field}")
+    assert hub.requests == []
+
+
 def test_endpoint_of_the_operator_gets_the_tokens(
     runtime: Runtime, hub: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,11 +104,13 @@ def test_credentials_come_from_a_mounted_secret(
 ) -> None:
     secret = tmp_path / "secret_dir" / "my-secret"
     (secret / "..data").mkdir(parents=True)
-    for name, value in KEYS.items():
+    facts = {**KEYS, "aws_endpoint_url": s3.url}
+    for name, value in facts.items():
         (secret / name).write_text(value + "\n")
     (secret / "..aws_secret_access_key").write_text("wrong")
-    assert secrets_of(runtime.application.state.settings, "my-secret") == KEYS
+    assert secrets_of(runtime.application.state.settings, "my-secret") == facts
     body = artifact(s3, credentials=None, credentials_secret="my-secret")  # noqa: S106 - a name
+    body["additional_config"]["endpoint"] = "http://127.0.0.1:1"  # that of the secret comes first
     status, found, _ = runtime.ask(LOAD, body)
     assert (status, found["status"]) == (200, "success")
     assert KEYS["aws_secret_access_key"] not in caplog.text

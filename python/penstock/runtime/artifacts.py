@@ -171,13 +171,20 @@ def engine_key_of(body: DelegatedLoad) -> str | None:
 def credentials_of(body: DelegatedLoad, settings: RuntimeSettings) -> dict[str, str]:
     """The credentials of a request: its own, those of the secret that it names, or those for all requests.
 
-    The last ones are not for an endpoint that the request names.
+    The files are not for an endpoint that the request names: a secret must have its endpoint itself.
     """
     if body.credentials is not None:
         return body.credentials
-    if body.credentials_secret is None and not _ENDPOINTS.isdisjoint(body.additional_config or {}):
-        return {}
-    return secrets_of(settings, body.credentials_secret)
+    named = sorted(_ENDPOINTS.intersection(body.additional_config or {}))
+    if body.credentials_secret is None:
+        return {} if named else secrets_of(settings, None)
+    found = secrets_of(settings, body.credentials_secret)
+    own = {_CREDENTIALS.get(name) for name in found}
+    for name in named:
+        if name not in own:
+            message = f"{name}: the secret {body.credentials_secret!r} is not for an endpoint of the request"
+            raise ApiError(400, "ValidationError", message, param=f"additional_config.{name}")
+    return found
 
 
 def secrets_of(settings: RuntimeSettings, name: str | None) -> dict[str, str]:
