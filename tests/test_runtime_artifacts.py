@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
-from support.remote import FileServer, Sent, files_of, serving_files
+from support.remote import COMMIT, FileServer, Sent, files_of, serving_files
 from support.runtime import Answer, FakeEngine, Runtime, runtime_of
 
 if TYPE_CHECKING:
@@ -201,6 +201,42 @@ def test_failed_reload_keeps_the_files(runtime: Runtime, hub: FileServer, status
     assert files_of(path) == ADAPTER
 
 
+def test_failed_reload_of_a_changed_source_keeps_the_folder(runtime: Runtime, hub: FileServer) -> None:
+    path = loaded(runtime, artifact(hub))
+    hub.models["org/repo"]["adapter_model.safetensors"] = b"other"
+    hub.faults.append(lambda asked: Sent(403) if "/resolve/" in asked.path else None)
+    assert runtime.ask(LOAD, artifact(hub))[0] == 403  # the folder is incomplete now
+    runtime.application.state.adapters._paths.clear()  # as after a restart
+    assert runtime.ask(LOAD, artifact(hub))[0] == 403
+    assert files_of(path) == ADAPTER
+
+
+def test_versions_of_a_url_have_folders_of_their_own(runtime: Runtime, hub: FileServer) -> None:
+    path = loaded(runtime, artifact(hub))
+    hub.models["org/repo"] = {"adapter_config.json": b"v2"}
+    body = artifact(hub)
+    body["additional_config"]["hf_revision"] = COMMIT
+    runtime.engine.answer("/v1/load_lora_adapter", Answer(400), Answer(body=b"loaded"))
+    assert runtime.ask(LOAD, body)[0] == 400
+    assert files_of(path) == ADAPTER
+    assert files_of(loaded(runtime, body)) == {"adapter_config.json": b"v2"}
+    assert not path.exists()
+
+
+def test_folder_stays_if_only_the_repeated_load_is_refused(
+    runtime: Runtime, hub: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first load may have had an effect."""
+
+    async def sleep(_: float) -> None:
+        return
+
+    monkeypatch.setattr(runtime.application.state.engine, "_sleep", sleep)
+    runtime.engine.answer("/v1/load_lora_adapter", Answer(504), Answer(400, b"has already been loaded"))
+    assert runtime.ask(LOAD, artifact(hub))[0] == 400
+    assert files_of(Path(runtime.engine.calls[0].body["lora_path"])) == ADAPTER
+
+
 def test_invalid_options_of_a_reload_keep_the_files(runtime: Runtime, hub: FileServer) -> None:
     path = loaded(runtime, artifact(hub))
     runtime.application.state.adapters._paths.clear()
@@ -242,6 +278,22 @@ def test_model_of_another_uri_is_downloaded_to_the_same_folder(
         body = {"model_uri": f"{hub.url}/{name}/m.bin"}
         wait_until(partial(is_downloaded, runtime, body))
         assert files_of(tmp_path / "model_dir" / "m.bin") == {"m.bin": content}
+
+
+def test_other_files_of_a_model_are_another_download(
+    runtime: Runtime, hub: FileServer, tmp_path: Path
+) -> None:
+    def body(**options: Any) -> dict[str, Any]:
+        return {"model_uri": "org/repo", "download_extra_config": {"hf_endpoint": hub.url, **options}}
+
+    wait_until(partial(is_downloaded, runtime, body(allow_file_suffix=["json"])))
+    assert files_of(tmp_path / "model_dir" / "repo").keys() == {"adapter_config.json"}
+    hub.stop_after(1)
+    assert runtime.ask(DOWNLOAD, body())[1]["model_status"] == "downloading"
+    assert runtime.ask(DOWNLOAD, body(ignore_patterns=["*.bin"]))[0] == 409
+    hub.stop_after(None)
+    wait_until(partial(is_downloaded, runtime, body()))
+    assert files_of(tmp_path / "model_dir" / "repo") == ADAPTER
 
 
 def test_model_of_another_uri_waits_for_the_first_one(runtime: Runtime, hub: FileServer) -> None:

@@ -6,7 +6,6 @@ import re
 import shutil
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import msgspec
 from penstock.runtime.artifacts import (
     credentials_of,
     download_error,
+    folder_name,
     names_hub_model,
     options_for,
     request_options,
@@ -28,7 +28,8 @@ from penstock.runtime.downloader import (
     model_state,
     resolve,
 )
-from penstock.runtime.errors import ApiError, not_allowed
+from penstock.runtime.engine import RefusedError
+from penstock.runtime.errors import not_allowed
 from penstock.runtime.operations import Operations
 from penstock.server.paths import within
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.runtime.bodies import DelegatedLoad
+    from penstock.runtime.downloader import Options
     from penstock.runtime.downloads import Downloads
     from penstock.runtime.engine import EngineClient, Reply
     from penstock.runtime.settings import RuntimeSettings
@@ -48,12 +50,10 @@ _NAME_LIMIT = "1 to 100 letters, digits, - and _"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _FOLDER_LIMIT = "1 to 128 letters, digits, dots, - and _, of which the first is no dot"
 _SCHEMES = frozenset({"hf", "huggingface", "s3", "tos"})
-#: The folder of a URL, below that of its adapter.
-_URL_FOLDER = "[0-9a-f]" * 12
+#: The folder of a version, below that of its adapter.
+_VERSION_FOLDER = "[0-9a-f]" * 12
 #: Requests for one adapter at the same time.
 _MAX_REQUESTS = 16
-#: Statuses with which the engine refuses an adapter.
-_REFUSALS = frozenset({400, 404, 409, 422})
 
 
 class Adapters:
@@ -134,13 +134,19 @@ class Adapters:
         A folder that this request has made is deleted if the engine refuses the adapter. The folder of the
         adapter's last version is deleted when the engine has this one.
         """
-        path = self._path_of(name, url, local_dir)
+        self._check_url(url)
+        try:
+            options = options_for(url, extra, self._settings)
+            resolve(url, options)
+        except DownloadError as error:
+            raise download_error(error) from error
+        path = self._path_of(name, folder_name(url, options), local_dir)
         state, _ = await anyio.to_thread.run_sync(model_state, path)
-        await self._fetch(url, path, extra, keeps=state == "complete" or path == self._paths.get(name))
+        await self._fetch(url, path, options, keeps=state != "absent")
         try:
             text = await self._engine.load_adapter(name, str(path), authorization)
-        except ApiError as error:
-            if state == "absent" and error.status in _REFUSALS:
+        except RefusedError:
+            if state == "absent":
                 await anyio.to_thread.run_sync(_delete, path)
             raise
         last = self._paths.get(name, path)
@@ -149,14 +155,16 @@ class Adapters:
             await anyio.to_thread.run_sync(_delete, last)
         return path, text
 
-    def _path_of(self, name: str, url: str, local_dir: str | None) -> Path:
-        """The folder of an adapter. That of another URL is another one, so versions are never mixed."""
+    def _check_url(self, url: str) -> None:
         self._engine.adapter_routes()  # otherwise the download is for nothing
         if scheme_of(url) not in _SCHEMES:
             limit = "a URL of one of the schemes " + ", ".join(sorted(_SCHEMES))
             if scheme_of(url) in ("http", "https"):
                 limit += ": a web server has one file, and an adapter is a directory"
             raise not_allowed("ValidationError", "artifact_url", url, limit)
+
+    def _path_of(self, name: str, version: str, local_dir: str | None) -> Path:
+        """The folder of an adapter. Another version has another one, so versions are never mixed."""
         folder = self._folder
         if local_dir is not None:
             found = within(local_dir, self._settings.roots)
@@ -164,16 +172,14 @@ class Adapters:
                 limit = "below --adapter-dir, --model-dir or an --allowed-root"
                 raise not_allowed("ValidationError", "local_dir", local_dir, limit)
             folder = found
-        path = folder / name / sha256(url.encode()).hexdigest()[:12]
+        path = folder / name / version
         if within(path, [folder]) is None:  # a link leads out of it
             raise not_allowed("ValidationError", "lora_name", name, "a folder in that of adapters")
         return path
 
-    async def _fetch(self, url: str, path: Path, extra: Mapping[str, object], *, keeps: bool) -> None:
+    async def _fetch(self, url: str, path: Path, options: Options, *, keeps: bool) -> None:
         """Download to a folder, which an error for good deletes unless the engine may have its files."""
         try:
-            options = options_for(url, extra, self._settings)
-            resolve(url, options)
             await self._downloads.fetch(url, path, options)
         except DownloadError as error:
             if not keeps and not isinstance(error, (DownloadCancelledError, TransferError)):
@@ -188,7 +194,7 @@ def _check_folder_name(name: str) -> None:
 
 def _delete_all(folder: Path, known: Path | None) -> None:
     """Delete the downloads of an adapter: the last one, and those of an earlier runtime in its folder."""
-    for path in {*folder.glob(_URL_FOLDER), *filter(None, [known])}:
+    for path in {*folder.glob(_VERSION_FOLDER), *filter(None, [known])}:
         _delete(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ __all__ = [
     "credentials_of",
     "download_error",
     "engine_key_of",
+    "folder_name",
     "names_hub_model",
     "options_for",
     "request_options",
@@ -126,6 +128,11 @@ def options_for(uri: str, extra: Mapping[str, Any], settings: RuntimeSettings) -
     return msgspec.structs.replace(
         options, allowed_hosts=None if "*" in hosts else hosts, allowed_roots=roots
     )
+
+
+def folder_name(uri: str, options: Options) -> str:
+    """The name of the folder of a download, which other files of the same URI do not share."""
+    return sha256(msgspec.json.encode(options.origin(uri))).hexdigest()[:12]
 
 
 def _with_credentials(uri: str, extra: Mapping[str, Any], own: Options) -> Options:

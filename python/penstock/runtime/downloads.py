@@ -59,8 +59,8 @@ class _Job:
     """A download; the last one to its folder."""
 
     name: str
-    #: The URI, the revision and the endpoints.
-    origin: tuple[str | None, ...]
+    #: The URI and the options that select files.
+    origin: tuple[object, ...]
     #: The folder that the request named.
     root: Path
     source: str
@@ -116,7 +116,7 @@ class Downloads:
             directory = model_directory(root, name)
         except DownloadError as error:
             raise download_error(error) from error
-        origin = (body.model_uri, options.hf_revision, options.endpoint, options.hf_endpoint)
+        origin = options.origin(body.model_uri)
         job = self._jobs.get(directory)
         if job is None or not job.is_running:
             state, _ = await anyio.to_thread.run_sync(model_state, directory)
@@ -125,7 +125,7 @@ class Downloads:
                 return job.card("downloaded")
             job = self._jobs.get(directory)  # another request may have started it meanwhile
         if job is not None and job.is_running and job.origin != origin:
-            message = f"another model is being downloaded to the folder of {name!r}"
+            message = f"another model, or other files of it, are being downloaded to the folder of {name!r}"
             raise ApiError(409, "ConflictError", message, param="model_name")
         if job is None or not job.is_running:
             last_error = None if job is None else job.error

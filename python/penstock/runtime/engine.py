@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.settings import RuntimeSettings
 
-__all__ = ["EngineClient", "Reply"]
+__all__ = ["EngineClient", "RefusedError", "Reply"]
 
 #: The routes that load and unload adapters, of the engines that have them.
 _ADAPTER_ROUTES = {
@@ -45,8 +45,13 @@ _REDIRECTS = frozenset({301, 302, 307, 308})
 _TRIES = 3
 _MIN_WAIT = 1.0
 _MAX_WAIT = 10.0
+_REFUSALS = frozenset({400, 404, 409, 422})
 _KINDS = {404: "NotFoundError", 409: "ConflictError"}
 _SERVER_ERROR = 500
+
+
+class RefusedError(ApiError):
+    """The engine refuses a request, and none before it may have had an effect."""
 
 
 class Reply(NamedTuple):
@@ -54,6 +59,13 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
+    #: Whether the engine had a server error before, after which it may have done the work.
+    is_repeated: bool = False
+
+    @property
+    def error(self) -> type[ApiError]:
+        """The kind of the error for a response that is none of success."""
+        return RefusedError if self.status in _REFUSALS and not self.is_repeated else ApiError
 
     def text(self, limit: int = 1000) -> str:
         """The beginning of the body."""
@@ -162,7 +174,7 @@ class EngineClient:
         reply = await self._repeat(route, fields, authorization)
         if reply.status == 404 and reply.reason() in _NO_ROUTE:  # noqa: PLR2004 - not found
             message = f"the engine has no route {route}: {_START_OPTIONS[self.kind]}"
-            raise ApiError(404, "NotFoundError", message)
+            raise reply.error(404, "NotFoundError", message)
         _check(reply, f"loading the adapter {name!r}")
         return reply.text()
 
@@ -179,14 +191,16 @@ class EngineClient:
 
     async def _repeat(self, route: str, fields: dict[str, Any], authorization: str | None) -> Reply:
         """Ask again while the engine has a server error. Loading and unloading twice is harmless."""
+        reply = await self.request("POST", route, authorization=authorization, json=fields)
         wait = _MIN_WAIT
         for _ in range(_TRIES - 1):
-            reply = await self.request("POST", route, authorization=authorization, json=fields)
             if reply.status < _SERVER_ERROR:
-                return reply
+                break
             await self._sleep(wait)
             wait = min(2 * wait, _MAX_WAIT)
-        return await self.request("POST", route, authorization=authorization, json=fields)
+            reply = await self.request("POST", route, authorization=authorization, json=fields)
+            reply = reply._replace(is_repeated=True)
+        return reply
 
     def adapter_routes(self) -> tuple[str, str]:
         """The routes that load and unload adapters. Raises an error 501 for an engine without them."""
@@ -220,4 +234,4 @@ def _check(reply: Reply, verb: str) -> None:
         return
     status = reply.status if 400 <= reply.status < _SERVER_ERROR else _SERVER_ERROR  # noqa: PLR2004
     message = f"the engine answers with status {reply.status} to {verb}: {reply.reason()}"
-    raise ApiError(status, _KINDS.get(status, "ServerError"), message)
+    raise reply.error(status, _KINDS.get(status, "ServerError"), message)

@@ -23,6 +23,11 @@ LIMITS = {"allow_empty", "max_files", "max_bytes", "allowed_hosts", "allowed_roo
 _MAX_DIGITS = 18
 #: The name of a region is a part of the host; S3-compatible stores have names with capital letters.
 REGION = r"[A-Za-z0-9_-]{0,64}"
+#: The options that select the files of a model. The limits of the operator and credentials do not.
+_SELECTION = (
+    *("endpoint", "region", "hf_endpoint", "hf_revision"),
+    *("allow_file_suffix", "allow_patterns", "ignore_patterns", "prefer_safetensors"),
+)
 SECRETS = {"ak", "sk", "session_token", "hf_token", "headers"}
 
 _GENERAL = {
@@ -103,6 +108,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allowed_hosts: tuple[str, ...] | None = None
     #: Directories of local models; None allows all.
     allowed_roots: tuple[str, ...] | None = None
+
+    def origin(self, uri: str) -> tuple[object, ...]:
+        """The URI, and the options on which the files of a model depend."""
+        return (uri.strip(), *(getattr(self, name) for name in _SELECTION))
 
     @property
     def max_pages(self) -> int:

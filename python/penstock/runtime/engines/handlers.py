@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -13,7 +12,13 @@ import anyio.to_thread
 import msgspec
 from starlette.responses import JSONResponse, Response
 
-from penstock.runtime.artifacts import download_error, names_hub_model, options_for, request_options
+from penstock.runtime.artifacts import (
+    download_error,
+    folder_name,
+    names_hub_model,
+    options_for,
+    request_options,
+)
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
 from penstock.runtime.downloader import DownloadError, model_directory, resolve
 from penstock.runtime.engines.accelerators import observed
@@ -123,7 +128,7 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
         root = within(settings.model_dir, settings.roots)
         assert root is not None  # noqa: S101 - the folder of models is allowed
         folder: Path = model_directory(root, source.model_name)
-        directory = folder / sha256(url.encode()).hexdigest()[:12]
+        directory = folder / folder_name(url, options)
         return str(await state.downloads.fetch(url, directory, options)), source.uri
     except DownloadError as error:
         raise download_error(error) from error
