@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from api_support import BACKENDS
+from penstock.runtime import RuntimeSettings
+from penstock.runtime.adapters import Adapters
 from penstock.runtime.artifacts import secrets_of
+from penstock.runtime.downloads import Downloads
+from penstock.runtime.engine import EngineClient, Reply
 from support.remote import files_of
 from support.runtime import Answer, FakeEngine, Runtime, files_near, folders, runtime_of
 from support.s3 import ACCESS, BUCKET, S3, serving_s3
@@ -194,3 +200,29 @@ def test_adapter_in_another_folder_is_deleted_there(runtime: Runtime, s3: S3, tm
     assert Path(path).is_relative_to(folder / "n")
     assert runtime.ask(UNLOAD, {"lora_name": "n"})[0] == 200
     assert not (folder / "n").exists()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cancelled_unload_deletes_the_folder(backend: dict[str, Any], tmp_path: Path) -> None:
+    """The engine has unloaded the adapter: there is no second chance."""
+    folder = tmp_path / "elsewhere" / "n" / ("0" * 12)
+    (folder / ".cache" / "penstock").mkdir(parents=True)
+    (folder / ".cache" / "penstock" / "lock").touch()
+    settings = RuntimeSettings(adapter_dir=str(tmp_path / "adapters"))
+
+    async def main() -> None:
+        scope = anyio.CancelScope()
+
+        class Engine(EngineClient):
+            async def unload_adapter(self, *_: object) -> Reply:
+                scope.cancel()
+                return Reply(200, b"")
+
+        adapters = Adapters(settings, Engine(settings), Downloads(settings))
+        adapters._paths["n"] = folder
+        with scope:
+            await adapters._unload("n", None, None, deletes=True)
+        assert adapters._paths == {}
+
+    anyio.run(main, **backend)
+    assert not folder.exists()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 import msgspec
 
@@ -116,9 +117,10 @@ class Adapters:
         self, name: str, number: int | None, authorization: str | None, *, deletes: bool
     ) -> Reply:
         reply = await self._engine.unload_adapter(name, number, authorization)
-        known = self._paths.pop(name, None)
-        if deletes:
-            await anyio.to_thread.run_sync(_delete_all, self._folder / name, known)
+        with anyio.CancelScope(shield=True):  # the engine does not have it any more
+            if deletes:
+                await anyio.to_thread.run_sync(_delete_all, self._folder / name, self._paths.get(name))
+            self._paths.pop(name, None)
         return reply
 
     async def _load_url(
@@ -147,12 +149,12 @@ class Adapters:
             text = await self._engine.load_adapter(name, str(path), authorization)
         except RefusedError:
             if state == "absent":
-                await anyio.to_thread.run_sync(_delete, path)
+                await _delete_to_the_end(path)
             raise
         last = self._paths.get(name, path)
         self._paths[name] = path
         if last != path:
-            await anyio.to_thread.run_sync(_delete, last)
+            await _delete_to_the_end(last)
         return path, text
 
     def _check_url(self, url: str) -> None:
@@ -183,7 +185,7 @@ class Adapters:
             await self._downloads.fetch(url, path, options)
         except DownloadError as error:
             if not keeps and not isinstance(error, (DownloadCancelledError, TransferError)):
-                await anyio.to_thread.run_sync(_delete, path)
+                await _delete_to_the_end(path)
             raise download_error(error) from error
 
 
@@ -196,6 +198,12 @@ def _delete_all(folder: Path, known: Path | None) -> None:
     """Delete the downloads of an adapter: the last one, and those of an earlier runtime in its folder."""
     for path in {*folder.glob(_VERSION_FOLDER), *filter(None, [known])}:
         _delete(path)
+
+
+async def _delete_to_the_end(path: Path) -> None:
+    """Delete a folder, also if the request is cancelled meanwhile."""
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(_delete, path)
 
 
 def _delete(path: Path) -> None:
