@@ -14,7 +14,7 @@
 // The same bits: decode computes each split in a block of its own, and `combine` merges them; prefill goes through
 // the splits one after the other and merges each, by the same functions, whose operations are not contracted
 // differently. Tiles and splits of which a row sees nothing do not change it (their factors are 1 and their weights
-// 0). So the bits of a row depend on its query and its visible keys and values alone: not on the batch, the other
+// 0, and stored values are finite: kv_page.cuh). So the bits of a row depend on its query and its visible keys and values alone: not on the batch, the other
 // queries of the step (chunks), the division into works or the kernel.
 //
 // Data      qkv [rows][heads + 2 kv heads][D] of float32, where queries are as rope_write_kv leaves them; out

@@ -19,7 +19,9 @@
 //             embedding rotates slowest and that has most of the energy, 5 bits; "fast", the rest, 4 bits. Values
 //             have 4 bits. The scale is the best of a few representable ones. A row has 8 values per 32-bit word, the
 //             first in the low bits: the fast part, then the slow one.
-// A row with a NaN or an infinity is restored as NaN.
+// A row of int8 or uint4 with a NaN or an infinity is restored as NaN. A token of bf16 or f16 with a value that is
+// not finite after rounding has a value of 0 and a key of NaN. So in attention it makes the rows NaN that see it, and
+// no other: tensor cores multiply the values of hidden tokens, too, by 0.
 //
 // The encodings are those of the CPU (rust/kernels: quantiser.rs, rotated.rs), which has another order in memory.
 // Sources: DashInfer's documentation of its quantised KV cache (int8); Ashkboos et al., "QuaRot", section 4.2

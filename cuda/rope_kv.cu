@@ -12,7 +12,8 @@
 //           `extra_rotations`.
 // Shape     one warp per head; grid (rows, ceil((heads + 2 kv_heads) / 4)), blocks of 4 warps, 8 head_dim floats of
 //           dynamic shared memory. The head is in shared memory, where every lane reaches the partner of a rotation.
-// Limit     bytes: each value is read once and written once, in the cache's encoding.
+// Limit     bytes: each value is read once and written once, in the cache's encoding; the values of a cache of 16 bits
+//           are read twice, because the key depends on them.
 // Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers";
 //           kv_page.cuh.
 #include "kv_page.cuh"
@@ -62,6 +63,15 @@ DEVICE bool all_finite(const float* x, int count) {
 }
 
 DEVICE float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+// True if all of them are finite after they have been rounded to E.
+template <class E>
+DEVICE bool all_representable(const float* x, int count) {
+    bool finite = true;
+    for (int i = threadIdx.x % 32; i < count; i += 32)
+        finite = finite && fabsf(to_float(from_float<E>(x[i]))) < infinity();
+    return __all_sync(ALL_LANES, finite);
+}
 
 // A key or a query as attention over rotated keys takes it: its parts, transformed, behind x.
 DEVICE float* rotate_parts(float* x, int count) {
@@ -233,6 +243,11 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;
     const Page page = cache.page<E>(call.blocks[row], kv_head);
+    if constexpr (BITS<E> == 16) {
+        const float* value = is_value ? from : from + cache.kv_heads * count;
+        if (!all_representable<E>(value, count))
+            for (int i = lane; i < count; i += 32) x[i] = is_value ? 0 : not_a_number();
+    }
     write<E>(page, is_value, int(call.offsets[row]), x);
 }
 

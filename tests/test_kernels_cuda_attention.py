@@ -51,6 +51,8 @@ class Case:
     lengths: tuple[int, ...] = (300,)
     window: int = 0
     softcap: float = 0.0
+    value_factor: float = 1.5
+    bad_value: tuple[int, float] | None = None  # a position of the first sequence, and a value there
 
     @property
     def layout(self) -> KvLayout:
@@ -79,7 +81,10 @@ class Filled:
         self.starts = np.cumsum([0, *case.lengths])
         rows = int(self.starts[-1])
         self.qkv = rng.standard_normal((rows, case.heads + 2 * case.kv_heads, dim)).astype(np.float32)
-        self.qkv[:, case.heads :] *= 1.5
+        self.qkv[:, case.heads : -case.kv_heads] *= 1.5
+        self.qkv[:, -case.kv_heads :] *= case.value_factor
+        if case.bad_value is not None:
+            self.qkv[case.bad_value[0], -case.kv_heads :, 3] = case.bad_value[1]
         self.inputs = self.qkv.copy()
         positions = np.concatenate([np.arange(length) for length in case.lengths])
         table = np.repeat([[1.0, 0.0]], dim // 2, axis=1).astype(np.float32)
@@ -224,6 +229,32 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
         for kernel in ("decode", "prefill"):
             alone = filled.attend([(sequence, low, high)], kernel).view(np.uint16)
             assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv", "bad"),
+    [
+        ("bf16", "bf16", np.inf),
+        ("bf16", "bf16", np.nan),
+        ("f16", "f16", 7e4),
+        ("bf16", "int8", np.inf),
+        ("bf16", "uint4", np.inf),
+    ],
+)
+def test_bad_value_changes_the_rows_that_see_it(
+    kernels: cuda.HostKernels, dtype: str, kv: str, bad: float
+) -> None:
+    case = Case(dtype, kv, lengths=(64,), window=30)
+    sound, filled = (Filled(kernels, replace(case, bad_value=value)) for value in (None, (20, bad)))
+    expected, out = (data.attend([(0, 0, 64)], "prefill") for data in (sound, filled))
+    sees = (np.arange(64) >= 20) & (np.arange(64) < 50)
+    assert np.isnan(cuda.to_floats(out[sees])).all()
+    assert np.array_equal(out[~sees].view(np.uint16), expected[~sees].view(np.uint16))
+    for position in (5, 19, 20, 49, 50):
+        alone = filled.attend([(0, position, position + 1)], "decode")
+        assert np.array_equal(np.isnan(cuda.to_floats(alone[0])), np.isnan(cuda.to_floats(out[position])))
+        if not sees[position]:
+            assert np.array_equal(alone[0].view(np.uint16), out[position].view(np.uint16))
 
 
 def test_blocks_before_the_window_are_not_read(kernels: cuda.HostKernels) -> None:

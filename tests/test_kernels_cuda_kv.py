@@ -176,6 +176,24 @@ def test_values_that_are_not_finite_are_restored_as_nan(
     assert np.isfinite([k, v]).all()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bad"), [("bf16", np.nan), ("bf16", np.inf), ("f16", -np.inf), ("f16", 7e4)]
+)
+def test_token_with_a_bad_value_has_a_key_of_nan(kernels: cuda.HostKernels, dtype: str, bad: float) -> None:
+    layout = KvLayout(dtype, 2, 64, 16)
+    step = Step(layout, 1, 32, norms=False, query_scales=False)
+    expected = step.run(kernels)[1]
+    step.qkv[0, 3, 5] = bad  # the value of the first head
+    _, cache = step.run(kernels)
+    block, offset = step.blocks[0], step.offsets[0]
+    k, v = layout.page(cache, block, 0).restored(offset)
+    assert np.isnan(k).all()
+    assert not v.any()
+    for part, head in ((0, 1), (1, 1)):
+        now, before = (layout.page(array, block, head).restored(offset)[part] for array in (cache, expected))
+        assert np.array_equal(now, before)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint4"])
 def test_extreme_values_are_restored(kernels: cuda.HostKernels, dtype: str) -> None:
     layout = KvLayout(dtype, 1, 64, 16)
