@@ -38,7 +38,7 @@ pub(crate) fn suggestions<B: Backend>(
         let adapters = request.adapters?;
         let least = adapter_bytes::<B>(model, 1, Dtype::F32);
         let fits = |bytes| {
-            let adapters = Some(AdapterSpec { bytes, ..adapters });
+            let adapters = Some(AdapterSpec { bytes: B::adapter_bytes(bytes), ..adapters });
             fits(MemoryRequest { adapters, ..request.clone() }, budget.limit)
         };
         largest_fitting(least, adapters.bytes, fits)
