@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from api_support import wait_until
@@ -15,6 +17,7 @@ from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.errors import ApiError
 from penstock.runtime.metrics import parsed
 from support.engines import BODY, MODELS, activate, facts_of, settings_of
+from support.remote import serving_files
 from support.runtime import Runtime, running
 
 if TYPE_CHECKING:
@@ -85,6 +88,61 @@ def test_end_of_the_runtime_ends_its_engines(tmp_path: Path) -> None:
         activate(runtime)
         pid = facts_of(tmp_path)[0]["pid"]
     assert start_time_of(pid) is None
+
+
+def test_deactivate_ends_an_activation_that_downloads(tmp_path: Path) -> None:
+    with serving_files() as hub, running(settings_of(tmp_path, artifact_hosts=("127.0.0.1",))) as runtime:
+        hub.files["/m.gguf"] = b"m" * 100_000
+        hub.stop_after(1)
+        body = {**BODY, "artifact_url": f"{hub.url}/m.gguf"}
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(runtime.ask(f"{MODELS}/activate", body)))
+        thread.start()
+        assert hub.is_stopped.wait(20)
+        assert runtime.ask(f"{MODELS}/deactivate", {"model_name": "m"})[0] == 200
+        hub.stop_after(None)
+        thread.join()
+        [(status, error, _)] = answers
+        assert (status, error["type"], error["status"]) == (409, "ConflictError", "error")
+        assert facts_of(tmp_path) == []
+        # The next one does not join the cancelled one.
+        assert runtime.ask(f"{MODELS}/activate", body)[0] == 200
+
+
+def test_engine_is_started_after_the_end_of_the_last_one(tmp_path: Path) -> None:
+    (tmp_path / "deaf").touch()
+    may_end = threading.Event()
+
+    async def sleep(seconds: float) -> None:
+        if seconds < 1:  # while an engine ends
+            await anyio.to_thread.run_sync(may_end.wait)
+        else:
+            await anyio.sleep(seconds)
+
+    with running(settings_of(tmp_path)) as runtime:
+        state = runtime.application.state
+        state.supervisor._sleep = sleep
+        activate(runtime)
+        answers: list[int] = []
+
+        def change(path: str, body: dict[str, Any]) -> threading.Thread:
+            thread = threading.Thread(target=lambda: answers.append(runtime.ask(f"{MODELS}/{path}", body)[0]))
+            thread.start()
+            return thread
+
+        threads = [change("deactivate", {"model_name": "m"})]
+        try:
+            wait_until(lambda: runtime.ask(MODELS)[1]["models"][0]["phase"] == "stopping")
+            threads.append(change("activate", BODY))
+            wait_until(lambda: state.engine_operations.num_requests(("change", "m")) == 2)
+            assert len(facts_of(tmp_path)) == 1
+        finally:
+            may_end.set()
+            for thread in threads:
+                thread.join()
+        assert answers == [200, 200]
+        wait_until(lambda: len(facts_of(tmp_path)) == 2)
+        assert start_time_of(facts_of(tmp_path)[0]["pid"]) is None
 
 
 @pytest.mark.parametrize(

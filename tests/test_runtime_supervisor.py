@@ -21,7 +21,7 @@ from penstock.runtime.errors import ApiError
 from penstock.server.families import Families
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 SCRIPT = Path(__file__).parent / "support" / "engine_script.py"
 
@@ -334,22 +334,49 @@ async def test_close_ends_all_engines(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "engines.json").read_bytes() == b"[]"
 
 
-async def test_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+async def deaf_engine(folder: Path, sleep: Callable[[float], Awaitable[None]]) -> tuple[Supervisor, int]:
+    """A supervisor, and the process of its engine, which ignores SIGTERM."""
     code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    script = tmp_path / "deaf.py"
-    script.write_text(code + f"open({str(tmp_path / 'ready')!r}, 'w').close(); signal.pause()")
+    script = folder / "deaf.py"
+    script.write_text(code + f"open({str(folder / 'ready')!r}, 'w').close(); signal.pause()")
+    supervisor = Supervisor(settings_of(folder, f"{sys.executable} {script}"), Clock(), sleep)
+    pid = supervisor.activate(record(), [], "org/repo").record.pid
+    with anyio.fail_after(20):
+        while not (folder / "ready").exists():
+            await anyio.lowlevel.checkpoint()
+    return supervisor, pid
+
+
+async def test_engine_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    supervisor = Supervisor(settings_of(tmp_path, f"{sys.executable} {script}"), Clock(), sleep)
-    pid = supervisor.activate(record(), [], "org/repo").record.pid
-    with anyio.fail_after(20):
-        while not (tmp_path / "ready").exists():
-            await anyio.lowlevel.checkpoint()
+    supervisor, pid = await deaf_engine(tmp_path, sleep)
     await supervisor.close()
     assert sum(waits) == pytest.approx(10)
     with anyio.fail_after(20):
         while start_time_of(pid) is not None:
             await anyio.lowlevel.checkpoint()
+
+
+async def test_close_ends_an_engine_of_an_interrupted_stop(tmp_path: Path) -> None:
+    num_waits = 0
+
+    async def sleep(_seconds: float) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        await (anyio.sleep_forever() if num_waits == 1 else anyio.lowlevel.checkpoint())
+
+    supervisor, pid = await deaf_engine(tmp_path, sleep)
+    async with anyio.create_task_group() as group:
+        group.start_soon(supervisor.deactivate, "m")
+        await anyio.wait_all_tasks_blocked()
+        assert supervisor.engines["m"].phase == "stopping"
+        assert [found.pid for found in supervisor._registry.load()] == [pid]
+        group.cancel_scope.cancel()
+    await supervisor.tick()  # it is not watched any more
+    await supervisor.close()
+    assert start_time_of(pid) is None
+    assert (supervisor.engines, supervisor._registry.load()) == ({}, [])

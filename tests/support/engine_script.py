@@ -1,11 +1,12 @@
 """A small engine for the tests of the runtime's supervisor: `engine_script.py FOLDER MODEL --port=N ...`.
 
 It writes its arguments and requests to a file in the folder. While the folder has a file `not-ready`, it is
-not ready. If the folder has a file `child`, it has a child process.
+not ready. If the folder has a file `child`, it has a child process, and with `deaf` it ignores SIGTERM.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,6 +69,8 @@ class Handler(BaseHTTPRequestHandler):
 
 secrets = [name for name in os.environ if name.startswith("PENSTOCK_")]
 variables = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "KVCACHED_"))}
+if (FOLDER / "deaf").exists():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = None
 if (FOLDER / "child").exists():
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid

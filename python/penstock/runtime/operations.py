@@ -80,6 +80,14 @@ class Operations:
         result: Returned = operation.outcome[0]
         return result
 
+    def cancel(self, name: Hashable, error: Exception) -> None:
+        """Cancel the operations on a name. Their requests get the error, and later ones do not join them."""
+        for key, operation in list(self._running.items()):
+            if key[0] == name:
+                operation.outcome.append(error)
+                operation.scope.cancel()
+                self._forget(*key, operation)
+
     def stop(self) -> None:
         """Cancel all operations, and start none until there is another group. Their requests get an error."""
         self.group = None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Phase", "RunningEngine"]
 
 #: An engine is active from its start; it is ready when it answers.
-Phase: TypeAlias = Literal["active", "sleeping", "restarting", "failed"]
+Phase: TypeAlias = Literal["active", "sleeping", "restarting", "failed", "stopping"]
 
 _HEALTH_TIMEOUT = 1.0
 _METRICS_TIMEOUT = 0.5

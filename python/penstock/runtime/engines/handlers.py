@@ -77,7 +77,13 @@ async def _activate(state: State, body: Activate) -> RunningEngine:
     async with state.supervisor.counted("activate"):
         try:
             record, arguments, model = await _prepared(state, body)
-            return state.supervisor.activate(record, arguments, model)
+
+            async def start() -> RunningEngine:
+                return state.supervisor.activate(record, arguments, model)
+
+            # After other changes of the model: the engine that it had may still be ending.
+            key = (Activate, msgspec.json.encode(body))
+            return await state.engine_operations.join(("change", body.model_name), key, start)
         except ApiError as error:
             error.fields["status"] = "error"
             raise
@@ -138,6 +144,9 @@ async def deactivate(state: State, request: Request) -> Response:
     """Stop an engine; an unknown one is no error."""
     _check_open(state)
     body = converted(await read_body(state, request), Deactivate)
+    message = f"the model {body.model_name!r:.130} was deactivated meanwhile"
+    error = ApiError(409, "ConflictError", message, param="model_name", fields={"status": "error"})
+    state.engine_operations.cancel(("activate", body.model_name), error)
     await _to_the_end(state, request, body, partial(_deactivate, state, body))
     return JSONResponse({"status": "success", "model_name": body.model_name})
 

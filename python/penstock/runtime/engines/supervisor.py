@@ -116,7 +116,7 @@ class Supervisor:
                 engine.num_attempts += 1
                 self._start(engine)
             return
-        if engine.phase == "failed":
+        if engine.phase in ("failed", "stopping"):
             return
         if not engine.is_alive():
             status = engine.process.status if engine.process is not None else None
@@ -234,12 +234,15 @@ class Supervisor:
 
     async def deactivate(self, name: str) -> None:
         """Stop an engine; an unknown one has been stopped."""
-        engine = self.engines.pop(name, None)
+        engine = self.engines.get(name)
         if engine is None:
             return
-        self._save()
         async with engine.lock:
+            engine.phase = "stopping"
             await self._stop(engine)
+        # Until now `close`, or the next runtime, could end it if this was interrupted.
+        self.engines.pop(name, None)
+        self._save()
 
     async def _stop(self, engine: RunningEngine) -> None:
         process = engine.process
