@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
-from support.remote import COMMIT, FileServer, Sent, files_of, serving_files
+from support.remote import COMMIT, FileServer, Sent, files_of, held_at, serving_files
 from support.runtime import Answer, FakeEngine, Runtime, runtime_of
 
 if TYPE_CHECKING:
@@ -263,6 +263,20 @@ def test_new_version_replaces_the_last_one(runtime: Runtime, hub: FileServer, tm
     assert list((tmp_path / "adapter_dir" / "n").iterdir()) == [second]
 
 
+def test_adapter_does_not_wait_for_a_model(hub: FileServer, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.answer("/v1/load_lora_adapter", Answer(body=b"loaded"))
+    hub.models["org/model"] = {"model.bin": b"m" * 100_000}
+    folders = {name: str(tmp_path / name) for name in ("model_dir", "adapter_dir", "secret_dir")}
+    may_continue = held_at(hub, "model.bin")
+    with runtime_of(engine, **folders, artifact_hosts=("127.0.0.1",), max_downloads=1) as runtime:
+        body = {"model_uri": "org/model", "download_extra_config": {"hf_endpoint": hub.url}}
+        assert runtime.ask(DOWNLOAD, body)[1]["model_status"] == "downloading"
+        loaded(runtime, artifact(hub))
+        assert runtime.ask(DOWNLOAD, body)[1]["model_status"] == "downloading"
+        may_continue.set()
+
+
 # ---- models
 
 
@@ -288,10 +302,10 @@ def test_other_files_of_a_model_are_another_download(
 
     wait_until(partial(is_downloaded, runtime, body(allow_file_suffix=["json"])))
     assert files_of(tmp_path / "model_dir" / "repo").keys() == {"adapter_config.json"}
-    hub.stop_after(1)
+    may_continue = held_at(hub, "safetensors")
     assert runtime.ask(DOWNLOAD, body())[1]["model_status"] == "downloading"
     assert runtime.ask(DOWNLOAD, body(ignore_patterns=["*.bin"]))[0] == 409
-    hub.stop_after(None)
+    may_continue.set()
     wait_until(partial(is_downloaded, runtime, body()))
     assert files_of(tmp_path / "model_dir" / "repo") == ADAPTER
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import wait_until
-from support.remote import Asked, FileServer, Sent, files_of, serving_files
+from support.remote import FileServer, Sent, files_of, held_at, serving_files
 from support.runtime import FakeEngine, Runtime, files_near, folders, runtime_of
 from support.s3 import ACCESS, BUCKET, S3, serving_s3
 
@@ -62,19 +62,6 @@ def finished(runtime: Runtime, body: dict[str, Any]) -> dict[str, Any]:
         assert status == 200, card
         if card["model_status"] != "downloading":
             return dict(card)
-
-
-def held_at(hub: FileServer, part: str) -> threading.Event:
-    """Hold the requests with this text in the path until the event is set."""
-    may_continue = threading.Event()
-
-    def wait(asked: Asked) -> Sent | None:
-        if part in asked.path and asked.method == "GET":
-            may_continue.wait(60)
-        return None
-
-    hub.faults.append(wait)
-    return may_continue
 
 
 def test_download_reports_progress_until_it_is_complete(

@@ -162,6 +162,19 @@ class FileServer(ThreadingHTTPServer):
             self.num_sent += size
 
 
+def held_at(hub: FileServer, part: str) -> threading.Event:
+    """Hold the requests with this text in the path until the event is set."""
+    may_continue = threading.Event()
+
+    def wait(asked: Asked) -> Sent | None:
+        if part in asked.path and asked.method == "GET":
+            may_continue.wait(60)
+        return None
+
+    hub.faults.append(wait)
+    return may_continue
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True

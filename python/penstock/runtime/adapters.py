@@ -182,7 +182,7 @@ class Adapters:
     async def _fetch(self, url: str, path: Path, options: Options, *, keeps: bool) -> None:
         """Download to a folder, which an error for good deletes unless the engine may have its files."""
         try:
-            await self._downloads.fetch(url, path, options)
+            await self._downloads.fetch(url, path, options, slots=self._downloads.adapter_slots)
         except DownloadError as error:
             if not keeps and not isinstance(error, (DownloadCancelledError, TransferError)):
                 await _delete_to_the_end(path)

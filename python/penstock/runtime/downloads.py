@@ -97,8 +97,10 @@ class Downloads:
 
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
-        #: Of downloads at the same time, those of adapters included.
+        #: Of downloads of models at the same time.
         self._slots = anyio.CapacityLimiter(settings.max_downloads)
+        #: Of those of adapters, which do not wait for models.
+        self.adapter_slots = anyio.CapacityLimiter(settings.max_downloads)
         #: Runs the downloads while the application runs.
         self.group: TaskGroup | None = None
         self._jobs: dict[Path, _Job] = {}
@@ -139,7 +141,7 @@ class Downloads:
 
     def num_running(self) -> int:
         """Downloads that have a slot."""
-        return self._slots.borrowed_tokens
+        return self._slots.borrowed_tokens + self.adapter_slots.borrowed_tokens
 
     async def fetch(
         self,
@@ -147,12 +149,16 @@ class Downloads:
         directory: Path,
         options: Options,
         progress: Callable[[Progress], object] | None = None,
+        slots: anyio.CapacityLimiter | None = None,
     ) -> Path:
-        """Download to a directory, within the time and the number of downloads of the settings."""
+        """Download to a directory, within the time and the number of downloads of the settings.
+
+        The time begins when the download does.
+        """
         seconds = self._settings.download_timeout
         try:
-            with anyio.fail_after(seconds):
-                async with self._slots:
+            async with slots or self._slots:
+                with anyio.fail_after(seconds):
                     return await run(uri, directory, options, progress)
         except TimeoutError:
             message = f"the download took longer than {seconds:g} seconds; the same request resumes it"

@@ -81,7 +81,9 @@ class RuntimeSettings:
     secret_dir: Annotated[str, "Folder of credentials, with one file per key, or folders of these."] = (
         "/var/run/secrets/aibrix"  # noqa: S105 - a folder
     )
-    max_downloads: Annotated[int, "Maximum number of downloads at the same time."] = 4
+    max_downloads: Annotated[
+        int, "Maximum number of downloads of models at the same time, and of adapters."
+    ] = 4
     download_timeout: Annotated[
         float, "Time for a download of an adapter or a model; the same request resumes it after that."
     ] = 3600.0
