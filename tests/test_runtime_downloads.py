@@ -98,6 +98,20 @@ def test_schemes_of_the_hub_name_its_models(
     assert files_of(tmp_path / "model_dir" / "repo") == FILES
 
 
+def test_forced_download_is_reported_before_it_is_repeated(runtime: Runtime, hub: FileServer) -> None:
+    body = from_hub(hub)
+    finished(runtime, body)
+    body["download_extra_config"]["force_download"] = True
+    for number in (2, 3):
+        may_continue = held_at(hub, "safetensors")
+        assert runtime.ask(DOWNLOAD, body)[1]["model_status"] == "downloading"
+        may_continue.set()
+        [job] = runtime.application.state.downloads._jobs.values()
+        wait_until(job.has_ended.is_set)
+        assert runtime.ask(DOWNLOAD, body)[1]["model_status"] == "downloaded"
+        assert len(hub.asked("model.safetensors")) == number
+
+
 def test_finished_download_is_not_repeated(runtime: Runtime, hub: FileServer) -> None:
     finished(runtime, from_hub(hub))
     num_requests = len(hub.requests)

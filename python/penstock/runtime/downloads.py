@@ -64,6 +64,9 @@ class _Job:
     #: The folder that the request named.
     root: Path
     source: str
+    is_forced: bool = False
+    #: Whether a request has got the answer that it has succeeded.
+    is_reported: bool = False
     progress: Progress = field(default_factory=Progress)
     error: ApiError | None = None
     #: That of the download to the same folder before.
@@ -77,6 +80,12 @@ class _Job:
     def is_running(self) -> bool:
         """Whether it has not ended."""
         return not self.has_ended.is_set()
+
+    def answers(self, origin: tuple[object, ...], options: Options) -> bool:
+        """Whether its success answers a request. A forced download is repeated after this answer."""
+        if self.is_running or self.error is not None or self.origin != origin:
+            return False
+        return not options.force_download or (self.is_forced and not self.is_reported)
 
     def card(self, status: str) -> dict[str, Any]:
         """The object of the responses."""
@@ -122,8 +131,8 @@ class Downloads:
         job = self._jobs.get(directory)
         if job is None or not job.is_running:
             state, _ = await anyio.to_thread.run_sync(model_state, directory)
-            is_same = job is not None and job.origin == origin and job.error is None
-            if job is not None and is_same and state == "complete" and not options.force_download:
+            if job is not None and state == "complete" and job.answers(origin, options):
+                job.is_reported = True
                 return job.card("downloaded")
             job = self._jobs.get(directory)  # another request may have started it meanwhile
         if job is not None and job.is_running and job.origin != origin:
@@ -131,12 +140,15 @@ class Downloads:
             raise ApiError(409, "ConflictError", message, param="model_name")
         if job is None or not job.is_running:
             last_error = None if job is None else job.error
-            job = _Job(name, origin, root, source.kind, last_error=last_error)
+            job = _Job(
+                name, origin, root, source.kind, is_forced=options.force_download, last_error=last_error
+            )
             self._begin(body.model_uri, directory, options, job)
         with anyio.move_on_after(_FIRST_ANSWER):
             await job.has_begun.wait()
         if job.error is not None:
             raise job.error
+        job.is_reported = not job.is_running
         return job.card("downloading" if job.is_running else "downloaded")
 
     def num_running(self) -> int:
