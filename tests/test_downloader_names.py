@@ -208,6 +208,17 @@ def test_directory_of_a_model_has_no_other_model(s3: S3, tmp_path: Path) -> None
     assert model_directory(tmp_path, "a/m") == tmp_path / "a" / "m"
 
 
+def test_model_writes_no_files_into_another_one(s3: S3, tmp_path: Path) -> None:
+    s3.put("inner/config.json", b"inner")
+    s3.put("around/m1/config.json", b"around")
+    inner = tmp_path / "a" / "m1"
+    fetch(s3, "inner", inner)
+    with pytest.raises(InvalidArgumentError, match="'m1', which is another model"):
+        fetch(s3, "around", tmp_path / "a")
+    assert files_of(inner) == {"config.json": b"inner"}
+    assert model_directory(tmp_path, "a/m1") == inner
+
+
 # ---- local models
 
 

@@ -21,7 +21,7 @@ import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.downloader.errors import InsufficientSpaceError, InvalidArgumentError, UnsafeNameError
@@ -29,12 +29,12 @@ from penstock.runtime.downloader.names import is_safe, is_state
 from penstock.runtime.downloader.parts import hash_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from penstock.runtime.downloader.checksums import Hasher
     from penstock.runtime.downloader.sources import RemoteFile
 
-__all__ = ["ModelState", "Target", "model_directory", "model_state"]
+__all__ = ["ModelState", "Target", "check_other_models", "model_directory", "model_state"]
 
 #: `partial` is a download that was interrupted, or a model of which files are missing.
 ModelState = Literal["absent", "downloading", "partial", "complete", "unknown"]
@@ -58,6 +58,14 @@ def model_directory(local_dir: Path, model_name: str) -> Path:
         message = f"local_dir={str(local_dir)!r:.200} is a model itself: models are in folders of it"
         raise InvalidArgumentError(message, "local_dir")
     return Path(local_dir) / model_name
+
+
+def check_other_models(directory: Path, names: Iterable[str]) -> None:
+    """Raise `InvalidArgumentError` if one of these files of a model would be in the directory of another."""
+    for folder in {folder for name in names for folder in PurePosixPath(name).parents[:-1]}:
+        if (directory / folder / _STATE / _LOCK).exists():
+            message = f"model_name: the model has files in {str(folder)!r:.200}, which is another model"
+            raise InvalidArgumentError(message, "model_name")
 
 
 def model_state(directory: Path) -> tuple[ModelState, str | None]:

@@ -21,7 +21,7 @@ from penstock.runtime.downloader.names import SELECTIONS, check_distinct, is_saf
 from penstock.runtime.downloader.pool import Pool, Workers
 from penstock.runtime.downloader.progress import Counts, Progress
 from penstock.runtime.downloader.retries import Pacer, SystemClock
-from penstock.runtime.downloader.target import Target
+from penstock.runtime.downloader.target import Target, check_other_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,6 +66,7 @@ def download(
         files = _selected(found, options)
         if is_in_place:
             return directory
+        check_other_models(directory, (file.name for file in files))
         show(Progress(phase="waiting"))
         target = Target(directory, source.kind)
         try:
