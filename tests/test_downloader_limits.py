@@ -280,9 +280,10 @@ def test_content_is_on_the_disk_before_it_has_its_name(
     server.files[PATH] = CONTENT
     download(resolve(server.url + PATH, Options.load(server.url + PATH, {}, {})), tmp_path)
     part = next(name for kind, name in events if kind == "rename" and name.endswith(".part"))
-    assert events[-4:] == [
+    assert events[-5:] == [
         ("fsync", part),
         ("rename", part),
         ("fsync", "manifest.jsonl.new"),
         ("rename", "manifest.jsonl.new"),
+        ("fsync", "penstock"),
     ]

@@ -23,7 +23,7 @@ from penstock.runtime.downloader import (
     model_state,
     resolve,
 )
-from support.remote import FakeClock, etag_of, files_of, serving_files
+from support.remote import FakeClock, Sent, etag_of, files_of, serving_files
 from support.s3 import ACCESS, BUCKET, S3, S3Request, serving_s3
 
 if TYPE_CHECKING:
@@ -309,6 +309,18 @@ def test_credentials_come_from_the_chain_of_botocore(
     download(resolve(uri, Options.load(uri, {"endpoint": s3.url}, {})), tmp_path / "m")
     assert {request.headers["X_AMZ_SECURITY_TOKEN"] for request in s3.requests} == {"token"}
     assert all("AKIAPROFILE" in request.headers["AUTHORIZATION"] for request in s3.requests)
+
+
+def test_keys_of_a_list_without_an_encoding_are_literal(tmp_path: Path) -> None:
+    key = "m/a+b%20.json"
+    item = f"<Contents><Key>{key}</Key><Size>2</Size></Contents>"
+    with serving_files() as server:
+        server.files["/b/" + key] = b"{}"
+        page = Sent(200, f"<ListBucketResult>{item}</ListBucketResult>".encode())
+        server.faults.append(lambda asked: page if "list-type" in asked.query else None)
+        options = Options.load("s3://b/m", {**ACCESS, "endpoint": server.url}, {})
+        download(resolve("s3://b/m", options), tmp_path, clock=FakeClock())
+    assert files_of(tmp_path) == {"a+b%20.json": b"{}"}
 
 
 def test_public_bucket_needs_no_credentials(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

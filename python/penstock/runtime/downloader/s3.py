@@ -122,8 +122,10 @@ class S3Source:
             if token is not None:
                 query["continuation-token"] = token
             root = session.repeat(lambda query=query: self._list_page(session, query))  # type: ignore[misc]
+            is_encoded = root.findtext("{*}EncodingType") == "url"  # some servers ignore the parameter
             for item in root.iterfind("{*}Contents"):
-                key = unquote_plus(item.findtext("{*}Key") or "", errors="surrogateescape")
+                key = item.findtext("{*}Key") or ""
+                key = unquote_plus(key, errors="surrogateescape") if is_encoded else key
                 size = size_of(item.findtext("{*}Size"))
                 if not key.startswith(folder) or size is None:
                     raise TransferError(f"{self.uri}: the list of objects is not as expected")

@@ -181,6 +181,8 @@ class Target:
                 file.flush()
                 os.fsync(file.fileno())
         os.rename(new, _MANIFEST, src_dir_fd=self.state, dst_dir_fd=self.state)
+        if is_complete:
+            os.fsync(self.state)
 
     # ---- files
 
