@@ -50,6 +50,14 @@ def inode(folder: Path) -> int:
     return file.stat().st_ino
 
 
+def run(code: str) -> bytes:
+    """The output of a Python process."""
+    path = os.pathsep.join([*sys.path, str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100).stdout
+
+
 def test_compiler_of_the_dependency_group_is_found() -> None:
     info = penstock.cuda_info()
     assert info.compiler_reason is None
@@ -109,7 +117,7 @@ def test_compiler_of_the_variable_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     path = penstock.cuda_info().compiler_path
     assert path is not None
     monkeypatch.setenv("PENSTOCK_NVRTC", path)
-    monkeypatch.setattr("penstock._cuda._FOLDERS", ())
+    monkeypatch.setattr("penstock._cuda._PACKAGES", ())
     assert penstock.cuda_info().compiler_path == path
 
 
@@ -156,14 +164,7 @@ def test_processes_that_compile_at_once_get_the_same_image(cache: Path) -> None:
         "import sys; from support import hooks\n"
         "sys.stdout.buffer.write(hooks.compile_cuda_kernel('scale.cu', 'sm_80'))"
     )
-    path = os.pathsep.join([*sys.path, str(ROOT / "tests")])
-
-    def compiled(_: int) -> bytes:
-        command = [sys.executable, "-c", code]
-        environment = {**os.environ, "PYTHONPATH": path}
-        return subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60).stdout
-
     with ThreadPoolExecutor(3) as pool:
-        images = set(pool.map(compiled, range(3)))
+        images = set(pool.map(run, [code] * 3))
     assert images == {hooks.compile_cuda_kernel("scale.cu", "sm_80")}
     assert len(list(cache.iterdir())) == 1

@@ -6,15 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock
 from penstock import _cuda
+from support.fake_driver import build
 
-SOURCE = Path(__file__).parent / "support" / "libcuda.cpp"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 DEVICE = {
     "index": 0,
     "name": "Fake GPU",
@@ -32,27 +35,6 @@ try:
 except penstock.PenstockError as error:
     print(f"{type(error).__name__}: {error}")
 """
-
-
-def build(folder: Path, *options: str) -> Path:
-    """Build the driver into a folder of its own."""
-    folder.mkdir()
-    library = folder / "libcuda.so.1"
-    command = [
-        "g++",
-        "-shared",
-        "-fPIC",
-        "-Wl,-soname,libcuda.so.1",
-        *options,
-        "-o",
-        str(library),
-        str(SOURCE),
-    ]
-    try:
-        subprocess.run(command, check=True)
-    except FileNotFoundError:
-        pytest.fail("g++ is missing: the tests of CUDA need a C++ compiler")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +195,7 @@ print(os.getpid(), os.read(reader, 1000).decode(), penstock.cuda_info().reason)
     assert run(driver, "-c", code.format(is_used=False)).endswith(" None None\n")
 
 
-def test_answers_of_the_driver_are_asked_for_each_time(driver: Path) -> None:
+def test_each_call_queries_the_driver_again(driver: Path) -> None:
     code = """
 import os, penstock
 for init in ("999", "0", "999"):
@@ -275,9 +257,34 @@ def test_device_of_a_configuration_is_its_full_name() -> None:
     assert {name: penstock.EngineConfig(device=name).device for name in names} == names
 
 
+def install(folder: Path, package: str, library: str) -> None:
+    """Install a package with one library."""
+    (folder / library).parent.mkdir(parents=True)
+    (folder / library).write_text("text")
+    information = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (information / "RECORD").write_text(f"{library},,\n{library}.alt,,\nnvidia/include/nvrtc.h,,\n")
+
+
 def test_compiler_folders_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "nvidia").mkdir()
+    install(tmp_path, "nvidia-cuda-nvrtc", "nvidia/cu13/lib/libnvrtc.so.13")
+    install(tmp_path, "nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
-    folders = _cuda.nvrtc_folders()
-    assert folders[:2] == [tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cuda_nvrtc/lib"]
+    assert _cuda.nvrtc_folders() == [tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cuda_nvrtc/lib"]
+
+
+def test_compiler_in_the_current_directory_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install(tmp_path, "nvidia-cuda-nvrtc", "nvidia/cu13/lib/libnvrtc.so.13")
+    monkeypatch.chdir(tmp_path)
+    for entry in ("", str(tmp_path / "nvidia")):
+        monkeypatch.syspath_prepend(entry)
+    assert not any(folder.is_relative_to(tmp_path) for folder in _cuda.nvrtc_folders())
+    assert all(folder.is_absolute() for folder in _cuda.nvrtc_folders())
+
+
+def test_module_nvidia_without_a_spec_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia", ModuleType("nvidia"))
+    assert penstock.cuda_info().compiler_reason is None

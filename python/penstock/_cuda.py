@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 
 from penstock import _core
 
 __all__ = ["cuda_info", "nvrtc_folders"]
 
-#: The folders of the packages `nvidia-cuda-nvrtc` and `nvidia-cuda-nvrtc-cu12` in the package `nvidia`.
-_FOLDERS = ("cu13/lib", "cuda_nvrtc/lib")
+#: The packages of the compiler, newest first.
+_PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
 
 def nvrtc_folders() -> list[Path]:
-    """The folders where Python packages install the compiler; they may not exist."""
-    nvidia = find_spec("nvidia")
-    locations = nvidia.submodule_search_locations if nvidia is not None else None
-    return [Path(location) / folder for location in locations or () for folder in _FOLDERS]
+    """The folders where Python packages have installed the compiler."""
+    return [folder for package in _PACKAGES for folder in _folders(package)]
+
+
+def _folders(package: str) -> list[Path]:
+    """The folder of a package's library. A relative path depends on the current directory and is left out."""
+    try:
+        files = metadata.files(package) or ()
+    except metadata.PackageNotFoundError:
+        return []
+    libraries = [Path(file.locate()) for file in files if file.name.startswith("libnvrtc.so.")]
+    return list(dict.fromkeys(library.parent for library in libraries if library.is_absolute()))
 
 
 def cuda_info() -> _core.CudaInfo:
