@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +35,7 @@ from support.emulator import PLANTS, driver, plants, run, start
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
 CALLS = (build.HERE / "calls.txt").read_text().split()
 NO_DEVICE = 100
@@ -92,6 +93,16 @@ def test_each_call_that_fails_ends_the_program_with_its_error() -> None:
 
 def test_codes_that_the_bindings_lack_are_not_injected() -> None:
     assert run("unknown_fault_code").result == [True, False, False]
+
+
+def test_bindings_are_those_of_the_lock_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "OUTPUT", tmp_path)
+    bindings = build.find_bindings()
+    assert "cuInit" in bindings.read_text()
+    crate = tomllib.loads((bindings.parents[3] / "Cargo.toml").read_text())["package"]
+    packages = tomllib.loads((build.ROOT / "Cargo.lock").read_text())["package"]
+    assert [crate["version"]] == [entry["version"] for entry in packages if entry["name"] == "cudarc"]
+    assert list(tmp_path.iterdir()) == []  # no lock file of its own
 
 
 def test_device_exists_only_on_request() -> None:

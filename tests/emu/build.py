@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -175,25 +174,16 @@ def build_library(
         return link(f"lib{name}.so", objects, [f"-L{OUTPUT}", "-lemu", "-Wl,-rpath,$ORIGIN"])
 
 
-def cudarc_version() -> str:
-    """The version in Cargo.lock; while no crate depends on it, that for which the emulator is written."""
-    locked_version = re.search(r'name = "cudarc"\nversion = "(.+)"', (ROOT / "Cargo.lock").read_text())
-    return locked_version[1] if locked_version else "0.19.10"
-
-
 def find_bindings() -> Path:
-    """The driver's bindings in the crate cudarc, which Cargo downloads if need be."""
+    """The driver's bindings in the crate cudarc of Cargo.lock, which Cargo downloads if need be."""
     cargo = shutil.which("cargo") or shutil.which("cargo", path=Path.home() / ".cargo" / "bin")
     if cargo is None:
         raise BuildError("cargo is missing: install Rust")
-    manifest = OUTPUT / "bindings" / "Cargo.toml"
-    (manifest.parent / "src").mkdir(parents=True, exist_ok=True)
-    (manifest.parent / "src" / "lib.rs").touch()
-    manifest.write_text(
-        '[package]\nname = "bindings"\nversion = "0.0.0"\nedition = "2024"\n\n[workspace]\n\n'
-        f'[dependencies]\ncudarc = {{ version = "={cudarc_version()}", default-features = false }}\n'
-    )
-    command = [cargo, "metadata", "--format-version", "1", "--manifest-path", str(manifest)]
+    machine = f"{platform.machine()}-unknown-linux-gnu"
+    command = [
+        *(cargo, "metadata", "--locked", "--format-version", "1", "--filter-platform", machine),
+        *("--manifest-path", str(ROOT / "Cargo.toml")),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{' '.join(command)}\n{done.stderr}")
