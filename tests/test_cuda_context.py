@@ -17,6 +17,8 @@ from support.emulator import driver
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
 ROWS, WIDTH = 5, 300
 PROGRAM = """
 import json, sys
@@ -82,7 +84,7 @@ def run(cache: Path, *calls: str, **variables: str) -> dict[str, Any]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     outcomes: dict[str, Any] = json.loads(done.stdout)

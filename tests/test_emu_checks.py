@@ -9,7 +9,7 @@ import pytest
 from emu.client import ILLEGAL_ADDRESS, LAUNCH_FAILED
 from support.emulator import run
 
-pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
 # ---- Defects of programs.
 

@@ -16,7 +16,7 @@ from support.emulator import PLANTS, plants, run
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)  # the first test builds the emulator
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
 RANDOM = np.random.default_rng(1)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from support.cuda import Array
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
 SPLIT = 256
 
 

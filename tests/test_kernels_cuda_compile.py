@@ -11,6 +11,8 @@ from support import cuda
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(600)  # compilers are slow on a machine with other work
+
 #: Bytes of static shared memory that a block can have without asking for more.
 SHARED_LIMIT = 48 * 1024
 

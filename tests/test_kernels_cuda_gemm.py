@@ -14,6 +14,8 @@ from support import cuda
 if TYPE_CHECKING:
     from support.cuda import Array
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
 #: Outputs and rows of a block.
 TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128)}
 SEGMENT = 2048

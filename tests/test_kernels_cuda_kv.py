@@ -14,6 +14,8 @@ from support.cuda_kv import KvLayout
 if TYPE_CHECKING:
     from support.cuda import Array
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
 EXTRA = 1 << 31
 
 

@@ -13,6 +13,8 @@ from support import cuda
 if TYPE_CHECKING:
     from support.cuda import Array
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
 DTYPES = ("f32", "bf16", "f16")
 #: One rounding to the type; the sums of float32 in a norm add a few units of float32.
 TOLERANCE = {"f32": 2e-6, "bf16": 2**-8, "f16": 2**-11}
