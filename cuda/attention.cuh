@@ -9,8 +9,8 @@
 //                                                           value = p scale v - 7.5 p scale
 //
 // Values are transposed by ldmatrix, in units of 16 bits: a column of 8 x 8 units is one dimension of 16-bit floats,
-// two of
-// int8, four of u4. The accumulator of unit column c of word w and sub-column s has dimension (8 w + c) UNIT + s.
+// two of int8, four of u4. The accumulator of unit column c of word w and sub-column s has dimension
+// (8 w + c) UNIT + s.
 #pragma once
 #include "kv_page.cuh"
 

@@ -30,7 +30,7 @@ static CUfunc_st* add_function(CUmod_st& module, const std::string& name) {
     return nullptr;
 }
 
-// A cubin in memory. The driver is not told its size, so the sections are only as trustworthy as the file.
+// A cubin in memory. Its size is not an argument, so the sections are only as trustworthy as the file.
 class Cubin {
     const char* image;
     const Elf64_Ehdr* header;
