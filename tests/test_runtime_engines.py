@@ -60,6 +60,7 @@ def test_engine_that_starts_is_active_but_not_ready(runtime: Runtime, tmp_path: 
     assert runtime.ask(f"{MODELS}/activate", BODY)[0] == 200
     [model] = runtime.ask(MODELS)[1]["models"]
     assert (model["phase"], model["ready"]) == ("active", False)
+    assert runtime.ask("/v1/runtime/snapshot")[1]["cached_artifacts"] == []
     status, error, _ = runtime.ask(f"{MODELS}/sleep", {"model_name": "m", "operation_id": "1"})
     assert (status, error["type"]) == (409, "ConflictError")
 

@@ -19,6 +19,7 @@ from penstock.runtime.engines.registry import Record
 from penstock.runtime.engines.supervisor import Supervisor
 from penstock.runtime.errors import ApiError
 from penstock.server.families import Families
+from support.engines import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -254,6 +255,24 @@ async def test_next_runtime_starts_an_ended_engine_again(tmp_path: Path) -> None
         assert second.engines["m"].is_alive()
         assert second.engines["m"].record.pid != pid
         await second.close()
+
+
+async def test_next_runtime_ends_the_workers_of_an_ended_engine(tmp_path: Path) -> None:
+    (tmp_path / "child").touch()
+    async with supervising(tmp_path) as (first, _):
+        pid = first.activate(record(), [], "org/repo").record.pid
+        with anyio.fail_after(20):
+            while not (facts := facts_of(tmp_path)):
+                await anyio.lowlevel.checkpoint()
+        child = facts[0]["child"]
+        await kill(pid)
+        first._registry.unlock()
+        assert start_time_of(child) is not None
+        async with supervising(tmp_path) as (second, _):
+            second.adopt()
+            with anyio.fail_after(20):
+                while start_time_of(child) is not None:
+                    await anyio.lowlevel.checkpoint()
 
 
 async def test_another_process_with_the_same_pid_is_not_adopted(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["EngineProcess", "start_time_of"]
+__all__ = ["EngineProcess", "end_rest", "start_time_of"]
 
 #: Fields of `/proc/PID/stat` after the name.
-_STATE, _START_TIME = 0, 19
+_STATE, _SESSION, _START_TIME = 0, 3, 19
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -32,6 +32,20 @@ def start_time_of(pid: int) -> int | None:
     if fields is None or fields[_STATE] in "ZX":
         return None
     return int(fields[_START_TIME])
+
+
+def end_rest(pid: int, start_time: int) -> None:
+    """End the group of an engine that has ended itself. Its id is not used again while it has processes."""
+    if pid <= 0 or start_time_of(pid) is not None:
+        return
+    for name in (path.name for path in Path("/proc").iterdir()):
+        fields = _stat(int(name)) if name.isdecimal() else None
+        if fields is None or fields[_STATE] in "ZX" or int(fields[_SESSION]) != pid:
+            continue
+        if int(fields[_START_TIME]) >= start_time:  # not of a session before the system started again
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            return
 
 
 class EngineProcess:

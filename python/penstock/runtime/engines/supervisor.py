@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from penstock.runtime.engines.commands import command_of, environment_of
 from penstock.runtime.engines.engine import Phase, RunningEngine
-from penstock.runtime.engines.process import EngineProcess
+from penstock.runtime.engines.process import EngineProcess, end_rest
 from penstock.runtime.engines.registry import Record, Registry, read_private, write_private
 from penstock.runtime.errors import ApiError
 
@@ -54,7 +54,7 @@ class Supervisor:
     ) -> None:
         self.settings = settings
         self.engines: dict[str, RunningEngine] = {}
-        #: URLs of engines that were started, also of former ones: their models are probably on this machine.
+        #: URLs of engines that were ready, the last one at the end: their models are on this machine.
         self.artifacts: dict[str, None] = {}
         self._clock = clock
         self._sleep = sleep
@@ -90,6 +90,7 @@ class Supervisor:
             self.engines[record.model_name] = engine
             engine.process = EngineProcess.adopt(record.pid, record.start_time)
             if engine.process is None:
+                end_rest(record.pid, record.start_time)
                 self._adoptions["restart_scheduled"] += 1
                 engine.phase = "restarting"
                 engine.next_start = self._clock()
@@ -129,6 +130,7 @@ class Supervisor:
                 return  # it changed meanwhile
             if is_ready and not engine.is_ready:
                 engine.ready_since = self._clock()
+                self._remember(engine.record.artifact_url)
             engine.is_ready = is_ready
             if is_ready and self._clock() - engine.ready_since >= _STABLE:
                 engine.num_restarts = 0
@@ -192,10 +194,13 @@ class Supervisor:
             logger.warning("the registry cannot be written: %s", error)
 
     def _new(self, record: Record) -> RunningEngine:
-        self.artifacts[record.artifact_url] = None
+        return RunningEngine(record, self.settings, self._admin_key())
+
+    def _remember(self, url: str) -> None:
+        self.artifacts.pop(url, None)
+        self.artifacts[url] = None
         if len(self.artifacts) > _MAX_ARTIFACTS:
             del self.artifacts[next(iter(self.artifacts))]
-        return RunningEngine(record, self.settings, self._admin_key())
 
     # ---- changes
 
