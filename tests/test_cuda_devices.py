@@ -97,7 +97,11 @@ def test_text_of_the_command_has_a_line_per_device(driver: Path) -> None:
         ({"CUDA_VISIBLE_DEVICES": ""}, 'no device is visible, because CUDA_VISIBLE_DEVICES is ""'),
         ({"FAKE_COUNT": "-1"}, "the driver finds no device"),
         ({"FAKE_COUNT_STATUS": "3"}, "cuDeviceGetCount failed with CUDA error 3; start processes"),
-        ({"FAKE_INIT": "100", "CUDA_VISIBLE_DEVICES": "7"}, 'because CUDA_VISIBLE_DEVICES is "7"'),
+        ({"CUDA_VISIBLE_DEVICES": "-1", "FAKE_COUNT": "0"}, 'because CUDA_VISIBLE_DEVICES is "-1"'),
+        (
+            {"FAKE_INIT": "100", "CUDA_VISIBLE_DEVICES": "0"},
+            'the driver finds no device, and CUDA_VISIBLE_DEVICES is "0"; check that nvidia-smi lists',
+        ),
         ({"FAKE_INIT": "999"}, "cuInit failed with CUDA_ERROR_UNKNOWN; run nvidia-smi"),
         ({"FAKE_INIT": "803"}, "cuInit failed with CUDA error 803; the driver's library and its kernel"),
         ({"FAKE_INIT": "123456"}, "cuInit failed with CUDA error 123456; see the list of errors"),
@@ -132,6 +136,18 @@ def test_device_that_cannot_be_used_has_a_reason(
     assert section["driver_version"] == "13.0"
     (device,) = section["devices"]
     assert (device["free_memory"], device["reason"]) == (None, section["reason"])
+
+
+def test_device_that_is_lost_does_not_hide_the_others(driver: Path) -> None:
+    section = cuda(driver, FAKE_COUNT="3", FAKE_LOST="1")
+    assert section["reason"] is None
+    first, lost, last = section["devices"]
+    assert first == DEVICE
+    assert (lost["index"], lost["name"], lost["total_memory"]) == (1, "", 0)
+    assert lost["reason"].startswith("cuDeviceGetAttribute failed with CUDA error 719;")
+    assert (last["index"], last["reason"]) == (2, None)
+    lines = run(driver, "-m", "penstock", "info", FAKE_COUNT="2", FAKE_LOST="1").splitlines()
+    assert lines[3].split()[:2] == ["cuda:1", "cuDeviceGetAttribute"]
 
 
 def test_long_name_of_a_device_is_cut_off(driver: Path) -> None:

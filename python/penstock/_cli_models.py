@@ -92,9 +92,8 @@ def _show_machine(*, as_json: bool) -> None:
             state = device.reason
         else:
             state = f"{device.free_memory / 2**30:.1f} of {device.total_memory / 2**30:.1f} GiB free"
-        lines[f"cuda:{device.index}"] = (
-            f"{device.name}, compute capability {device.compute_capability}, {state}"
-        )
+        capability = f"{device.name}, compute capability {device.compute_capability}"
+        lines[f"cuda:{device.index}"] = f"{capability}, {state}" if device.name else state
     compiler = f"NVRTC {cuda.compiler_version}, {cuda.compiler_path}"
     lines["CUDA compiler"] = cuda.compiler_reason or compiler
     _print_lines(lines)

@@ -54,7 +54,8 @@ int cuDeviceGetPCIBusId(char* address, int length, int device) {
     std::snprintf(address, length, "0001:%02X:00.0", 0x1a + device);
     return 0;
 }
-int cuDeviceGetAttribute(int* value, int attribute, int) {
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    if (device == variable("FAKE_LOST", -1)) return 719;
     switch (attribute) {
         case 75: *value = variable("FAKE_CAPABILITY", 90) / 10; return 0;
         case 76: *value = variable("FAKE_CAPABILITY", 90) % 10; return 0;

@@ -101,7 +101,8 @@ impl Driver {
         let driver = Self { functions, version };
         if status == NO_DEVICE || driver.num_devices()? == 0 {
             return Err(match visible_devices {
-                Some(devices) => Unavailable::NoVisibleDevice(devices.to_owned()),
+                Some(devices @ ("" | "-1")) => Unavailable::NoVisibleDevice(devices.to_owned()),
+                Some(devices) => Unavailable::NoSelectedDevice(devices.to_owned()),
                 None => Unavailable::NoDevice,
             });
         }

@@ -36,6 +36,12 @@ pub enum Unavailable {
         "no device is visible, because CUDA_VISIBLE_DEVICES is {0:?}; unset it, or set it to indices of nvidia-smi"
     )]
     NoVisibleDevice(String),
+    /// There is no device, or `CUDA_VISIBLE_DEVICES` names none of them.
+    #[error(
+        "the driver finds no device, and CUDA_VISIBLE_DEVICES is {0:?}; check that nvidia-smi lists a device of \
+        the variable, and that a container was started with GPUs"
+    )]
+    NoSelectedDevice(String),
     /// There are devices, but not this one.
     #[error("device {index} does not exist; the driver has {count}, with indices from 0")]
     NoSuchDevice {

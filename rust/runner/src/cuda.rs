@@ -26,8 +26,8 @@ pub struct CudaSettings {
     pub cache_directory: Option<PathBuf>,
 }
 
-/// A device as `penstock info` reports it.
-#[derive(Clone, Debug, PartialEq)]
+/// A device as `penstock info` reports it. Texts are empty if it cannot be described.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CudaDevice {
     pub index: u32,
     pub name: String,
@@ -107,13 +107,19 @@ impl CudaSettings {
 }
 
 fn devices(driver: &Driver) -> Result<Vec<CudaDevice>, Unavailable> {
-    (0..driver.num_devices()?).map(|index| describe(driver, index)).collect()
+    Ok((0..driver.num_devices()?).map(|index| describe(driver, index)).collect())
 }
 
-fn describe(driver: &Driver, index: u32) -> Result<CudaDevice, Unavailable> {
-    let device = Device::read(driver, index)?;
+/// A device whose description fails does not hide the others.
+fn describe(driver: &Driver, index: u32) -> CudaDevice {
+    let device = match Device::read(driver, index) {
+        Ok(device) => device,
+        Err(error) => {
+            return CudaDevice { index, reason: Some(error.to_string()), ..CudaDevice::default() };
+        }
+    };
     let free = device.check().and_then(|()| device.free_memory(driver));
-    Ok(CudaDevice {
+    CudaDevice {
         index,
         compute_capability: device.compute_capability.to_string(),
         total_memory: device.total_memory,
@@ -122,7 +128,7 @@ fn describe(driver: &Driver, index: u32) -> Result<CudaDevice, Unavailable> {
         name: device.name,
         uuid: device.uuid,
         pci_address: device.pci_address,
-    })
+    }
 }
 
 /// The error of an engine that is to compute on a CUDA device: why there is none, or that there are no kernels yet.
