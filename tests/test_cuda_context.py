@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from emu import build
+from support import fake_driver
 from support.emulator import driver
 
 if TYPE_CHECKING:
@@ -115,6 +116,34 @@ def test_program_on_two_streams_is_right(cache: Path, variables: dict[str, str])
     outcome = run(cache, **variables)[""]
     check(outcome)
     assert outcome["findings"] == []
+
+
+def test_other_library_of_the_driver_is_an_error(cache: Path, tmp_path: Path) -> None:
+    folder = fake_driver.build(tmp_path / "lib")
+    (folder / "libcuda.so.1").rename(folder / "libcuda.so")
+    path = f"{folder}:{driver().parent}"
+    result = run(cache, LD_LIBRARY_PATH=path)[""]["result"]
+    assert result.startswith("libcuda.so is another library than libcuda.so.1")
+    assert "LD_LIBRARY_PATH" in result
+
+
+def test_driver_without_a_function_is_an_error(cache: Path, tmp_path: Path) -> None:
+    code = """
+import penstock
+from support import hooks
+
+try:
+    hooks.cuda_rms_norm([1.0], [1.0])
+except penstock.GenerationError as error:
+    print(error)
+"""
+    path = os.pathsep.join([str(build.HERE.parent), *sys.path])
+    folder = fake_driver.build(tmp_path / "lib")
+    settings = {"PYTHONPATH": path, "PENSTOCK_CACHE": str(cache), "LD_LIBRARY_PATH": str(folder)}
+    command = [sys.executable, "-c", code]
+    environment = os.environ | settings
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=100)
+    assert done.stdout == "libcuda.so.1 has no function cuModuleLoadData; update the NVIDIA driver\n"
 
 
 def test_each_call_that_fails_is_an_error_without_a_leak(cache: Path) -> None:

@@ -25,6 +25,15 @@ pub enum CudaError {
         /// The sizes of the arguments.
         given: Vec<usize>,
     },
+    /// Two libraries of the driver.
+    #[error(
+        "libcuda.so is another library than libcuda.so.1, the driver; remove the folder of libcuda.so, which may \
+        be that of the CUDA toolkit's stubs, from LD_LIBRARY_PATH"
+    )]
+    OtherLibrary,
+    /// The library of the driver lacks a function.
+    #[error("libcuda.so.1 has no function {0}; update the NVIDIA driver")]
+    MissingFunction(&'static str),
     /// A name has a null character.
     #[error("the name {0:?} has a null character")]
     NullCharacter(String),

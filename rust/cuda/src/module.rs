@@ -13,7 +13,7 @@ use crate::{Context, DevicePointer, Stream, Version};
 /// The largest number of a kernel's parameters.
 const MAX_PARAMETERS: usize = 32;
 /// Drivers from this version on know the parameters of a kernel.
-const HAS_PARAMETERS: Version = Version::new(12, 4);
+pub(crate) const HAS_PARAMETERS: Version = Version::new(12, 4);
 
 /// An image on a device.
 #[derive(Debug)]
