@@ -228,6 +228,7 @@ struct Encoding {
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage) {
         multiply_keys<T, E, D>(s, queries, stage, 0, D / 32);
     }
+    static constexpr float ZERO = 0;  // the stored value of zero
     // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
     static DEVICE float weight(float&, const Stage<E, D>&, int) { return 0; }
 };
@@ -235,6 +236,7 @@ struct Encoding {
 template <class T, int D>
 struct Encoding<T, int8, D> {
     static constexpr int FAST = 0;
+    static constexpr float ZERO = 0;
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
         multiply_keys<T, int8, D>(s, queries, stage, 0, D / 32);
 #pragma unroll
@@ -255,6 +257,7 @@ struct Encoding<T, int8, D> {
 template <class T, int D>
 struct Encoding<T, u4, D> {
     static constexpr int FAST = D - SLOW<D>, SCALES = SLOW<D> / 8;
+    static constexpr float ZERO = 7.5f;
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<u4, D>& stage) {
         float slow[4][4] = {};
         multiply_keys<T, u4, D>(s, queries, stage, 0, FAST / 32);
@@ -270,12 +273,26 @@ struct Encoding<T, u4, D> {
         }
     }
     static DEVICE float weight(float& p, const Stage<u4, D>& stage, int token) {
-        const float scale = to_float(stage.template parameter<bf16>(token, SCALES + 4));
-        const T rounded = from_float<T>(__fmul_rn(p, scale));  // as the mma multiplies it
-        p = to_float(rounded);
-        return __fmul_rn(-7.5f, p);
+        p = __fmul_rn(p, to_float(stage.template parameter<bf16>(token, SCALES + 4)));
+        return 0;
     }
 };
+
+// Factors are as small as the scales of values, for which f16 has too few exponents: those of a row and tile are
+// divided by a power of two, the unit, which brings the largest one to 1..2. So is the sum before the tile is added,
+// and multiplied afterwards; beyond 2^-40..2^40, where results of f16 are 0 or infinite, the unit stays the same.
+template <class T, class E>
+constexpr bool HAS_UNIT = false;
+template <>
+constexpr bool HAS_UNIT<f16, int8> = true;
+template <>
+constexpr bool HAS_UNIT<f16, u4> = true;
+
+DEVICE float unit_of(float largest) {
+    const float unit = __uint_as_float(__float_as_uint(largest) & 0x7f800000u);
+    return fminf(fmaxf(unit, 0x1p-40f), 0x1p40f);
+}
+DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
 
 // The scaled exponents of a score: base 2.
 DEVICE float exponent(float score, float scale, float softcap) {
@@ -318,7 +335,7 @@ struct Weighted {
             x = is_visible ? exponent(x, scale, softcap) : -infinity();
             now[half] = fmaxf(now[half], x);
         }
-        float keep[2], new_sum[2] = {}, new_added[2] = {};
+        float keep[2], unit[2] = {1, 1}, new_sum[2] = {}, new_added[2] = {}, largest[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             now[half] = fmaxf(top[half], quad_max(now[half]));
@@ -335,11 +352,27 @@ struct Weighted {
             const float added = Encoding<T, E, D>::weight(p, stage, token);
             p = is_visible ? p : 0;  // the parameters of other tokens may be anything
             new_added[half] = __fadd_rn(new_added[half], is_visible ? added : 0);
+            largest[half] = fmaxf(largest[half], p);
+        }
+        if constexpr (HAS_UNIT<T, E>) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) unit[half] = unit_of(quad_max(largest[half]));
+#pragma unroll
+            for (int i = 0; i < 16; i++) s[i / 4][i % 4] = __fmul_rn(s[i / 4][i % 4], inverse_of(unit[i % 4 / 2]));
+        }
+        if constexpr (Encoding<T, E, D>::ZERO != 0) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                const float factor = to_float(from_float<T>(s[i / 4][i % 4]));  // as the mma multiplies it
+                const float zero = __fmul_rn(-Encoding<T, E, D>::ZERO, factor);
+                new_added[i % 4 / 2] = __fmaf_rn(zero, unit[i % 4 / 2], new_added[i % 4 / 2]);
+            }
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             sum[half] = __fmaf_rn(sum[half], keep[half], new_sum[half]);
             added[half] = __fmaf_rn(added[half], keep[half], new_added[half]);
+            if constexpr (HAS_UNIT<T, E>) keep[half] = __fmul_rn(keep[half], inverse_of(unit[half]));
         }
         uint32_t p[2][4];
 #pragma unroll
@@ -357,6 +390,10 @@ struct Weighted {
                 for (int step = 0; step < 2; step++) {
                     const uint32_t low = value_fragment<T, E>(units[2 * step], sub);
                     mma<T>(d, p[step], {low, value_fragment<T, E>(units[2 * step + 1], sub)});
+                }
+                if constexpr (HAS_UNIT<T, E>) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], unit[i / 2]);
                 }
             }
         }

@@ -188,6 +188,11 @@ CASES = [
     Case(lengths=(300, 20), window=37),
     Case(lengths=(520,), window=300, group=1, softcap=5.0),
     Case(head_dim=32, kv_heads=1, group=20, lengths=(35,)),
+    *(
+        Case(dtype="f16", kv=kv, group=1, lengths=(length,), value_factor=factor)
+        for kv in ("int8", "uint4")
+        for length, factor in ((201, 1e-3), (202, 1e-4), (203, 3e3))
+    ),
 ]
 
 
@@ -217,8 +222,9 @@ def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel:
         Case(kv="int8", lengths=(300, 40)),
         Case(dtype="f16", kv="uint4", lengths=(300, 40)),
         Case(lengths=(600,), window=280, softcap=3.0),
+        Case(dtype="f16", kv="int8", lengths=(300, 40), value_factor=1e-4),
     ],
-    ids=["plain", "int8", "uint4", "window"],
+    ids=["plain", "int8", "uint4", "window", "small"],
 )
 def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Case) -> None:
     filled = Filled(kernels, case)
