@@ -108,6 +108,7 @@ DEVICE void store_row(T* out, float* x, int count) {
 
 template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention<T>& call) {
+    static_assert(D == 32 || D == 64 || D == 96 || D == 128, "head dimensions: multiples of 32 up to 128");
     __shared__ Stage<E, D> stages[2];
     __shared__ uint4 query_fragments[WARPS][D / 16][32];
     dependency_wait();

@@ -38,6 +38,12 @@ def test_file_compiles_without_spills(path: Path, defines: list[str], target: st
         assert used.shared_bytes <= SHARED_LIMIT, f"{name}: {used}"
 
 
+@pytest.mark.parametrize("head_dim", [80, 160, 256])
+def test_other_head_dimensions_do_not_compile(head_dim: int) -> None:
+    with pytest.raises(RuntimeError, match="head dimensions: multiples of 32 up to 128"):
+        cuda.compiled(cuda.SOURCES / "attention.cu", "sm_80", f"VARIANT=bf16,bf16,bf16,{head_dim}")
+
+
 def test_spill_is_found(tmp_path: Path) -> None:
     lines = "".join(f"x{i} = x{i} * x{(i * 7 + 1) % 64} + x{(i + 1) % 64};\n" for i in range(64))
     loads = "".join(f"float x{i} = p[{i} * n];\n" for i in range(64))
