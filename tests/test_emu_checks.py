@@ -166,6 +166,16 @@ def test_defect_of_a_kernel_ends_it_with_an_error(kernel: str, *, checked: bool)
     assert_findings(outcome.findings, [place + reason])
 
 
+@pytest.mark.parametrize(("kernel", "alignment"), [("read_misaligned", 16), ("write_misaligned", 8)])
+def test_misaligned_vector_access_of_a_checked_kernel_fails(kernel: str, alignment: int) -> None:
+    outcome = run("kernel", kernel, checked=True)
+    assert outcome.error is not None
+    assert outcome.error[1] == ILLEGAL_ADDRESS
+    place = rf"kernel failed: kernel {kernel}, block \(0,0,0\), thread \(0,0,0\): "
+    reason = rf"the address 0x\w+ is not aligned to {alignment} bytes at planted.cu:LINE"
+    assert_findings(outcome.findings, [place + reason])
+
+
 def test_read_behind_dynamic_shared_memory_is_found() -> None:
     outcome = run("kernel", "shared_out_of_bounds", checked=True)
     assert outcome.error is not None

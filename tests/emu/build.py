@@ -41,7 +41,7 @@ HOST_KERNEL = [
     "-fno-optimize-sibling-calls",  # return addresses are places in kernels
     f"-I{KERNELS}",
 ]
-INSTRUMENTED = ["-O2", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0"]
+INSTRUMENTED = ["-O2", "-fsanitize=thread,alignment", "--param", "tsan-instrument-func-entry-exit=0"]
 
 
 class BuildError(Exception):

@@ -1,5 +1,7 @@
 // Linked into instrumented libraries. Kernels that are compiled with -fsanitize=thread call these functions at every
 // load and store; they take the place of the thread sanitizer's own library, which knows neither fibers nor streams.
+// -fsanitize=alignment adds a call at every access through a pointer that is not aligned as its type demands: the
+// compiler divides the access of a vector into those of its parts, a GPU does not.
 #include "observe.h"
 
 #define PC __builtin_return_address(0)
@@ -34,7 +36,20 @@
         return expected;                                                                                             \
     }
 
+// The data of the alignment sanitizer for a place in the source.
+struct TypeMismatch {
+    struct {
+        const char* file;
+        uint32_t line, column;
+    } place;
+    const void* type;
+    unsigned char log2_alignment, kind;
+};
+
 extern "C" {
+void __ubsan_handle_type_mismatch_v1(const TypeMismatch* data, uintptr_t p) {
+    emu::fail_at(PC, "the address 0x%zx is not aligned to %u bytes", size_t(p), 1u << data->log2_alignment);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

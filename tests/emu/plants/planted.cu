@@ -61,6 +61,17 @@ extern "C" __global__ void copy_misaligned(const float* in) {
 }
 EXPORT(copy_misaligned)
 
+extern "C" __global__ void read_misaligned(const float* in, float* out) {
+    const float4 x = *reinterpret_cast<const float4*>(in + 1);
+    out[0] = x.x + x.y + x.z + x.w;
+}
+EXPORT(read_misaligned)
+
+extern "C" __global__ void write_misaligned(const float* in, float* out) {
+    *reinterpret_cast<float2*>(out + 1) = {in[0], in[1]};
+}
+EXPORT(write_misaligned)
+
 extern "C" __global__ void shared_out_of_bounds(float* out) {
     DYNAMIC_SHARED(float, values);
     values[threadIdx.x] = 1;
