@@ -102,30 +102,34 @@ DEVICE void gemv(const Product<T>& product) {
     load_weights(now, warp * SEGMENT);
     dependency_wait();
     dependency_launch();
-    for (int segment = warp; segment < num_segments; segment += blockDim.x / 32) {
-        const int end = min(inner, (segment + 1) * SEGMENT);
-        if (segment != warp) load_weights(now, segment * SEGMENT);
-        load_x(now, segment * SEGMENT);
-        float d[4] = {};
-        for (int k = segment * SEGMENT; k < end; k += DEPTH * STEP) {
-            if (k + DEPTH * STEP < end) {
-                load_weights(next, k + DEPTH * STEP);
-                load_x(next, k + DEPTH * STEP);
+    for (int first = 0; first < num_segments; first += MAX_SEGMENTS) {
+        const int last = min(first + MAX_SEGMENTS, num_segments);
+        for (int segment = first + warp; segment < last; segment += blockDim.x / 32) {
+            const int end = min(inner, (segment + 1) * SEGMENT);
+            if (segment != warp) load_weights(now, segment * SEGMENT);
+            load_x(now, segment * SEGMENT);
+            float d[4] = {};
+            for (int k = segment * SEGMENT; k < end; k += DEPTH * STEP) {
+                if (k + DEPTH * STEP < end) {
+                    load_weights(next, k + DEPTH * STEP);
+                    load_x(next, k + DEPTH * STEP);
+                }
+#pragma unroll
+                for (int i = 0; i < DEPTH; i++)
+                    if (k + i * STEP < end) multiply<T>(d, now.w[i], now.x[i]);
+                now = next;
             }
 #pragma unroll
-            for (int i = 0; i < DEPTH; i++)
-                if (k + i * STEP < end) multiply<T>(d, now.w[i], now.x[i]);
-            now = next;
+            for (int i = 0; i < 4; i++) chains[segment - first][group + i / 2 * 8][quad * 2 + i % 2] = d[i];
         }
-#pragma unroll
-        for (int i = 0; i < 4; i++) chains[segment][group + i / 2 * 8][quad * 2 + i % 2] = d[i];
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
-        const int output = first_output + i % 16, row = first_row + i / 16;
-        if (output >= product.outputs || row >= product.rows) continue;
-        for (int segment = 0; segment < num_segments; segment++)
-            add_segment(product, row, output, segment, chains[segment][i % 16][i / 16]);
+        __syncthreads();
+        for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
+            const int output = first_output + i % 16, row = first_row + i / 16;
+            if (output >= product.outputs || row >= product.rows) continue;
+            for (int segment = first; segment < last; segment++)
+                add_segment(product, row, output, segment, chains[segment - first][i % 16][i / 16]);
+        }
+        __syncthreads();  // the chains may be overwritten
     }
 }
 

@@ -132,6 +132,11 @@ def test_bits_do_not_depend_on_the_warps_of_gemv(kernels: cuda.HostKernels) -> N
     assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
 
 
+def test_gemv_has_no_limit_of_inner(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(1, 16, 33 * SEGMENT + 32)
+    assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
+
+
 def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels) -> None:
     operands = random_operands(11, 20, 96)
     expected = {kernel: operands.run(kernels, kernel) for kernel in TILES}
