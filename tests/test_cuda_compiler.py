@@ -150,6 +150,28 @@ def test_damaged_image_is_compiled_again(cache: Path) -> None:
     assert file.read_bytes().endswith(image)
 
 
+def test_image_that_cannot_be_opened_is_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    code = """
+import contextlib, os, resource
+import penstock
+from support import hooks
+
+hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
+hooks.nvrtc_folders = list  # the variable names the compiler
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+with contextlib.suppress(OSError):
+    while True:
+        os.open("/dev/null", os.O_RDONLY)
+with contextlib.suppress(penstock.GenerationError):  # the compiler may need a file
+    hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
+"""
+    hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
+    first = inode(cache)
+    monkeypatch.setenv("PENSTOCK_NVRTC", str(penstock.cuda_info().compiler_path))
+    run(code)
+    assert inode(cache) == first
+
+
 @pytest.mark.usefixtures("sources")
 def test_folder_that_others_may_change_is_not_used(cache: Path) -> None:
     cache.mkdir(parents=True)

@@ -84,6 +84,10 @@ impl KernelCache {
         match read(&path, entry) {
             Ok(image) => Some(image),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if !is_damage(&error) => {
+                log::warn!("{} cannot be read: {error}", path.display());
+                None
+            }
             Err(error) => {
                 log::warn!("{} is removed from the cache of kernels: {error}", path.display());
                 let _ = fs::remove_file(&path);
@@ -143,6 +147,11 @@ impl KernelCache {
             }
         }
     }
+}
+
+/// Whether an error is about the file. Others, such as that the process has no free descriptor, are not lasting.
+fn is_damage(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::ELOOP)
 }
 
 /// Reads and verifies a file, and marks it as used.
