@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,12 +18,11 @@ from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.errors import ApiError
 from penstock.runtime.metrics import parsed
 from support.engines import BODY, MODELS, activate, facts_of, settings_of
-from support.remote import serving_files
+from support.remote import COMMIT, files_of, serving_files
 from support.runtime import Runtime, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -89,6 +89,32 @@ def test_end_of_the_runtime_ends_its_engines(tmp_path: Path) -> None:
         activate(runtime)
         pid = facts_of(tmp_path)[0]["pid"]
     assert start_time_of(pid) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "config"),
+    [
+        (f"org/repo@{COMMIT}", {}),
+        (f"HF://org/repo@{COMMIT}", {}),
+        ("org/repo", {"hf_revision": COMMIT}),
+        ("hf://org/repo", {"hf_revision": COMMIT}),
+    ],
+)
+def test_model_of_the_hub_with_a_revision_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, config: dict[str, str]
+) -> None:
+    with serving_files() as hub:
+        hub.models["org/repo"] = {"config.json": b"{}"}
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with running(settings_of(tmp_path)) as runtime:
+            activate(runtime, artifact_url=url, additional_config=config)
+        assert {asked.path for asked in hub.asked("/revision/")} == {
+            f"/api/models/org/repo/revision/{COMMIT}"
+        }
+    [start] = facts_of(tmp_path)
+    path = Path(start["arguments"][0])
+    assert path.is_relative_to(tmp_path / "models")
+    assert files_of(path) == {"config.json": b"{}"}
 
 
 def test_deactivate_ends_an_activation_that_downloads(tmp_path: Path) -> None:

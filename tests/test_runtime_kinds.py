@@ -261,6 +261,14 @@ def test_snapshot_has_the_memory_of_gpus(
     assert found["accelerators"] == sizes
     assert found["models"][0]["hbm_peak_bytes"] == 12
     assert runtime.value("aibrix:modelclaim_hbm_peak_bytes", model="m") == 12
+    # The number is a peak, and a GPU that cannot be read does not hide the other.
+    library = nvml({1: {start["pid"]: 4}})
+    read = library.nvmlDeviceGetMemoryInfo
+    library.nvmlDeviceGetMemoryInfo = lambda handle: read(handle) if handle else {}[handle]
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    found = runtime.ask("/v1/runtime/snapshot")[1]
+    assert found["accelerators"] == sizes[1:]
+    assert found["models"][0]["hbm_peak_bytes"] == 12
     assert library.num_inits == 0
 
 

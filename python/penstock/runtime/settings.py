@@ -145,7 +145,7 @@ class RuntimeSettings:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """The folders that requests may name."""
+        """The folders that requests may name: that of models, that of adapters, and the others."""
         return tuple(Path(root).resolve() for root in (self.model_dir, self.adapter_dir, *self.allowed_roots))
 
 

@@ -41,13 +41,18 @@ def observed() -> list[Accelerator]:
         except pynvml.NVMLError as error:
             logger.debug("no GPU is visible: %s", error)
             return []
+        found = []
         try:
-            return [_accelerator(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                try:
+                    found.append(_accelerator(pynvml, index))
+                except pynvml.NVMLError as error:  # one without these numbers does not hide the others
+                    logger.debug("GPU %d cannot be read: %s", index, error)
         except pynvml.NVMLError as error:
-            logger.debug("the GPUs cannot be read: %s", error)
-            return []
+            logger.debug("the GPUs cannot be counted: %s", error)
         finally:
             pynvml.nvmlShutdown()
+        return found
 
 
 def _accelerator(pynvml: Any, index: int) -> Accelerator:

@@ -58,7 +58,7 @@ class RunningEngine:
         self.num_restarts = 0
         #: Restarts and failures since it was activated, for the counters.
         self.num_attempts = self.num_failures = 0
-        #: Largest memory on one GPU in the last snapshot.
+        #: Largest memory of the process on one GPU that a snapshot has seen.
         self.hbm_bytes = 0
         #: The time of the next start, while it restarts.
         self.next_start = 0.0
@@ -186,7 +186,8 @@ class RunningEngine:
         """The item of the snapshot, with the numbers of requests if the engine has them."""
         claim = self.record.claim_ref
         pid = self.record.pid
-        self.hbm_bytes = max((found.used_by(pid) for found in accelerators), default=0) if pid else 0
+        used = max((found.used_by(pid) for found in accelerators), default=0) if pid else 0
+        self.hbm_bytes = max(self.hbm_bytes, used)
         found = self.summary()
         found = {
             **found,
@@ -246,7 +247,7 @@ class RunningEngine:
         segment = self._segment()
         families.gauge(f"{prefix}kv_used_bytes", "KV cache of kvcached in use.", labels, segment.used)
         families.gauge(f"{prefix}kv_total_bytes", "KV cache of kvcached.", labels, segment.capacity)
-        text = "Largest memory of an engine on one GPU, in the last snapshot."
+        text = "Largest memory of an engine's process on one GPU that a snapshot has seen."
         families.gauge(f"{prefix}hbm_peak_bytes", text, labels, self.hbm_bytes)
         for name, value in (("requested", self._requested_limit), ("applied", self._limit)):
             if value is not None:

@@ -12,12 +12,14 @@ import anyio.to_thread
 import msgspec
 from starlette.responses import JSONResponse, Response
 
+from penstock._hub_ids import parse_hub_id
 from penstock.runtime.artifacts import (
     download_error,
     folder_name,
     names_hub_model,
     options_for,
     request_options,
+    scheme_of,
 )
 from penstock.runtime.bodies import Activate, Deactivate, KvLimit, Operation, Sleep, converted
 from penstock.runtime.downloader import DownloadError, model_directory, resolve
@@ -46,6 +48,9 @@ __all__ = ["activate", "deactivate", "engines", "limit_kv_cache", "sleep", "snap
 Returned = TypeVar("Returned")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
+#: Schemes of models that are downloaded.
+_HUB = ("hf", "huggingface")
+_URLS = ("http", "https", "s3", "tos")
 _IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
 
 
@@ -111,15 +116,19 @@ async def _prepared(state: State, body: Activate) -> tuple[Record, list[str], st
 async def _model(state: State, body: Activate) -> tuple[str, str]:
     """The model for the command, and its URL without credentials.
 
-    The model is a hub id, or a folder. Other models are downloaded; each URL has a folder of its own.
+    The model is a hub id, which the engine downloads, or a folder. Models of URLs, and those of the hub with
+    a revision, credentials or options, are downloaded; each has a folder of its own.
     """
-    url, settings = body.artifact_url, state.settings
-    scheme, _, rest = url.partition("://")
-    if scheme in ("hf", "huggingface") and rest:
-        url = rest
-    if names_hub_model(url):
-        return url, body.artifact_url
-    if scheme not in ("s3", "tos", "http", "https"):
+    url, settings = body.artifact_url.strip(), state.settings
+    scheme = scheme_of(url)
+    hub_id = parse_hub_id(url.partition("://")[2] if scheme in _HUB else url)
+    if hub_id is not None and not scheme and not names_hub_model(hub_id.name):
+        hub_id = None  # a path of this form
+    extra = request_options(url, body.credentials, body.additional_config)
+    is_plain = not extra and hub_id is not None and hub_id.revision is None
+    if hub_id is not None and is_plain and names_hub_model(hub_id.name):
+        return hub_id.name, body.artifact_url
+    if hub_id is None and scheme not in (*_HUB, *_URLS):
         found = within(url, settings.roots)
         if found is None:
             limit = "a hub id, a URL, or a path below --model-dir, --adapter-dir or an --allowed-root"
@@ -129,11 +138,9 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
             raise ApiError(404, "ModelNotFoundError", message, param="artifact_url")
         return str(found), body.artifact_url
     try:
-        options = options_for(url, request_options(url, body.credentials, body.additional_config), settings)
+        options = options_for(url, extra, settings)
         source = resolve(url, options)
-        root = within(settings.model_dir, settings.roots)
-        assert root is not None  # noqa: S101 - the folder of models is allowed
-        folder: Path = model_directory(root, source.model_name)
+        folder: Path = model_directory(settings.roots[0], source.model_name)
         directory = folder / folder_name(url, options)
         return str(await state.downloads.fetch(url, directory, options)), source.uri
     except DownloadError as error:

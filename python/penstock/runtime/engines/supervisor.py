@@ -162,6 +162,7 @@ class Supervisor:
         else:
             delay = min(_MIN_DELAY * 2**engine.num_restarts, _MAX_DELAY)
             engine.num_restarts += 1
+            engine.hbm_bytes = 0
             engine.phase = "restarting"
             engine.next_start = self._clock() + delay
             logger.warning("engine of %s: %s, restart in %g s", name, reason, delay)
