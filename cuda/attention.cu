@@ -14,8 +14,8 @@
 // The same bits: decode computes each split in a block of its own, and `combine` merges them; prefill goes through
 // the splits one after the other and merges each, by the same functions, whose operations are not contracted
 // differently. Tiles and splits of which a row sees nothing do not change it (their factors are 1 and their weights
-// 0, and stored values are finite: kv_page.cuh). So the bits of a row depend on its query and its visible keys and values alone: not on the batch, the other
-// queries of the step (chunks), the division into works or the kernel.
+// 0, and stored values are finite: kv_page.cuh). So the bits of a row depend on its query and its visible keys and
+// values alone: not on the batch, the other queries of the step (chunks), the division into works or the kernel.
 //
 // Data      qkv [rows][heads + 2 kv heads][D] of float32, where queries are as rope_write_kv leaves them; out
 //           [rows][heads][D] of T. Partial results of decode: [split][kv head][row of the work][D + 2] from the
@@ -29,6 +29,8 @@
 #include "attention.cuh"
 
 constexpr int SPLIT = 256, PREFILL_WARPS = 4, COMBINE_WARPS = 4;
+// Without it, NVRTC 13.2 limits the registers of `combine` on sm_120a until it spills.
+constexpr int MIN_COMBINE_BLOCKS = 4;
 
 struct Sequence {
     uint32_t first_row, num_queries, start, first_block;
@@ -226,7 +228,7 @@ DEVICE void combine(const Attention<T>& call) {
         attend<T, E, D, PREFILL_WARPS, false>(call);                                                                 \
     }                                                                                                                \
     EXPORT(attention_prefill_##T##_##name##_##D)                                                                     \
-    extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS)                                                 \
+    extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, MIN_COMBINE_BLOCKS)                             \
     attention_combine_##T##_##name##_##D(Attention<T> call) {                                                        \
         combine<T, E, D>(call);                                                                                      \
     }                                                                                                                \

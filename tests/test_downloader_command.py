@@ -278,6 +278,15 @@ def test_two_processes_with_one_target_download_once(server: FileServer, tmp_pat
     assert names.count("config.json") == names.count("notes.txt") == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let children receive SIGINT, also if this process ignores it (as a background job)."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_a_download_and_its_lock(server: FileServer, tmp_path: Path) -> None:
     server.stop_after(100_000)
     arguments = ("--model-uri", NAME, "--local-dir", tmp_path)
