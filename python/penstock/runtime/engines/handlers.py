@@ -48,7 +48,7 @@ __all__ = ["activate", "deactivate", "engines", "limit_kv_cache", "sleep", "snap
 Returned = TypeVar("Returned")
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}", re.ASCII)
-#: Schemes of models that are downloaded.
+#: The schemes of the hub, and those of URLs.
 _HUB = ("hf", "huggingface")
 _URLS = ("http", "https", "s3", "tos")
 _IPC_NAME = re.compile(r"[\w.-]{1,104}", re.ASCII)
@@ -122,13 +122,12 @@ async def _model(state: State, body: Activate) -> tuple[str, str]:
     url, settings = body.artifact_url.strip(), state.settings
     scheme = scheme_of(url)
     hub_id = parse_hub_id(url.partition("://")[2] if scheme in _HUB else url)
-    if hub_id is not None and not scheme and not names_hub_model(hub_id.name):
+    if hub_id is not None and not names_hub_model(hub_id.name):
         hub_id = None  # a path of this form
     extra = request_options(url, body.credentials, body.additional_config)
-    is_plain = not extra and hub_id is not None and hub_id.revision is None
-    if hub_id is not None and is_plain and names_hub_model(hub_id.name):
+    if hub_id is not None and hub_id.revision is None and not extra:
         return hub_id.name, body.artifact_url
-    if hub_id is None and scheme not in (*_HUB, *_URLS):
+    if hub_id is None and scheme not in _URLS:
         found = within(url, settings.roots)
         if found is None:
             limit = "a hub id, a URL, or a path below --model-dir, --adapter-dir or an --allowed-root"
