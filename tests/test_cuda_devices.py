@@ -1,4 +1,4 @@
-"""Finding CUDA devices, with a driver whose answers the tests choose, and `device=`."""
+"""Finding CUDA devices with a driver that gives the answers of a test, and `device=`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _COUNTER = re.compile(r"^# TYPE (\S+) counter\s*$", re.MULTILINE)
 async def metrics(state: State, request: Request) -> Response:
     """The metrics of the engine and of the runtime."""
     authorization = state.access.authorization(request, "open")
-    # Strangers, who can have a header of their own each, do not fill the limit of others.
+    # Each client without a token can send another header. These clients have a limit of their own.
     name = "own" if authorization == state.access.engine_authorization else "other"
     run = partial(_metrics, state, authorization)
     body = await while_connected(request.receive, partial(state.scrapes.join, name, authorization, run))

@@ -30,7 +30,7 @@ __all__ = ["State"]
 _MAX_CHANGES = 64
 #: Requests at the same time about one of the engines that the runtime starts.
 _MAX_PER_ENGINE = 16
-#: Scrapes at the same time: those with the engine's key, and likewise those without.
+#: Scrapes at the same time with the engine's key; the same limit holds for those without it.
 _MAX_SCRAPES = 32
 #: Probes of the engine at the same time. They share one request.
 _MAX_PROBES = 1024

@@ -178,7 +178,7 @@ fn mark_used(file: &File) {
     let _ = file.set_modified(SystemTime::now());
 }
 
-/// The user whose files this process creates.
+/// The owner of the files that this process creates.
 fn user() -> u32 {
     // SAFETY: the function has no requirements and always succeeds.
     unsafe { libc::geteuid() }

@@ -10,7 +10,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::Version;
 
-/// The versions whose libraries are looked for, newest first.
+/// The major versions of the library, in the order of the search.
 const MAJORS: [u32; 2] = [13, 12];
 /// The folder of a toolkit that is installed for all users.
 const TOOLKIT: &str = "/usr/local/cuda/lib64";
@@ -163,8 +163,7 @@ impl Nvrtc {
     }
 
     fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
-        // SAFETY: the initialisers of NVRTC have no requirements. Another library's are the affair of the user who
-        // named it.
+        // SAFETY: the initialisers of NVRTC have no requirements. A user who names another library vouches for it.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| reason(path, &error))?;
         let library = ManuallyDrop::new(library);
