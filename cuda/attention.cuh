@@ -12,10 +12,9 @@
 // two of int8, four of u4. The accumulator of unit column c of word w and sub-column s has dimension
 // (8 w + c) UNIT + s.
 #pragma once
-#include "kv_page.cuh"
+#include "attention_call.cuh"
 
-constexpr int TILE = 32, ROWS = 16;
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr int ROWS = 16;
 
 // Dimensions in 16 bits.
 template <class E>
@@ -294,16 +293,6 @@ DEVICE float unit_of(float largest) {
 }
 DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
 
-// The scaled exponents of a score: base 2.
-DEVICE float exponent(float score, float scale, float softcap) {
-    float x = __fmul_rn(score, scale);
-    if (softcap > 0) x = __fmul_rn(softcap, tanhf(x / softcap));
-    return __fmul_rn(x, LOG2_E);
-}
-
-// 2^(x - top), 0 if x is minus infinity.
-DEVICE float power(float x, float top) { return exp2f(x == -infinity() ? x : __fadd_rn(x, -top)); }
-
 // The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
 template <int D>
 struct Weighted {
@@ -411,15 +400,4 @@ struct Weighted {
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = __fadd_rn(values[n][i], added[i / 2]);
     }
-};
-
-// The factors that bring two sums to the same exponent.
-struct Merge {
-    float top, of_total, of_split;
-
-    DEVICE Merge(float total_top, float split_top) : top(fmaxf(total_top, split_top)) {
-        of_total = power(total_top, top);
-        of_split = power(split_top, top);
-    }
-    DEVICE float of(float total, float split) const { return __fmaf_rn(total, of_total, __fmul_rn(split, of_split)); }
 };

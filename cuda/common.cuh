@@ -5,7 +5,7 @@
 //
 // Conventions of all kernels:
 // - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights
-//   are bf16 or f16. Every sum is a sum of float32.
+//   are bf16, f16 or float32. Every sum is a sum of float32.
 // - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
 // - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the

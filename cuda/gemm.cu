@@ -2,8 +2,8 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Data      x [rows][inner] and w [outputs][inner] of bf16 or f16, out [rows][outputs] of float32; inner is a
-//           multiple of 8.
+// Data      x [rows][inner] and w [outputs][inner] of bf16 or f16 (of float32: gemm_f32.cu), out [rows][outputs] of
+//           float32; inner is a multiple of 8.
 //
 // The order of the sum is the same for every number of rows, so a row has the same bits in every batch, whichever
 // kernel computes it:
@@ -29,20 +29,10 @@
 //           bytes, so the 8 lanes that read at the same time read 128 contiguous bytes: no bank conflicts.
 // Sources   PTX ISA, mma.m16n8k16; Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages, order of blocks); He et
 //           al., "Defeating Nondeterminism in LLM Inference" (invariance to the batch).
-#include "common.cuh"
+#include "product.cuh"
 
 constexpr int STEP = 32;
 constexpr int SEGMENT = 2048;
-
-template <class T>
-struct Product {
-    const T* x;
-    const T* w;
-    const float* bias;  // or null
-    float* out;
-    int rows, outputs, inner;
-    int accumulates;
-};
 
 // A step of the chain of 16 outputs x 8 rows: this lane's 8 columns of rows `group` and `group + 8` of w, and of row
 // `group` of x.
@@ -145,20 +135,6 @@ struct Tile {
 };
 using Narrow = Tile<4, 1, 1, 4, 6>;
 using Wide = Tile<2, 2, 4, 8, 3>;
-
-// The tile of a block. Blocks with consecutive numbers share 8 tiles of rows, so that the weights are read from the
-// L2 cache by 7 of 8.
-struct TilePlace {
-    int output, row;
-};
-template <class Shape, class T>
-DEVICE TilePlace place_of_block(const Product<T>& product) {
-    constexpr int GROUP = 8;
-    const int output_tiles = ceil_div(product.outputs, Shape::outputs), row_tiles = ceil_div(product.rows, Shape::rows);
-    const int group = blockIdx.x / (GROUP * output_tiles), within = blockIdx.x % (GROUP * output_tiles);
-    const int height = min(GROUP, row_tiles - group * GROUP);
-    return {within / height * Shape::outputs, (group * GROUP + within % height) * Shape::rows};
-}
 
 template <class Shape, class T>
 DEVICE void gemm(const Product<T>& product) {

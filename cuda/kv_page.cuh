@@ -9,9 +9,10 @@
 //                                 scales of the fast part, of the slow part, of values (bf16)
 //
 // A row of keys or values is contiguous in every encoding, so attention copies it by 16-byte words and a token is
-// written without reading its neighbours. The number of dimensions is a multiple of 32, and a block has a multiple of
-// 16 tokens.
+// written without reading its neighbours. The number of dimensions is even, with uint4 a multiple of 8, and a block
+// has a multiple of 16 tokens.
 //
+// f32         the values
 // bf16, f16   the values, rounded
 // int8        x ~ offset + scale q,  q in 0..255,  offset = min(x),  scale = (max(x) - min(x)) / 255 (bf16, up)
 // uint4       The head is rotated by Hadamard transforms, which distribute its few large dimensions over all; then
@@ -19,8 +20,8 @@
 //             embedding rotates slowest and that has most of the energy, 5 bits; "fast", the rest, 4 bits. Values
 //             have 4 bits. The scale is the best of a few representable ones. A row has 8 values per 32-bit word, the
 //             first in the low bits: the fast part, then the slow one.
-// A row of int8 or uint4 with a NaN or an infinity is restored as NaN. A token of bf16 or f16 with a value that is
-// not finite after rounding has a value of 0 and a key of NaN. So in attention it makes the rows NaN that see it, and
+// A row of int8 or uint4 with a NaN or an infinity is restored as NaN. A token of floats with a value that is not
+// finite after rounding has a value of 0 and a key of NaN. So in attention it makes the rows NaN that see it, and
 // no other: tensor cores multiply the values of hidden tokens, too, by 0.
 //
 // The encodings are those of the CPU (rust/kernels: quantiser.rs, rotated.rs), which has another order in memory.
@@ -35,6 +36,8 @@ struct u4 {};
 
 template <class E>
 constexpr int BITS = 16;
+template <>
+constexpr int BITS<f32> = 32;
 template <>
 constexpr int BITS<int8> = 8;
 template <>

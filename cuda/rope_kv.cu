@@ -12,7 +12,7 @@
 //           `extra_rotations`.
 // Shape     one warp per head; grid (rows, ceil((heads + 2 kv_heads) / 4)), blocks of 4 warps, 8 head_dim floats of
 //           dynamic shared memory. The head is in shared memory, where every lane reaches the partner of a rotation.
-// Limit     bytes: each value is read once and written once, in the cache's encoding; the values of a cache of 16 bits
+// Limit     bytes: each value is read once and written once, in the cache's encoding; the values of a cache of floats
 //           are read twice, because the key depends on them.
 // Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers";
 //           kv_page.cuh.
@@ -243,7 +243,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;
     const Page page = cache.page<E>(call.blocks[row], kv_head);
-    if constexpr (BITS<E> == 16) {
+    if constexpr (BITS<E> >= 16) {
         const float* value = is_value ? from : from + cache.kv_heads * count;
         if (!all_representable<E>(value, count))
             for (int i = lane; i < count; i += 32) x[i] = is_value ? 0 : not_a_number();
@@ -256,6 +256,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
         rope_write_kv<E>(call);                     \
     }                                               \
     EXPORT(rope_write_kv_##name)
+KERNELS(f32, f32)
 KERNELS(bf16, bf16)
 KERNELS(f16, f16)
 KERNELS(int8, int8)

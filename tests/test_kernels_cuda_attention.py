@@ -37,15 +37,21 @@ class Attention(ctypes.Structure):
         ("window", ctypes.c_int),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("out_type", ctypes.c_int),
     )
+
+
+#: ``FloatType`` of ``cuda/attention_call.cuh``.
+FLOAT_TYPES = ("f32", "bf16", "f16")
 
 
 @dataclass(frozen=True)
 class Case:
     """A cache with sequences of these lengths, and the heads that attend to it."""
 
-    dtype: str = "bf16"
+    dtype: str = "bf16"  # of the arithmetic
     kv: str = "bf16"
+    out_dtype: str | None = None  # by default, that of the arithmetic
     head_dim: int = 64
     kv_heads: int = 2
     group: int = 3
@@ -65,6 +71,17 @@ class Case:
     def heads(self) -> int:
         """Query heads."""
         return self.kv_heads * self.group
+
+    @property
+    def result(self) -> str:
+        """The type of the result."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def variant(self) -> str:
+        """The end of the kernels' names."""
+        dim = "" if self.dtype == "f32" else f"_{self.head_dim}"
+        return f"{self.dtype}_{self.kv}{dim}"
 
 
 class Filled:
@@ -126,10 +143,10 @@ class Filled:
                 works.append([index, work, places])
                 places += splits * case.kv_heads * count
         qkv = np.ascontiguousarray(self.qkv[rows])
-        out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.dtype)
+        out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.result)
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
         arrays = np.array(sequences, np.uint32), np.concatenate(self.tables), np.array(works, np.uint32)
-        variant, grid = f"{case.dtype}_{case.kv}_{case.head_dim}", [len(works), case.kv_heads]
+        grid = [len(works), case.kv_heads]
         launches = {"prefill": [("prefill", grid, 128)]}
         most = -(-max(case.lengths) // SPLIT)
         launches["decode"] = [("decode", [*grid, most], 32), ("combine", grid, 128)]
@@ -141,8 +158,9 @@ class Filled:
                 case.window,
                 case.head_dim**-0.5,
                 case.softcap,
+                FLOAT_TYPES.index(case.result),
             )
-            self.kernels.launch(f"attention_{name}_{variant}", blocks, threads, call)
+            self.kernels.launch(f"attention_{name}_{case.variant}", blocks, threads, call)
         return out
 
     def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
@@ -193,7 +211,20 @@ CASES = [
         for kv in ("int8", "uint4")
         for length, factor in ((201, 1e-3), (202, 1e-4), (203, 3e3))
     ),
+    Case(out_dtype="f32", lengths=(70,)),
+    Case(out_dtype="f16", kv="uint4", lengths=(70,)),
+    Case(dtype="f16", kv="f16", out_dtype="bf16", lengths=(70,)),
+    Case(dtype="f32", kv="f32", lengths=(1, 31, 300)),
+    Case(dtype="f32", kv="f32", head_dim=8, lengths=(300, 20), window=37),
+    Case(dtype="f32", kv="f32", head_dim=256, kv_heads=1, lengths=(40,), softcap=5.0, block_size=48),
+    Case(dtype="f32", kv="bf16", head_dim=80, group=2, lengths=(70,)),
+    Case(dtype="f32", kv="f16", head_dim=18, group=20, kv_heads=1, lengths=(65,), out_dtype="bf16"),
+    Case(dtype="f32", kv="int8", head_dim=20, lengths=(70,), out_dtype="f16"),
+    *(Case(dtype="f32", kv="uint4", head_dim=dim, lengths=(33,)) for dim in (16, 48, 80, 128, 160)),
 ]
+
+#: The error of a result relative to the largest one. Queries, weights and results are rounded to the type.
+TOLERANCE = {"bf16": 0.02, "f16": 0.004, "f32": 1e-5}
 
 
 def last_rows(case: Case, count: int) -> list[tuple[int, int, int]]:
@@ -203,14 +234,13 @@ def last_rows(case: Case, count: int) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("kernel", ["decode", "prefill"])
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: f"{case.dtype}-{case.kv}-{case.head_dim}-{case.lengths}"
+    "case", CASES, ids=lambda case: f"{case.variant}-{case.head_dim}-{case.result}-{case.lengths}"
 )
 def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel: str) -> None:
     filled = Filled(kernels, case)
     parts = last_rows(case, 1 if kernel == "decode" else 5)
     out, expected = cuda.to_floats(filled.attend(parts, kernel)), filled.expected(parts)
-    # Queries, weights and results are rounded to the type.
-    tolerance = 0.02 if case.dtype == "bf16" else 0.004
+    tolerance = max(TOLERANCE[case.dtype], TOLERANCE[case.result])
     assert np.abs(out - expected).max() < tolerance * np.abs(expected).max()
     assert np.sqrt(np.mean((out - expected) ** 2)) < tolerance / 3 * np.sqrt(np.mean(expected**2))
 
@@ -223,19 +253,22 @@ def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel:
         Case(dtype="f16", kv="uint4", lengths=(300, 40)),
         Case(lengths=(600,), window=280, softcap=3.0),
         Case(dtype="f16", kv="int8", lengths=(300, 40), value_factor=1e-4),
+        Case(dtype="f32", kv="f32", lengths=(600, 40), window=280),
+        Case(dtype="f32", kv="uint4", head_dim=80, lengths=(300, 40), softcap=3.0),
     ],
-    ids=["plain", "int8", "uint4", "window", "small"],
+    ids=["plain", "int8", "uint4", "window", "small", "float32", "float32 of uint4"],
 )
 def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Case) -> None:
     filled = Filled(kernels, case)
     parts = last_rows(case, 23)
-    expected = filled.attend(parts, "prefill").view(np.uint16)
-    assert np.array_equal(filled.attend(parts, "decode").view(np.uint16), expected)
-    assert np.array_equal(filled.attend(parts[::-1], "prefill").view(np.uint16)[-23:], expected[:23])
+    expected = filled.attend(parts, "prefill")
+    assert np.isfinite(cuda.to_floats(expected)).all()
+    assert np.array_equal(filled.attend(parts, "decode"), expected)
+    assert np.array_equal(filled.attend(parts[::-1], "prefill")[-23:], expected[:23])
     sequence, first, last = parts[0]
     for low, high in [(first, first + 1), (first + 5, first + 16), (last - 1, last)]:
         for kernel in ("decode", "prefill"):
-            alone = filled.attend([(sequence, low, high)], kernel).view(np.uint16)
+            alone = filled.attend([(sequence, low, high)], kernel)
             assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
 
 
@@ -247,6 +280,9 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
         ("f16", "f16", 7e4),
         ("bf16", "int8", np.inf),
         ("bf16", "uint4", np.inf),
+        ("f32", "f32", np.inf),
+        ("f32", "int8", np.nan),
+        ("f32", "uint4", np.inf),
     ],
 )
 def test_bad_value_changes_the_rows_that_see_it(
@@ -257,12 +293,12 @@ def test_bad_value_changes_the_rows_that_see_it(
     expected, out = (data.attend([(0, 0, 64)], "prefill") for data in (sound, filled))
     sees = (np.arange(64) >= 20) & (np.arange(64) < 50)
     assert np.isnan(cuda.to_floats(out[sees])).all()
-    assert np.array_equal(out[~sees].view(np.uint16), expected[~sees].view(np.uint16))
+    assert np.array_equal(out[~sees], expected[~sees])
     for position in (5, 19, 20, 49, 50):
         alone = filled.attend([(0, position, position + 1)], "decode")
         assert np.array_equal(np.isnan(cuda.to_floats(alone[0])), np.isnan(cuda.to_floats(out[position])))
         if not sees[position]:
-            assert np.array_equal(alone[0].view(np.uint16), out[position].view(np.uint16))
+            assert np.array_equal(alone[0], out[position])
 
 
 def test_blocks_before_the_window_are_not_read(kernels: cuda.HostKernels) -> None:

@@ -18,6 +18,17 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
 TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128)}
+#: Kernels and types of operands; those of float32 are in a file of their own.
+KERNELS = [(kernel, dtype) for kernel in TILES for dtype in ("bf16", "f16")]
+KERNELS += [("gemv", "f32"), ("gemm_narrow", "f32")]
+DTYPES = ("bf16", "f16", "f32")
+
+
+def kernels_of(dtype: str) -> list[str]:
+    """The kernels whose operands have the type; the last one has the largest tiles."""
+    return [kernel for kernel, of in KERNELS if of == dtype]
+
+
 SEGMENT = 2048
 
 
@@ -61,9 +72,9 @@ class Operands:
             *cuda.addresses(self.x, self.w, self.bias, out), rows, outputs, inner, self.base is not None
         )
         tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
-        dtype = "f16" if self.x.dtype == np.float16 else "bf16"
+        dtype = {"float16": "f16", "float32": "f32"}.get(self.x.dtype.name, "bf16")
         if kernel == "gemv":
-            threads = 32 * min(8, -(-inner // SEGMENT))
+            threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SEGMENT))
             kernels.launch(f"gemv_{dtype}", tiles, threads, product)
         else:
             kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
@@ -87,8 +98,7 @@ def random_operands(rows: int, outputs: int, inner: int, dtype: str = "bf16") ->
 SHAPES = [(1, 1, 8), (1, 16, 64), (3, 40, 576), (8, 33, 2048), (9, 70, 2056), (33, 130, 96), (130, 129, 40)]
 
 
-@pytest.mark.parametrize("kernel", TILES)
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product_equals_float64(
     kernels: cuda.HostKernels, kernel: str, dtype: str, shape: tuple[int, int, int]
@@ -98,10 +108,12 @@ def test_product_equals_float64(
     assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("inner", [64, 4104])
-def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel: str, inner: int) -> None:
-    operands = random_operands(5, 37, inner)
+def test_epilogues_add_to_out_and_add_the_bias(
+    kernels: cuda.HostKernels, kernel: str, dtype: str, inner: int
+) -> None:
+    operands = random_operands(5, 37, inner, dtype)
     rng = np.random.default_rng(0)
     operands.base = rng.standard_normal((5, 37)).astype(np.float32)
     added = operands.run(kernels, kernel)
@@ -110,19 +122,20 @@ def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel
     assert np.array_equal(operands.run(kernels, kernel), added + operands.bias)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inner", [40, 576, 2048, 4104])
 def test_bits_do_not_depend_on_the_rows_or_the_kernel(
     kernels: cuda.HostKernels, dtype: str, inner: int
 ) -> None:
     operands = random_operands(41, 50, inner, dtype)
     operands.base = np.random.default_rng(1).standard_normal((41, 50)).astype(np.float32)
-    expected = operands.run(kernels, "gemm_wide").view(np.uint32)
-    assert np.array_equal(operands.run(kernels, "gemm_narrow").view(np.uint32), expected)
-    assert np.array_equal(operands.run(kernels, "gemv").view(np.uint32), expected)
+    *others, largest = kernels_of(dtype)
+    expected = operands.run(kernels, largest).view(np.uint32)
+    for kernel in others:
+        assert np.array_equal(operands.run(kernels, kernel).view(np.uint32), expected)
     for first, last in [(0, 1), (7, 8), (40, 41), (3, 9), (20, 35)]:
         part = Operands(operands.x[first:last], operands.w, None, operands.base[first:last])
-        for kernel in TILES:
+        for kernel in kernels_of(dtype):
             out = part.run(kernels, kernel)
             assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
 
@@ -137,18 +150,28 @@ def test_gemv_has_no_limit_of_inner(kernels: cuda.HostKernels) -> None:
     assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
 
 
-def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(11, 20, 96)
-    expected = {kernel: operands.run(kernels, kernel) for kernel in TILES}
-    operands.x[4] = 0x7FC0
-    for kernel in TILES:
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels, dtype: str) -> None:
+    operands = random_operands(11, 20, 96, dtype)
+    expected = {kernel: operands.run(kernels, kernel) for kernel in kernels_of(dtype)}
+    operands.x[4] = cuda.to_bits(np.full(96, np.nan), dtype)
+    for kernel in expected:
         out = operands.run(kernels, kernel)
         assert np.isnan(out[4]).all()
         others = np.arange(11) != 4
         assert np.array_equal(out[others], expected[kernel][others])
 
 
-def test_every_tile_of_a_large_product_is_computed(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(9 * 32 + 5, 70, 16)
+def test_sum_of_float32_has_the_error_of_a_segment(kernels: cuda.HostKernels) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.uniform(0.5, 1, (rows, 16384)).astype(np.float32) for rows in (2, 20))
+    operands = Operands(x, w)
+    # A single chain of 16,384 terms has an error near 1e-5.
+    assert np.allclose(operands.run(kernels, "gemv"), operands.expected(), rtol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_tile_of_a_large_product_is_computed(kernels: cuda.HostKernels, dtype: str) -> None:
+    operands = random_operands(9 * 32 + 5, 70, 16, dtype)
     out = operands.run(kernels, "gemm_narrow")
     assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)

@@ -112,6 +112,8 @@ def rotate_parts(x: Array, layout: KvLayout) -> Array:
 
 SHAPES = [
     # kv heads, query heads, head_dim, angles, block size
+    (2, 1, 8, 4, 16),
+    (1, 2, 24, 8, 48),
     (1, 3, 32, 16, 16),
     (2, 2, 64, 32, 16),
     (1, 5, 96, 48, 32),
@@ -179,7 +181,8 @@ def test_values_that_are_not_finite_are_restored_as_nan(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bad"), [("bf16", np.nan), ("bf16", np.inf), ("f16", -np.inf), ("f16", 7e4)]
+    ("dtype", "bad"),
+    [("f32", np.inf), ("bf16", np.nan), ("bf16", np.inf), ("f16", -np.inf), ("f16", 7e4)],
 )
 def test_token_with_a_bad_value_has_a_key_of_nan(kernels: cuda.HostKernels, dtype: str, bad: float) -> None:
     layout = KvLayout(dtype, 2, 64, 16)

@@ -9,7 +9,9 @@ import numpy as np
 
 from .cuda import Array, addresses, to_floats
 
-DTYPES = ("bf16", "f16", "int8", "uint4")
+DTYPES = ("f32", "bf16", "f16", "int8", "uint4")
+#: The bits of float32 that the floats keep.
+PRECISION = {"f32": 24, "bf16": 8, "f16": 11}
 
 
 class KvCache(ctypes.Structure):
@@ -47,7 +49,7 @@ class KvLayout:
     @property
     def bits(self) -> int:
         """Bits of a value."""
-        return {"int8": 8, "uint4": 4}.get(self.dtype, 16)
+        return {"f32": 32, "int8": 8, "uint4": 4}.get(self.dtype, 16)
 
     @property
     def parts(self) -> tuple[Array, Array]:
@@ -106,8 +108,8 @@ class Page:
         """The key and the value of a token, in float64."""
         layout, size = self.layout, self.layout.block_size
         keys, values, end = self._rows()
-        if layout.dtype in ("bf16", "f16"):
-            kind = "u2" if layout.dtype == "bf16" else "f2"
+        if layout.dtype in PRECISION:
+            kind = {"f32": "f4", "bf16": "u2", "f16": "f2"}[layout.dtype]
             return to_floats(keys[token].view(kind)), to_floats(values[token].view(kind))
         if layout.dtype == "int8":
             scales = to_floats(self._array(end, "u2", 2, size))[:, token]
@@ -135,10 +137,10 @@ class Page:
         """Checks that a token's key and value are encoded as well as they can be."""
         layout = self.layout
         restored = self.restored(token)
-        if layout.dtype in ("bf16", "f16"):
-            step = 2**-8 if layout.dtype == "bf16" else 2**-11
+        if layout.dtype in PRECISION:
+            step = 2.0 ** -PRECISION[layout.dtype]
             for x, exact in zip(restored, (k, v), strict=True):
-                assert np.allclose(x, exact, rtol=1.01 * step, atol=1e-5 * step)
+                assert np.allclose(x, exact, rtol=1.01 * step + 2e-6, atol=1e-5 * step + 2e-6)
         elif layout.dtype == "int8":
             for x, exact in zip(restored, (k, v), strict=True):
                 scale = (exact.max() - exact.min()) / 255

@@ -1,0 +1,124 @@
+// The product of activations and a weight matrix, both of float32 (gemm.cu: the same of 16-bit floats).
+//
+//     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
+//
+// Data      x [rows][inner], w [outputs][inner], out [rows][outputs] of float32; inner is a multiple of 4.
+//
+// The order of the sum is the same for every number of rows and both kernels: `inner` is divided into segments of 256
+// columns; a chain of fused multiply-adds goes through a segment, and the chains are added in order. So the rounding
+// error grows with 256 + inner / 256, not with inner.
+//
+// Kernels   gemv_f32         tiles of 16 outputs x 8 rows, grid (outputs / 16, rows / 8), rounded up
+//           gemm_narrow_f32  tiles of 64 outputs x 32 rows, a block per tile
+//           Both have 128 threads, 16 by 8, and a ring of stages of 32 columns that cp.async fills. A row of a stage
+//           is 36 floats apart from the next, so 8 lanes that read 16 bytes of 8 rows meet in no bank.
+// Limit     gemv: bytes of w; gemm: flops of float32, at 16 fused multiply-adds per 2 reads of shared memory. Tensor
+//           cores have no float32 of 24 bits.
+// Source    Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages).
+#include "product.cuh"
+
+constexpr int STEP = 32, SEGMENT = 256, PITCH = STEP + 4, THREADS = 128;
+
+// A thread computes OUTPUTS x ROWS elements, 16 outputs and 8 rows apart.
+template <int OUTPUTS, int ROWS, int STAGES>
+struct Tile {
+    static constexpr int thread_outputs = OUTPUTS, thread_rows = ROWS, stages = STAGES;
+    static constexpr int outputs = 16 * OUTPUTS, rows = 8 * ROWS;
+};
+using Few = Tile<1, 1, 8>;
+using Narrow = Tile<4, 4, 3>;
+
+// Begins to copy the columns of a step of COUNT rows of a matrix; values outside of the matrix become 0.
+template <int COUNT>
+DEVICE void copy_rows(float (*to)[PITCH], const float* from, int first, int limit, int step, int inner) {
+    constexpr int WORDS = COUNT * STEP / 4;  // of 16 bytes
+#pragma unroll
+    for (int n = 0; n < (WORDS + THREADS - 1) / THREADS; n++) {
+        const int i = n * THREADS + threadIdx.x, row = i / (STEP / 4), word = i % (STEP / 4);
+        if (WORDS % THREADS != 0 && i >= WORDS) break;
+        const int column = step * STEP + word * 4;
+        const bool exists = first + row < limit && column < inner;
+        copy_async16(&to[row][word * 4], exists ? from + size_t(first + row) * inner + column : from, exists ? 16 : 0);
+    }
+}
+
+template <class Shape>
+DEVICE void gemm(const Product<float>& product, TilePlace place) {
+    constexpr int STAGES = Shape::stages, OUTPUTS = Shape::thread_outputs, ROWS = Shape::thread_rows;
+    __shared__ __align__(16) float w_stages[STAGES][Shape::outputs][PITCH], x_stages[STAGES][Shape::rows][PITCH];
+    const int inner = product.inner, num_steps = ceil_div(inner, STEP);
+    const int thread_output = threadIdx.x % 16, thread_row = threadIdx.x / 16;
+    auto copy_w = [&](int step) {
+        if (step < num_steps)
+            copy_rows<Shape::outputs>(w_stages[step % STAGES], product.w, place.output, product.outputs, step, inner);
+    };
+    auto copy_x = [&](int step) {
+        if (step < num_steps)
+            copy_rows<Shape::rows>(x_stages[step % STAGES], product.x, place.row, product.rows, step, inner);
+    };
+
+    for (int step = 0; step < STAGES - 1; step++) copy_w(step);
+    dependency_wait();
+    dependency_launch();
+    for (int step = 0; step < STAGES - 1; step++) {
+        copy_x(step);
+        copy_commit();
+    }
+    float chains[OUTPUTS][ROWS] = {}, sums[OUTPUTS][ROWS] = {};
+    for (int step = 0; step < num_steps; step++) {
+        copy_wait<STAGES - 2>();
+        __syncthreads();  // the stage is complete, and the one before it has been read
+        copy_w(step + STAGES - 1);
+        copy_x(step + STAGES - 1);
+        copy_commit();
+#pragma unroll
+        for (int k = 0; k < STEP; k += 4) {
+            float4 w[OUTPUTS], x[ROWS];
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i++)
+                w[i] = *reinterpret_cast<const float4*>(&w_stages[step % STAGES][thread_output + 16 * i][k]);
+#pragma unroll
+            for (int j = 0; j < ROWS; j++)
+                x[j] = *reinterpret_cast<const float4*>(&x_stages[step % STAGES][thread_row + 8 * j][k]);
+#pragma unroll
+            for (int i = 0; i < OUTPUTS; i++)
+#pragma unroll
+                for (int j = 0; j < ROWS; j++) {
+                    float& chain = chains[i][j];
+                    chain = __fmaf_rn(w[i].x, x[j].x, chain);
+                    chain = __fmaf_rn(w[i].y, x[j].y, chain);
+                    chain = __fmaf_rn(w[i].z, x[j].z, chain);
+                    chain = __fmaf_rn(w[i].w, x[j].w, chain);
+                }
+        }
+        const int columns = (step + 1) * STEP;
+        if (columns % SEGMENT != 0 && columns < inner) continue;
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++)
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) sums[i][j] = __fadd_rn(sums[i][j], chains[i][j]), chains[i][j] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) {
+        const int output = place.output + thread_output + 16 * i;
+        if (output >= product.outputs) break;
+        const float bias = product.bias != nullptr ? product.bias[output] : 0;
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const int row = place.row + thread_row + 8 * j;
+            if (row >= product.rows) break;
+            float& out = product.out[size_t(row) * product.outputs + output];
+            out = __fadd_rn(__fadd_rn(product.accumulates ? out : 0, sums[i][j]), bias);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gemv_f32(Product<float> product) {
+    gemm<Few>(product, {int(blockIdx.x) * Few::outputs, int(blockIdx.y) * Few::rows});
+}
+EXPORT(gemv_f32)
+
+extern "C" __global__ void __launch_bounds__(THREADS) gemm_narrow_f32(Product<float> product) {
+    gemm<Narrow>(product, place_of_block<Narrow>(product));
+}
+EXPORT(gemm_narrow_f32)
