@@ -103,3 +103,8 @@ def cuda_rms_norm(x: Sequence[float], weight: Sequence[float]) -> list[float]:
     """The norms of the rows of `x` by a kernel on the first CUDA device; each kind of object is used once."""
     result: list[float] = _hooks.cuda_rms_norm(nvrtc_folders(), x, weight)
     return result
+
+
+def cuda_program(name: str) -> None:
+    """Run a program of the CUDA crate on the first device."""
+    _hooks.cuda_program(nvrtc_folders(), name)

@@ -31,6 +31,10 @@ int cuGetErrorName(int code, const char** name) {
     *name = code == 999 ? "CUDA_ERROR_UNKNOWN" : code == 46 ? "CUDA_ERROR_DEVICE_UNAVAILABLE" : nullptr;
     return *name ? 0 : 1;
 }
+int cuGetErrorString(int, const char** text) {
+    *text = nullptr;
+    return 1;
+}
 int cuDeviceGetCount(int* number) {
     *number = count();
     return status("FAKE_COUNT_STATUS");

@@ -1,111 +1,141 @@
 //! [`Context`]: a device in use.
 //!
-//! From here on, the driver is called through cudarc, which finds its functions itself when they are first called, and
-//! panics without one. [`Context::open`] checks before that its library is the driver's and has all functions.
+//! cudarc loads the library of the driver and has its types. The functions are called through [`Calls`], which
+//! [`Context::open`] looks up in that library, after a check that it is the driver's.
 
-use std::ffi::c_uint;
+use std::ffi::c_int;
+use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use crate::driver::{Handle, Ordinal};
+use crate::error::{CallError, CudaError};
+use crate::functions::{Calls, Functions, Newer};
+use crate::{Device, Driver, Observer, Version, device};
 
-use crate::driver::Status;
-use crate::error::{CudaError, Named, log_error};
-use crate::module::HAS_PARAMETERS;
-use crate::{Device, Driver, Version};
-
-/// The functions that every driver has and cudarc calls here, besides those of [`Driver`].
-const FUNCTIONS: [&str; 18] = [
-    "cuModuleLoadData",
-    "cuModuleGetFunction",
-    "cuModuleUnload",
-    "cuLaunchKernelEx",
-    "cuStreamCreate",
-    "cuStreamSynchronize",
-    "cuStreamWaitEvent",
-    "cuStreamDestroy_v2",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventSynchronize",
-    "cuEventDestroy_v2",
-    "cuMemAlloc_v2",
-    "cuMemFree_v2",
-    "cuMemHostAlloc",
-    "cuMemFreeHost",
-    "cuMemcpyHtoDAsync_v2",
-    "cuMemcpyDtoHAsync_v2",
-];
+/// Numbers of the driver's attributes.
+const MULTIPROCESSORS: c_int = 16;
+const SHARED_BYTES: c_int = 97;
 
 /// The primary context of a device, which other libraries in the process share.
 ///
-/// A thread binds it before it makes objects of the device. All of those keep the context alive.
+/// All calls of its objects need it current in the calling thread. [`Context::bind_thread`] and the constructors of the
+/// objects make it current, and leave it so. All else, such as [`Context::memory`] and dropping an object, may run in any
+/// thread, and leaves its current context as it was. Objects keep the context alive.
+///
+/// In a child that the process forks, dropping an object does nothing: the driver's state is that of the parent.
 #[derive(Debug)]
 pub struct Context {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
-    driver_version: Version,
+    driver: Driver,
+    functions: &'static Functions,
+    ordinal: Ordinal,
+    handle: Handle,
+    info: DeviceInfo,
+    process: u32,
 }
 
-// SAFETY: the driver's functions may be called from any thread; the handles are numbers to it.
+/// The properties of a device that the choice of a launch depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// The version of the instruction set.
+    pub compute_capability: Version,
+    /// The number of streaming multiprocessors.
+    pub num_multiprocessors: u32,
+    /// The most bytes of shared memory of a block, for kernels with [`crate::Kernel::set_shared_limit`].
+    pub shared_bytes: u32,
+}
+
+// SAFETY: the driver's functions may be called from any thread; the handle is a number to it.
 unsafe impl Send for Context {}
 // SAFETY: as above; nothing in the context changes.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Uses a device, and binds it to the calling thread.
+    /// Uses a device.
     pub fn open(driver: &Driver, device: &Device) -> Result<Arc<Self>, CudaError> {
-        check_library(driver)?;
-        let device = result::device::get(device.index.cast_signed()).named("cuDeviceGet")?;
-        // SAFETY: the device exists. The context is released when it is dropped.
-        let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
-        let context = Arc::new(Self { device, context, driver_version: driver.version() });
-        context.bind_thread()?;
-        Ok(context)
+        let functions = Functions::load(driver)?;
+        let ordinal = device::ordinal(driver, device.index)?;
+        let attribute = |number| device::attribute(driver, ordinal, number);
+        let info = DeviceInfo {
+            compute_capability: device.compute_capability,
+            num_multiprocessors: attribute(MULTIPROCESSORS)?,
+            shared_bytes: attribute(SHARED_BYTES)?,
+        };
+        let mut handle = ptr::null_mut();
+        // SAFETY: the pointer is valid and the device exists. The context is released when it is dropped.
+        unsafe { driver.functions().retain_context(&raw mut handle, ordinal) }?;
+        let process = std::process::id();
+        Ok(Arc::new(Self { driver: *driver, functions, ordinal, handle, info, process }))
     }
 
     /// Makes the context current in the calling thread.
     pub fn bind_thread(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained.
-        unsafe { result::ctx::set_current(self.context) }.named("cuCtxSetCurrent")
+        Ok(self.make_current(self.handle)?)
     }
 
     /// Free and total bytes of the device.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
-        self.bind_thread()?;
-        result::mem_get_info().named("cuMemGetInfo")
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are valid.
+        self.within(|| unsafe { self.driver.functions().memory_info(&raw mut free, &raw mut total) })?;
+        Ok((free, total))
     }
 
-    /// The newest version of CUDA that the driver supports.
-    pub(crate) fn driver_version(&self) -> Version {
-        self.driver_version
+    /// The device, for the choice of launches.
+    pub fn device_info(&self) -> DeviceInfo {
+        self.info
+    }
+
+    /// The functions of an emulated driver.
+    pub fn observer(&self) -> Option<&Observer> {
+        self.functions.observer.as_ref()
+    }
+
+    pub(crate) fn calls(&self) -> &'static Calls {
+        &self.functions.calls
+    }
+
+    pub(crate) fn newer(&self) -> Option<&'static Newer> {
+        self.functions.newer.as_ref()
     }
 
     /// Runs a call that frees an object, in any thread.
-    pub(crate) fn free(&self, call: impl FnOnce() -> Result<(), CudaError>) {
-        log_error(self.bind_thread().and_then(|()| call()));
+    pub(crate) fn free(&self, call: impl FnOnce(&Calls) -> Result<(), CallError>) {
+        if self.process == std::process::id() {
+            log_error(self.within(|| call(self.calls())));
+        }
     }
-}
 
-/// An error if cudarc's library is not the driver's, or lacks a function.
-fn check_library(driver: &Driver) -> Result<(), CudaError> {
-    // SAFETY: initialisers of a driver have no requirements. A library is found: the driver's name is the last candidate.
-    let library = unsafe { sys::culib() };
-    // SAFETY: the function is compared, not called.
-    let init = unsafe { library.get::<unsafe extern "C" fn(c_uint) -> Status>(b"cuInit\0") };
-    if !init.is_ok_and(|init| std::ptr::fn_addr_eq(*init, driver.functions().init)) {
-        return Err(CudaError::OtherLibrary);
+    /// Runs a call while the context is current.
+    fn within(&self, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
+        let mut former = ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        unsafe { self.driver.functions().current_context(&raw mut former) }?;
+        if former == self.handle {
+            return call();
+        }
+        self.make_current(self.handle)?;
+        let result = call();
+        result.and(self.make_current(former))
     }
-    let newer = (driver.version() >= HAS_PARAMETERS).then_some("cuFuncGetParamInfo");
-    // SAFETY: the function is not called.
-    let is_missing = |name: &&str| unsafe { library.get::<unsafe extern "C" fn()>(name.as_bytes()) }.is_err();
-    match FUNCTIONS.into_iter().chain(newer).find(is_missing) {
-        Some(name) => Err(CudaError::MissingFunction(name)),
-        None => Ok(()),
+
+    fn make_current(&self, handle: Handle) -> Result<(), CallError> {
+        // SAFETY: the context is this one, which is retained, or that of the thread.
+        unsafe { self.driver.functions().set_context(handle) }
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context was retained once, and nothing uses it any more.
-        log_error(unsafe { result::primary_ctx::release(self.device) }.named("cuDevicePrimaryCtxRelease"));
+        if self.process == std::process::id() {
+            // SAFETY: the context was retained once, and nothing uses it any more.
+            log_error(unsafe { self.driver.functions().release_context(self.ordinal) });
+        }
+    }
+}
+
+/// Logs the error of a call that frees something.
+fn log_error(freed: Result<(), CallError>) {
+    if let Err(error) = freed {
+        log::warn!("{error}");
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
-use crate::driver::{Context, Driver, Ordinal, Status};
+use crate::driver::{Driver, Handle, Ordinal};
+use crate::error::CallError;
 use crate::{Unavailable, Version};
 
 /// The oldest compute capability that the kernels are compiled for.
@@ -42,15 +43,16 @@ impl Device {
         let attribute = |number| attribute(driver, ordinal, number);
         let mut total = 0;
         // SAFETY: the pointer is valid.
-        let status = unsafe { (functions.device_memory)(&raw mut total, ordinal) };
-        driver.check("cuDeviceTotalMem", status)?;
+        unsafe { functions.device_memory(&raw mut total, ordinal) }?;
         Ok(Self {
             index,
-            name: text(driver, ordinal, "cuDeviceGetName", functions.device_name)?,
+            // SAFETY: the driver may write as many bytes as the length says.
+            name: text(|bytes, length| unsafe { functions.device_name(bytes, length, ordinal) })?,
             compute_capability: Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             total_memory: total as u64,
             uuid: uuid(driver, ordinal)?,
-            pci_address: text(driver, ordinal, "cuDeviceGetPCIBusId", functions.device_address)?,
+            // SAFETY: as above.
+            pci_address: text(|bytes, length| unsafe { functions.device_address(bytes, length, ordinal) })?,
         })
     }
 
@@ -76,68 +78,60 @@ impl Device {
         let (mut previous, mut context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the pointers are valid. The context is retained while it is current, and released once; the context
         // that was current before is current again.
-        unsafe {
-            driver.check("cuCtxGetCurrent", (functions.current_context)(&raw mut previous))?;
-            driver
-                .check("cuDevicePrimaryCtxRetain", (functions.retain_context)(&raw mut context, ordinal))?;
+        let free = unsafe {
+            functions.current_context(&raw mut previous)?;
+            functions.retain_context(&raw mut context, ordinal)?;
             let free = free_memory(driver, context);
-            let restored = driver.check("cuCtxSetCurrent", (functions.set_context)(previous));
-            let released = driver.check("cuDevicePrimaryCtxRelease", (functions.release_context)(ordinal));
+            let restored = functions.set_context(previous);
+            let released = functions.release_context(ordinal);
             free.and_then(|free| restored.and(released).map(|()| free))
-        }
+        };
+        Ok(free?)
     }
 }
 
 /// # Safety
 ///
 /// The context must be retained.
-unsafe fn free_memory(driver: &Driver, context: Context) -> Result<u64, Unavailable> {
+unsafe fn free_memory(driver: &Driver, context: Handle) -> Result<u64, CallError> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the context is alive and the pointers are valid.
     unsafe {
-        driver.check("cuCtxSetCurrent", (driver.functions().set_context)(context))?;
-        driver.check("cuMemGetInfo", (driver.functions().memory_info)(&raw mut free, &raw mut total))?;
+        driver.functions().set_context(context)?;
+        driver.functions().memory_info(&raw mut free, &raw mut total)?;
     }
     Ok(free as u64)
 }
 
-fn ordinal(driver: &Driver, index: u32) -> Result<Ordinal, Unavailable> {
+/// The driver's handle of a device.
+pub(crate) fn ordinal(driver: &Driver, index: u32) -> Result<Ordinal, CallError> {
     let mut ordinal = 0;
     // SAFETY: the pointer is valid, and any index may be passed.
-    let status = unsafe { (driver.functions().device)(&raw mut ordinal, index.cast_signed()) };
-    driver.check("cuDeviceGet", status)?;
+    unsafe { driver.functions().device(&raw mut ordinal, index.cast_signed()) }?;
     Ok(ordinal)
 }
 
-fn attribute(driver: &Driver, ordinal: Ordinal, number: c_int) -> Result<u32, Unavailable> {
+/// An attribute of a device by its number.
+pub(crate) fn attribute(driver: &Driver, ordinal: Ordinal, number: c_int) -> Result<u32, CallError> {
     let mut value = 0;
     // SAFETY: the pointer is valid.
-    let status = unsafe { (driver.functions().device_attribute)(&raw mut value, number, ordinal) };
-    driver.check("cuDeviceGetAttribute", status)?;
+    unsafe { driver.functions().device_attribute(&raw mut value, number, ordinal) }?;
     Ok(u32::try_from(value).unwrap_or_default())
 }
 
 /// A text that a function of the driver writes.
-fn text(
-    driver: &Driver,
-    ordinal: Ordinal,
-    name: &'static str,
-    function: unsafe extern "C" fn(*mut c_char, c_int, Ordinal) -> Status,
-) -> Result<String, Unavailable> {
+fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<(), CallError>) -> Result<String, CallError> {
+    // One byte more than the driver may write.
     let mut bytes = [0u8; 256];
-    let length = bytes.len() as c_int - 1;
-    // SAFETY: the buffer has one byte more than the driver may write.
-    let status = unsafe { function(bytes.as_mut_ptr().cast::<c_char>(), length, ordinal) };
-    driver.check(name, status)?;
+    write(bytes.as_mut_ptr().cast::<c_char>(), bytes.len() as c_int - 1)?;
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     Ok(text.to_string_lossy().into_owned())
 }
 
-fn uuid(driver: &Driver, ordinal: Ordinal) -> Result<String, Unavailable> {
+fn uuid(driver: &Driver, ordinal: Ordinal) -> Result<String, CallError> {
     let mut bytes = [0; 16];
     // SAFETY: the driver writes 16 bytes.
-    let status = unsafe { (driver.functions().device_uuid)(&raw mut bytes, ordinal) };
-    driver.check("cuDeviceGetUuid", status)?;
+    unsafe { driver.functions().device_uuid(&raw mut bytes, ordinal) }?;
     let hex = bytes.map(|byte| format!("{byte:02x}")).concat();
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|range| &hex[range]);
     Ok(parts.join("-"))

@@ -1,20 +1,69 @@
-//! [`CudaError`]: an error of the backend's calls of the driver.
+//! [`CudaError`]: an error of a device in use, and [`CallError`], that of one call of the driver.
 
-use cudarc::driver::result::DriverError;
+use std::fmt::{self, Display, Formatter};
 
-/// A call of the driver has failed.
+use crate::driver;
+use crate::functions::Status;
+
+/// Codes of the driver.
+pub(crate) const INVALID_VALUE: i32 = 1;
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+pub(crate) const NO_DEVICE: i32 = 100;
+pub(crate) const NOT_READY: i32 = 600;
+/// The codes after which every call of the process for the device fails: errors of memory, links and containment, of
+/// kernels, and of external devices.
+const STICKY: [i32; 15] = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911];
+
+/// An error of a call of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallError {
+    function: &'static str,
+    code: i32,
+}
+
+impl CallError {
+    /// The result of a function. Its name in the library may have the suffix of a version.
+    pub(crate) fn check(name: &'static str, status: Status) -> Result<(), Self> {
+        match status {
+            0 => Ok(()),
+            code => Err(Self { function: name.strip_suffix("_v2").unwrap_or(name), code }),
+        }
+    }
+
+    /// The function that failed.
+    pub fn function(&self) -> &'static str {
+        self.function
+    }
+
+    /// The driver's code.
+    pub fn code(&self) -> i32 {
+        self.code
+    }
+
+    /// The driver's name of the code, or its number.
+    pub fn name(&self) -> String {
+        driver::error_name(self.code).unwrap_or_else(|| format!("CUDA error {}", self.code))
+    }
+}
+
+impl Display for CallError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with {}", self.function, self.name())?;
+        match driver::error_text(self.code) {
+            Some(text) => write!(f, " ({text})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+/// An error of a device in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// The driver's error.
-    #[error("{call} failed with {name} ({code})")]
-    Driver {
-        /// The function.
-        call: &'static str,
-        /// The driver's name of the code.
-        name: String,
-        /// The code.
-        code: i32,
-    },
+    /// A call of the driver failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
     /// The arguments of a launch do not have the sizes of the kernel's parameters.
     #[error("the kernel {kernel} has parameters of {expected:?} bytes, and its arguments have {given:?}")]
     Arguments {
@@ -39,23 +88,35 @@ pub enum CudaError {
     NullCharacter(String),
 }
 
-/// Gives a result of the driver the name of its call.
-pub(crate) trait Named<T> {
-    fn named(self, call: &'static str) -> Result<T, CudaError>;
-}
+impl CudaError {
+    /// Whether every later call for the device fails, too: an operation of the device has failed.
+    pub fn is_sticky(&self) -> bool {
+        matches!(self, Self::Call(error) if STICKY.contains(&error.code))
+    }
 
-impl<T> Named<T> for Result<T, DriverError> {
-    fn named(self, call: &'static str) -> Result<T, CudaError> {
-        self.map_err(|error| {
-            let name = error.error_name().map_or_else(|_| "CUDA error".into(), |name| name.to_string_lossy());
-            CudaError::Driver { call, name: name.into_owned(), code: error.0 as i32 }
-        })
+    /// Whether the device, or the host for pinned memory, has not as much free memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Call(error) if error.code == OUT_OF_MEMORY)
     }
 }
 
-/// Logs the error of a call that frees something.
-pub(crate) fn log_error(freed: Result<(), CudaError>) {
-    if let Err(error) = freed {
-        log::warn!("{error}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_kernels_are_sticky_and_others_are_not() {
+        let error = |code| CudaError::from(CallError::check("cuX_v2", code).expect_err("an error"));
+        assert!([700, 719].map(error).iter().all(CudaError::is_sticky));
+        assert!(![1, 2, 400, 600, 999].map(error).iter().any(CudaError::is_sticky));
+        assert!(error(2).is_out_of_memory() && !error(700).is_out_of_memory());
+        assert!(!CudaError::OtherLibrary.is_sticky());
+    }
+
+    #[test]
+    fn code_without_a_name_is_a_number() {
+        let error = CallError::check("cuMemAlloc_v2", 917).expect_err("an error");
+        assert_eq!(error.to_string(), "cuMemAlloc failed with CUDA error 917");
+        assert_eq!(CallError::check("cuMemAlloc_v2", 0), Ok(()));
     }
 }

@@ -1,11 +1,14 @@
 //! Memory of the device, and memory of the host that the device copies from and to.
 
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
 use crate::Context;
-use crate::error::{CudaError, Named};
+use crate::error::CudaError;
 
 /// An address on a device. A kernel takes it as a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +33,10 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// New memory, with any contents. The size is not 0.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        // SAFETY: the memory is freed when it is dropped.
-        let pointer = unsafe { result::malloc_sync(bytes) }.named("cuMemAlloc")?;
+        context.bind_thread()?;
+        let mut pointer = 0;
+        // SAFETY: the pointer is valid; the memory is freed when it is dropped.
+        unsafe { context.calls().allocate(&raw mut pointer, bytes) }?;
         Ok(Self { context: context.clone(), pointer: DevicePointer(pointer), bytes })
     }
 
@@ -54,11 +59,11 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: the memory is this object's, and the operations that use it have ended, as their callers promise.
-        self.context.free(|| unsafe { result::free_sync(self.pointer.0) }.named("cuMemFree"));
+        self.context.free(|calls| unsafe { calls.free(self.pointer.0) });
     }
 }
 
-/// Page-locked memory of the host: copies from and to it do not hold up the calling thread.
+/// Page-locked memory of the host: copies from and to it do not hold up the calling thread, and kernels can use it.
 #[derive(Debug)]
 pub struct PinnedMemory {
     context: Arc<Context>,
@@ -68,15 +73,36 @@ pub struct PinnedMemory {
 
 // SAFETY: the memory belongs to this object alone.
 unsafe impl Send for PinnedMemory {}
+// SAFETY: a shared reference reads only.
+unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
     /// New memory, filled with zeros. The size is not 0.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        // SAFETY: the memory is freed when it is dropped.
-        let pointer = unsafe { result::malloc_host(bytes, 0) }.named("cuMemHostAlloc")?.cast::<u8>();
+        context.bind_thread()?;
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the pointer is valid; the memory is freed when it is dropped.
+        unsafe { context.calls().allocate_host(&raw mut pointer, bytes, 0) }?;
+        let pointer = pointer.cast::<u8>();
         // SAFETY: the memory has this size.
         unsafe { pointer.write_bytes(0, bytes) };
         Ok(Self { context: context.clone(), pointer, bytes })
+    }
+
+    /// Its first address, as kernels see it: with unified addressing, which every supported device has, it is that of the
+    /// host.
+    pub fn device_pointer(&self) -> DevicePointer {
+        DevicePointer(self.pointer.expose_provenance() as u64)
+    }
+
+    /// Its size.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether its size is 0.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
     }
 
     /// Its contents.
@@ -90,11 +116,18 @@ impl PinnedMemory {
         // SAFETY: as for `bytes`; the reference is the only one.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
+
+    /// The first address of a range and its size, without a reference: a copy may use other parts meanwhile.
+    pub(crate) fn range(&self, range: Range<usize>) -> (*mut c_void, usize) {
+        assert!(range.start <= range.end && range.end <= self.bytes, "the range is not in the memory");
+        // SAFETY: the beginning is in the memory or at its end.
+        (unsafe { self.pointer.add(range.start) }.cast(), range.len())
+    }
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: the memory is this object's, and the copies that use it have ended, as their callers promise.
-        self.context.free(|| unsafe { result::free_host(self.pointer.cast()) }.named("cuMemFreeHost"));
+        self.context.free(|calls| unsafe { calls.free_host(self.pointer.cast()) });
     }
 }

@@ -5,15 +5,14 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
-use crate::error::{CudaError, Named};
-use crate::{Context, DevicePointer, Stream, Version};
+use crate::error::{CudaError, INVALID_VALUE};
+use crate::functions::Newer;
+use crate::{Context, DevicePointer, Stream};
 
 /// The largest number of a kernel's parameters.
 const MAX_PARAMETERS: usize = 32;
-/// Drivers from this version on know the parameters of a kernel.
-pub(crate) const HAS_PARAMETERS: Version = Version::new(12, 4);
 
 /// An image on a device.
 #[derive(Debug)]
@@ -34,50 +33,49 @@ impl Module {
     ///
     /// The image is complete: the driver reads as much as its headers say.
     pub unsafe fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
-        // SAFETY: the caller's.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }.named("cuModuleLoadData")?;
+        context.bind_thread()?;
+        let mut module = ptr::null_mut();
+        // SAFETY: the pointer is valid; the image is the caller's.
+        unsafe { context.calls().load_module(&raw mut module, image.as_ptr().cast()) }?;
         Ok(Arc::new(Self { context: context.clone(), module }))
     }
 
     /// A kernel by its name.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel, CudaError> {
         let text = CString::new(name).map_err(|_| CudaError::NullCharacter(name.to_owned()))?;
-        // SAFETY: the module is alive.
-        let function =
-            unsafe { result::module::get_function(self.module, text) }.named("cuModuleGetFunction")?;
-        let has_parameters = self.context.driver_version() >= HAS_PARAMETERS;
-        let parameters = if has_parameters { Some(parameters(function)?) } else { None };
-        Ok(Kernel { _module: self.clone(), name: name.to_owned(), function, parameters })
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is alive, the pointer is valid and the name is a string.
+        unsafe { self.context.calls().function(&raw mut function, self.module, text.as_ptr()) }?;
+        let parameters = self.context.newer().map(|newer| parameters(newer, function)).transpose()?;
+        Ok(Kernel { module: self.clone(), name: name.to_owned(), function, parameters })
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: the module is this object's, and none of its kernels is left.
-        self.context.free(|| unsafe { result::module::unload(self.module) }.named("cuModuleUnload"));
+        self.context.free(|calls| unsafe { calls.unload_module(self.module) });
     }
 }
 
 /// The sizes of a kernel's parameters.
-fn parameters(function: sys::CUfunction) -> Result<Vec<usize>, CudaError> {
+fn parameters(newer: &Newer, function: sys::CUfunction) -> Result<Vec<usize>, CudaError> {
     let mut sizes = Vec::new();
     loop {
-        let (mut offset, mut size) = (0, 0);
+        let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function is alive and the pointers are valid; an index behind the last is an error.
-        let status =
-            unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) };
-        if status == sys::CUresult::CUDA_ERROR_INVALID_VALUE {
-            return Ok(sizes);
+        match unsafe { newer.parameter(function, sizes.len(), &raw mut offset, &raw mut bytes) } {
+            Ok(()) => sizes.push(bytes),
+            Err(error) if error.code() == INVALID_VALUE => return Ok(sizes),
+            Err(error) => return Err(error.into()),
         }
-        status.result().named("cuFuncGetParamInfo")?;
-        sizes.push(size);
     }
 }
 
 /// A kernel that can be launched.
 #[derive(Debug)]
 pub struct Kernel {
-    _module: Arc<Module>,
+    module: Arc<Module>,
     name: String,
     function: sys::CUfunction,
     /// The sizes of its parameters; `None` if the driver does not say.
@@ -86,6 +84,8 @@ pub struct Kernel {
 
 // SAFETY: the driver's functions may be called from any thread.
 unsafe impl Send for Kernel {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Kernel {}
 
 /// Blocks and threads of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +133,14 @@ impl<'a, T: Parameter> From<&'a T> for Argument<'a> {
 }
 
 impl Kernel {
+    /// Allows launches with more than 48 KiB of dynamic shared memory, at most as much as the device has for a block.
+    pub fn set_shared_limit(&self, bytes: u32) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let calls = self.module.context.calls();
+        // SAFETY: the function is alive.
+        Ok(unsafe { calls.set_function_attribute(self.function, attribute, bytes.cast_signed()) }?)
+    }
+
     /// Launches the kernel in a stream. Copies the arguments, and allocates nothing.
     ///
     /// # Safety
@@ -169,10 +177,10 @@ impl Kernel {
             numAttrs: grid.is_dependent.into(),
         };
         // SAFETY: the pointers are valid, with an address for each parameter; the driver copies the arguments.
-        let status = unsafe {
-            sys::cuLaunchKernelEx(&raw const config, self.function, addresses.as_mut_ptr(), ptr::null_mut())
-        };
-        status.result().named("cuLaunchKernelEx")
+        Ok(unsafe {
+            let calls = self.module.context.calls();
+            calls.launch(&raw const config, self.function, addresses.as_mut_ptr(), ptr::null_mut())
+        }?)
     }
 
     /// An error unless the arguments have the sizes of the parameters.

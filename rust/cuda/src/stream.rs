@@ -1,12 +1,13 @@
 //! Streams of operations of a device, and the events that order them.
 
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::sys;
 
-use crate::error::{CudaError, Named};
-use crate::{Context, DeviceMemory, PinnedMemory};
+use crate::error::{CudaError, NOT_READY};
+use crate::{Context, DevicePointer, PinnedMemory};
 
 /// A queue of operations, which the device executes in order. Streams do not wait for one another but by events.
 ///
@@ -20,76 +21,103 @@ pub struct Stream {
 
 // SAFETY: the driver's functions may be called from any thread.
 unsafe impl Send for Stream {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Stream {}
 
 impl Stream {
     /// A new stream.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        let stream =
-            result::stream::create(result::stream::StreamKind::NonBlocking).named("cuStreamCreate")?;
+        context.bind_thread()?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let mut stream = ptr::null_mut();
+        // SAFETY: the pointer is valid; the stream is destroyed when it is dropped.
+        unsafe { context.calls().create_stream(&raw mut stream, flags) }?;
         Ok(Self { context: context.clone(), stream })
     }
 
     /// Waits until all operations have ended. Returns the error of any of them.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(self.stream) }.named("cuStreamSynchronize")
+        Ok(unsafe { self.context.calls().synchronize_stream(self.stream) }?)
     }
 
     /// Lets the operations that follow wait for an event.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the stream and the event are alive.
-        unsafe { result::stream::wait_event(self.stream, event.event, flags) }.named("cuStreamWaitEvent")
+        // SAFETY: the stream and the event are alive; no flags are set.
+        Ok(unsafe { self.context.calls().wait_event(self.stream, event.event, 0) }?)
     }
 
     /// Lets an event occur when the operations so far have ended.
     pub fn record(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: the event and the stream are alive.
-        unsafe { result::event::record(event.event, self.stream) }.named("cuEventRecord")
+        Ok(unsafe { self.context.calls().record_event(event.event, self.stream) }?)
     }
 
-    /// Copies a range of `source` to the beginning of `target`.
+    /// Copies a range of memory of the host to the device.
     ///
     /// # Safety
     ///
-    /// Until the copy has ended, both live, the source does not change, and other operations do not use the target.
+    /// The target has as many bytes. Until the copy has ended, both memories live, the range does not change, and other
+    /// operations do not use the target.
     ///
     /// # Panics
     ///
-    /// If the range is not in both.
+    /// If the range is not in the source.
     pub unsafe fn upload(
         &self,
         source: &PinnedMemory,
         range: Range<usize>,
-        target: &DeviceMemory,
+        target: DevicePointer,
     ) -> Result<(), CudaError> {
-        let bytes = &source.bytes()[range];
-        assert!(bytes.len() <= target.len(), "the target is too small");
-        // SAFETY: the range is in both; the caller keeps them as they are.
-        unsafe { result::memcpy_htod_async(target.pointer().0, bytes, self.stream) }
-            .named("cuMemcpyHtoDAsync")
+        let (from, bytes) = source.range(range);
+        // SAFETY: the range is in the source; the target is the caller's.
+        Ok(unsafe { self.context.calls().upload(target.0, from, bytes, self.stream) }?)
     }
 
-    /// Copies the beginning of `source` to a range of `target`.
+    /// Copies memory of the device to a range of memory of the host.
     ///
     /// # Safety
     ///
-    /// Until the copy has ended, both live, the source does not change, and the target is not used.
+    /// The source has as many bytes. Until the copy has ended, both memories live, the source does not change, and the range
+    /// is neither read nor changed.
     ///
     /// # Panics
     ///
-    /// If the range is not in both.
+    /// If the range is not in the target.
     pub unsafe fn download(
         &self,
-        source: &DeviceMemory,
+        source: DevicePointer,
         target: &mut PinnedMemory,
         range: Range<usize>,
     ) -> Result<(), CudaError> {
-        let bytes = &mut target.bytes_mut()[range];
-        assert!(bytes.len() <= source.len(), "the source is too small");
-        // SAFETY: the range is in both; the caller keeps them as they are.
-        unsafe { result::memcpy_dtoh_async(bytes, source.pointer().0, self.stream) }
-            .named("cuMemcpyDtoHAsync")
+        let (to, bytes) = target.range(range);
+        // SAFETY: the range is in the target; the source is the caller's.
+        Ok(unsafe { self.context.calls().download(to, source.0, bytes, self.stream) }?)
+    }
+
+    /// Copies memory of the device. The ranges do not overlap.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges have as many bytes. Until the copy has ended, both live, the source does not change, and other operations
+    /// do not use the target.
+    pub unsafe fn copy(&self, from: DevicePointer, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        Ok(unsafe { self.context.calls().copy(to.0, from.0, bytes, self.stream) }?)
+    }
+
+    /// Sets each byte of memory of the device.
+    ///
+    /// # Safety
+    ///
+    /// The memory has as many bytes. Until the operation has ended, it lives and other operations do not use it.
+    pub unsafe fn fill(&self, to: DevicePointer, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the caller's.
+        Ok(unsafe { self.context.calls().fill(to.0, byte, bytes, self.stream) }?)
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     pub(crate) fn handle(&self) -> sys::CUstream {
@@ -100,7 +128,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is this object's; its operations end all the same.
-        self.context.free(|| unsafe { result::stream::destroy(self.stream) }.named("cuStreamDestroy"));
+        self.context.free(|calls| unsafe { calls.destroy_stream(self.stream) });
     }
 }
 
@@ -113,25 +141,40 @@ pub struct Event {
 
 // SAFETY: the driver's functions may be called from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// A new event, which has occurred.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = result::event::create(flags).named("cuEventCreate")?;
+        context.bind_thread()?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let mut event = ptr::null_mut();
+        // SAFETY: the pointer is valid; the event is destroyed when it is dropped.
+        unsafe { context.calls().create_event(&raw mut event, flags) }?;
         Ok(Self { context: context.clone(), event })
+    }
+
+    /// Whether it has occurred. Returns the error of the operations before it.
+    pub fn query(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive.
+        match unsafe { self.context.calls().query_event(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code() == NOT_READY => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Waits until it occurs. Returns the error of the operations before it.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event is alive.
-        unsafe { result::event::synchronize(self.event) }.named("cuEventSynchronize")
+        Ok(unsafe { self.context.calls().synchronize_event(self.event) }?)
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: the event is this object's.
-        self.context.free(|| unsafe { result::event::destroy(self.event) }.named("cuEventDestroy"));
+        self.context.free(|calls| unsafe { calls.destroy_event(self.event) });
     }
 }

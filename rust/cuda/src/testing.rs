@@ -1,66 +1,82 @@
-//! A program on a device, for tests: all kinds of objects, each used once.
+//! Programs on a device, for tests.
 
 use std::error::Error;
 use std::sync::Arc;
+use std::{ptr, thread};
 
+use crate::error::INVALID_VALUE;
 use crate::{
-    Argument, Context, CudaError, Device, DeviceMemory, Driver, Event, Grid, KernelCompiler, Module,
-    PinnedMemory, Stream,
+    Argument, Context, CudaError, Device, DeviceMemory, Driver, Event, GraphExec, Grid, Kernel,
+    KernelCompiler, Module, PinnedMemory, Stream,
 };
 
-/// The norms of the rows of `x` by the kernel `rms_norm_f32`: `x` and `weight` are uploaded in one stream, the kernel
-/// runs in another, and the result is downloaded in the first.
+/// Shared memory of a launch that needs [`Kernel::set_shared_limit`].
+const SHARED_BYTES: u32 = 60 << 10;
+/// The size and the contents of what follows the norms.
+const TAIL: usize = 64;
+const TAIL_BYTE: u8 = 0x5a;
+
+fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
+    let driver = Driver::open(None)?;
+    let device = Device::read(&driver, 0)?;
+    let context = Context::open(&driver, &device)?;
+    Ok((device, context))
+}
+
+/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` and `weight` are
+/// uploaded in one stream, a graph with the kernel runs in another, and the result is downloaded in the first.
 ///
 /// # Errors
 ///
 /// Any error of the driver; everything is freed.
 pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, Box<dyn Error>> {
-    let driver = Driver::open(None)?;
-    let device = Device::read(&driver, 0)?;
-    let context = Context::open(&driver, &device)?;
+    let (device, context) = open()?;
     let image = compiler.image("rms_norm.cu", &device.architecture())?;
     // SAFETY: the image is the compiler's.
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
     let (copies, compute) = (Stream::new(&context)?, Stream::new(&context)?);
     let (uploaded, computed, done) = (Event::new(&context)?, Event::new(&context)?, Event::new(&context)?);
     let (source, weights) = (pinned(&context, x)?, pinned(&context, weight)?);
-    let mut target = PinnedMemory::new(&context, size_of_val(x))?;
-    let [input, output] =
-        [DeviceMemory::new(&context, size_of_val(x))?, DeviceMemory::new(&context, size_of_val(x))?];
-    let factors = DeviceMemory::new(&context, size_of_val(weight))?;
-    let width = weight.len() as i32;
-    let grid = Grid {
-        blocks: [(x.len() / weight.len()) as u32, 1, 1],
-        threads: 256,
-        shared_bytes: 0,
-        is_dependent: false,
+    let mut target = PinnedMemory::new(&context, source.len() + TAIL)?;
+    let norms = Norms {
+        rows: DeviceMemory::new(&context, target.len())?,
+        staged: DeviceMemory::new(&context, source.len())?,
+        weight: DeviceMemory::new(&context, weights.len())?,
+        num_rows: (x.len() / weight.len()) as u32,
+        width: weight.len() as i32,
     };
-    let (pointers, epsilon) = ([input.pointer(), factors.pointer(), output.pointer()], 1e-6_f32);
-    let [from, by, to] = pointers.each_ref().map(Argument::from);
-    let arguments = [from, by, to, (&width).into(), (&epsilon).into()];
-    // SAFETY: events order the copies and the kernel, whose memory has the sizes that its grid uses. It lives until both
-    // streams have been waited for.
+    let free = context.memory()?.0;
+    if free + target.len() > device.total_memory as usize {
+        return Err("the memory of the program is not counted".into());
+    }
+    let graph = norms.capture(&kernel, &compute)?;
+    // SAFETY: events order the copies and the graph, which use memory of their sizes. It lives until both streams have been
+    // waited for.
     let launched = (|| unsafe {
-        copies.upload(&source, 0..size_of_val(x), &input)?;
-        copies.upload(&weights, 0..size_of_val(weight), &factors)?;
+        copies.upload(&source, 0..source.len(), norms.rows.pointer())?;
+        copies.upload(&weights, 0..weights.len(), norms.weight.pointer())?;
         copies.record(&uploaded)?;
         compute.wait(&uploaded)?;
-        kernel.launch(&compute, grid, &arguments)?;
+        graph.launch(&compute)?;
         compute.record(&computed)?;
         copies.wait(&computed)?;
-        copies.download(&output, &mut target, 0..size_of_val(x))?;
+        let length = target.len();
+        copies.download(norms.rows.pointer(), &mut target, 0..length)?;
         copies.record(&done)?;
+        while !done.query()? {
+            thread::yield_now();
+        }
         done.synchronize()
     })();
     let ended = [copies.synchronize(), compute.synchronize()];
     launched?;
     ended.into_iter().collect::<Result<(), _>>()?;
-    // SAFETY: a launch that is refused uses no memory.
-    let refused = unsafe { kernel.launch(&compute, grid, &arguments[..4]) };
-    if !matches!(refused, Err(CudaError::Arguments { .. })) {
-        return Err("a launch without its last argument was not refused".into());
+    norms.check_refusals(&kernel, &compute)?;
+    let (rows, tail) = target.bytes().split_at(source.len());
+    if tail != [TAIL_BYTE; TAIL] {
+        return Err("the bytes behind the norms are wrong".into());
     }
-    let words = target.bytes().chunks_exact(4);
+    let words = rows.chunks_exact(4);
     Ok(words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
 }
 
@@ -70,4 +86,153 @@ fn pinned(context: &Arc<Context>, values: &[f32]) -> Result<PinnedMemory, CudaEr
         word.copy_from_slice(&value.to_le_bytes());
     }
     Ok(memory)
+}
+
+/// The memory of the program, with the rows and a tail, a copy of the rows and the weight.
+struct Norms {
+    rows: DeviceMemory,
+    staged: DeviceMemory,
+    weight: DeviceMemory,
+    num_rows: u32,
+    width: i32,
+}
+
+impl Norms {
+    /// A graph that replaces the rows by their norms and writes the tail.
+    fn capture(&self, kernel: &Kernel, stream: &Stream) -> Result<GraphExec, CudaError> {
+        let (rows, bytes) = (self.rows.pointer(), self.staged.len());
+        kernel.set_shared_limit(SHARED_BYTES)?;
+        stream.begin_capture()?;
+        // SAFETY: the memory has the sizes that the operations use, and lives while the graph is used.
+        let captured = (|| unsafe {
+            stream.copy(rows, self.staged.pointer(), bytes)?;
+            stream.fill(rows.offset(bytes), TAIL_BYTE, TAIL)?;
+            self.launch(kernel, stream, SHARED_BYTES, 5)
+        })();
+        let graph = stream.end_capture();
+        captured.and(graph)
+    }
+
+    /// # Safety
+    ///
+    /// See [`Kernel::launch`].
+    unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        stream: &Stream,
+        shared_bytes: u32,
+        num_arguments: usize,
+    ) -> Result<(), CudaError> {
+        let grid = Grid { blocks: [self.num_rows, 1, 1], threads: 256, shared_bytes, is_dependent: false };
+        let pointers = [self.staged.pointer(), self.weight.pointer(), self.rows.pointer()];
+        let [from, by, to] = pointers.each_ref().map(Argument::from);
+        let arguments = [from, by, to, (&self.width).into(), (&1e-6_f32).into()];
+        // SAFETY: the caller's.
+        unsafe { kernel.launch(stream, grid, &arguments[..num_arguments]) }
+    }
+
+    /// An error unless launches with too few arguments or too much shared memory are refused.
+    fn check_refusals(&self, kernel: &Kernel, stream: &Stream) -> Result<(), Box<dyn Error>> {
+        // SAFETY: a launch that is refused uses no memory.
+        let (few, large) =
+            unsafe { (self.launch(kernel, stream, 0, 4), self.launch(kernel, stream, SHARED_BYTES + 1, 5)) };
+        if !matches!(few, Err(CudaError::Arguments { .. })) {
+            return Err("a launch without its last argument was not refused".into());
+        }
+        match large {
+            Err(CudaError::Call(error)) if error.code() == INVALID_VALUE => Ok(()),
+            _ => Err("a launch beyond the limit of shared memory was not refused".into()),
+        }
+    }
+}
+
+/// Defects that an emulated driver finds: an allocation inside a step, and the use of a range that is free.
+///
+/// # Errors
+///
+/// Any error of the driver, or none of them is emulated.
+pub fn defects() -> Result<(), Box<dyn Error>> {
+    let (_, context) = open()?;
+    let observer = context.observer().ok_or("the driver is not emulated")?;
+    let stream = Stream::new(&context)?;
+    observer.arm(true);
+    let memory = DeviceMemory::new(&context, 2 * TAIL);
+    observer.arm(false);
+    let memory = memory?;
+    observer.region(memory.pointer(), TAIL, false, &stream);
+    for part in [TAIL, 0] {
+        // SAFETY: the memory has this size, and lives until the stream has been waited for.
+        unsafe { stream.fill(memory.pointer().offset(part), 0, TAIL) }?;
+    }
+    Ok(stream.synchronize()?)
+}
+
+/// Uses each constructor in a thread of its own, and drops the objects in another one.
+///
+/// # Errors
+///
+/// Any error of the driver, or that a thread has a context after a call that leaves none.
+pub fn threads(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
+    let driver = Driver::open(None)?;
+    let device = Device::read(&driver, 0)?;
+    let image = compiler.image("rms_norm.cu", &device.architecture())?;
+    let context = unbound(&driver, || Context::open(&driver, &device))??;
+    unbound(&driver, || context.memory())??;
+    let stream = apart(|| Stream::new(&context))??;
+    let event = apart(|| Event::new(&context))??;
+    let pinned = apart(|| PinnedMemory::new(&context, TAIL))??;
+    let memory = apart(|| DeviceMemory::new(&context, TAIL))??;
+    // SAFETY: the image is the compiler's.
+    let module = apart(|| unsafe { Module::load(&context, &image) })??;
+    unbound(&driver, move || drop((stream, event, pinned, memory, module, context)))
+}
+
+/// The result of a call in a new thread.
+fn apart<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T, &'static str> {
+    thread::scope(|scope| scope.spawn(call).join()).map_err(|_| "a thread panicked")
+}
+
+/// The result of a call in a new thread, which has no context afterwards.
+fn unbound<T: Send>(driver: &Driver, call: impl FnOnce() -> T + Send) -> Result<T, Box<dyn Error>> {
+    let functions = driver.functions();
+    let (result, is_unbound) = apart(|| {
+        let result = call();
+        let mut current = ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        let read = unsafe { functions.current_context(&raw mut current) };
+        (result, read.is_ok() && current.is_null())
+    })?;
+    if is_unbound { Ok(result) } else { Err("the thread has a context".into()) }
+}
+
+/// Drops all kinds of objects in a child of a fork, between two lines on standard error.
+///
+/// # Errors
+///
+/// Any error of the driver.
+pub fn fork() -> Result<(), Box<dyn Error>> {
+    let (_, context) = open()?;
+    let objects = (
+        Stream::new(&context)?,
+        Event::new(&context)?,
+        PinnedMemory::new(&context, TAIL)?,
+        DeviceMemory::new(&context, TAIL)?,
+        context,
+    );
+    // SAFETY: the child runs the code below only, which needs no lock that another thread may have.
+    match unsafe { libc::fork() } {
+        -1 => Err(std::io::Error::last_os_error().into()),
+        0 => {
+            eprintln!("child begins");
+            drop(objects);
+            eprintln!("child ends");
+            // SAFETY: the process is the child.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            // SAFETY: a null pointer is allowed.
+            unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
+            Ok(())
+        }
+    }
 }

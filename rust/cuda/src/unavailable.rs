@@ -3,6 +3,7 @@
 use crate::Version;
 use crate::device::MIN_COMPUTE_CAPABILITY;
 use crate::driver::MIN_DRIVER;
+use crate::error::CallError;
 
 /// The reason why CUDA, or one device, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,15 +62,8 @@ pub enum Unavailable {
         capability: Version,
     },
     /// A call of the driver failed.
-    #[error("{function} failed with {name}{}", hint(*code))]
-    Call {
-        /// The function.
-        function: &'static str,
-        /// The driver's code.
-        code: i32,
-        /// The driver's name of the code.
-        name: String,
-    },
+    #[error("{} failed with {}{}", .0.function(), .0.name(), hint(.0.code()))]
+    Call(#[from] CallError),
 }
 
 /// The remedy for an error of the driver, as the end of a sentence.

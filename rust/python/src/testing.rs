@@ -34,6 +34,8 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(cuda_kernels, &module)?)?;
     module.add_function(wrap_pyfunction!(compile_cuda_kernel, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_rms_norm, &module)?)?;
+    module.add_function(wrap_pyfunction!(cuda_program, &module)?)?;
+    module.add_function(wrap_pyfunction!(cuda_compile_options, &module)?)?;
     core.setattr("_testing", module)
 }
 
@@ -70,6 +72,19 @@ pub fn cuda_rms_norm(
 ) -> Result<Vec<f32>, Error> {
     let settings = CudaSettings::from_environment(nvrtc_folders);
     detach(py, || settings.rms_norm(&x, &weight))?.map_err(Error::Failed)
+}
+
+/// Runs a program on the first CUDA device.
+#[pyfunction]
+pub fn cuda_program(py: Python<'_>, nvrtc_folders: Vec<PathBuf>, name: &str) -> Result<(), Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
+    detach(py, || settings.program(name))?.map_err(Error::Failed)
+}
+
+/// The options of the compiler of CUDA kernels, besides the architecture.
+#[pyfunction]
+pub fn cuda_compile_options() -> &'static [&'static str] {
+    penstock_runner::CUDA_COMPILE_OPTIONS
 }
 
 /// Logits after each token, little-endian `f32` of shape `[tokens, vocabulary]`.

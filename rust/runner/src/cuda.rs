@@ -97,6 +97,20 @@ impl CudaSettings {
         penstock_cuda::testing::rms_norm(&compiler, x, weight).map_err(|error| error.to_string())
     }
 
+    /// A program of [`penstock_cuda::testing`] by its name.
+    #[cfg(feature = "testing")]
+    pub fn program(&self, name: &str) -> Result<(), String> {
+        use penstock_cuda::testing;
+        let compiler = self.compiler(None).map_err(|error| error.to_string())?;
+        let ended = match name {
+            "defects" => testing::defects(),
+            "fork" => testing::fork(),
+            "threads" => testing::threads(&compiler),
+            other => Err(format!("there is no program {other}").into()),
+        };
+        ended.map_err(|error| error.to_string())
+    }
+
     fn nvrtc(&self, driver: Option<&Driver>) -> Result<Nvrtc, NvrtcError> {
         Nvrtc::find(&Search {
             library: self.nvrtc.clone(),

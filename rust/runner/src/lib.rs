@@ -41,6 +41,8 @@ pub use error::LaunchError;
 pub use host::Host;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo, NumaInfo, WeightFormatInfo};
 pub use launch::launch;
+#[cfg(feature = "testing")]
+pub use penstock_cuda::OPTIONS as CUDA_COMPILE_OPTIONS;
 pub use penstock_device::{Profile, ProfileRow};
 pub use penstock_models::ProgressCallback;
 #[cfg(feature = "testing")]
