@@ -41,6 +41,7 @@ CHECKED = {
     "region_unwritten": [
         "read of memory that was never written: saxpy, read of 4 bytes of .* at sound.cu:LINE",
     ],
+    "region_outside": [f"region outside of device memory: {1 << 60} bytes"],
 }
 
 #: Defects that all kernels show.

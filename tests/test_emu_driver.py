@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import signal
-import subprocess
-import sys
 import tomllib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import penstock
 from emu import build
 from emu.client import (
     CAPTURE_INVALIDATED,
@@ -30,7 +27,7 @@ from emu.client import (
     OUT_OF_MEMORY,
 )
 from support import cuda
-from support.emulator import PLANTS, driver, plants, run, start
+from support.emulator import PLANTS, run, run_program, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +47,7 @@ KINDS = pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked
         ("vectors", [0.5, 2.0, 3.5, 5.0]),
         ("graph", [6.0, 69.0, 702.0]),
         ("regions", None),
+        ("loading_beside_a_step", None),
         ("every_call", None),
     ],
 )
@@ -75,8 +73,7 @@ def test_objects_and_addresses_are_used_again(*, checked: bool) -> None:
 
 
 def test_every_function_is_defined_and_called_by_a_scenario() -> None:
-    library = ctypes.CDLL(str(driver()))
-    assert [name for name in CALLS if not hasattr(library, name)] == []
+    assert run("missing_functions", str(build.HERE / "calls.txt")).result == []
     source = "".join((build.HERE / f"{name}.py").read_text() for name in ("client", "scenarios"))
     assert [name for name in CALLS if f'"{name}"' not in source] == []
 
@@ -110,24 +107,76 @@ def test_device_exists_only_on_request() -> None:
     assert outcome.error == ["cuInit", NO_DEVICE]
 
 
-SCRIPT = """
-import penstock
-(device,) = penstock.cuda_info().devices
-print(device.name, device.compute_capability, device.total_memory, device.reason)
-"""
+def describe() -> list[Any]:
+    """The facts about the device that Penstock reports."""
+    (device,) = penstock.cuda_info().devices
+    free, total = device.free_memory, device.total_memory
+    return [device.name, device.compute_capability, free, total, device.reason]
 
 
 def test_penstock_finds_the_emulated_device() -> None:
-    settings = {
-        "EMU": "1",
-        "EMU_KERNELS": str(plants(checked=False)),
-        "EMU_ARCH": "80",
-        "LD_LIBRARY_PATH": str(driver().parent),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == f"Emulated device 8.0 {2 << 30} None\n", done.stderr
+    ended = run_program(describe, EMU_ARCH="80", EMU_MEMORY=str(1 << 30))
+    assert ended.result == ["Emulated device", "8.0", 1 << 30, 1 << 30, None]
+    assert ended.findings == []
+
+
+def test_memory_of_the_device_has_the_size_of_the_setting() -> None:
+    code = """
+from emu.client import Device, OUT_OF_MEMORY
+d = Device("libcuda.so.1").open()
+large = d.alloc(3 << 20)
+assert d.code("cuMemAlloc_v2", (ctypes.c_uint64 * 1)(), (1 << 20) + 1) == OUT_OF_MEMORY
+d.call("cuMemFree_v2", d.disown(large))
+d.alloc((4 << 20) - 4096)
+d.alloc(4096)
+d.close()
+"""
+    assert run_program(f"import ctypes\n{code}", EMU_MEMORY=str(4 << 20)).findings == []
+
+
+@pytest.mark.parametrize("size", [2 << 30, 140 << 30])
+def test_large_memory_takes_no_memory_of_the_host(size: int) -> None:
+    code = """
+import sys
+from pathlib import Path
+from emu.client import Device, OUT_OF_MEMORY
+d = Device("libcuda.so.1").open()
+stream, memory = d.stream(), d.alloc(int(sys.argv[1]))
+d.call("cuMemsetD8Async", memory + int(sys.argv[1]) - 4096, 0, 4096, stream)
+d.close()
+status = Path("/proc/self/status").read_text()
+(peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")]
+assert peak < 200 << 10, peak
+"""
+    assert run_program(code, size, checked=True, EMU_MEMORY=str(size)).findings == []
+
+
+LEAK = """
+import sys
+from emu.client import Device
+d = Device("libcuda.so.1").open()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "findings"),
+    [
+        ("d.close()", []),
+        ("", ["leak at the end of the process: the context"]),
+        ("d.event(); d.owned.clear(); d.close()", ["leak at the release of the context: 1 events"]),
+    ],
+)
+def test_findings_of_a_program_include_its_leaks(end: str, findings: list[str]) -> None:
+    assert run_program(LEAK.format(end)).findings == findings
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", "import os; os._exit(0)", "os.abort()"])
+def test_program_without_an_orderly_end_is_an_error(end: str) -> None:
+    with pytest.raises(AssertionError):
+        run_program(LEAK.format(end))
+    with pytest.raises(AssertionError, match="has not used the device"):
+        run_program("print()")
 
 
 def test_calls_in_the_wrong_order_are_errors() -> None:
@@ -175,6 +224,15 @@ def test_error_of_an_operation_lasts_until_the_context_ends() -> None:
     assert outcome.result == [ILLEGAL_ADDRESS, ILLEGAL_ADDRESS, 0]
     text = r"kernel failed: kernel saxpy, block \(4,0,0\).*illegal address: device memory.* at sound\.cu:\d+"
     assert [bool(re.fullmatch(text, finding)) for finding in outcome.findings] == [True]
+
+
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_each_worker_of_a_launch_reports_an_illegal_address(workers: str) -> None:
+    outcome = run("far_out_of_bounds_late", EMU_WORKERS=workers)
+    assert outcome.result == [ILLEGAL_ADDRESS] * 20
+    assert {finding.partition(", block")[0] for finding in outcome.findings} == {
+        "kernel failed: kernel scale"
+    }
 
 
 # ---- Modules from NVRTC.

@@ -103,6 +103,20 @@ def far_out_of_bounds() -> list[int]:
     return [code, again, release]
 
 
+def far_out_of_bounds_late() -> list[int]:
+    """The last block of a large grid leaves the memory; the errors of a few launches."""
+    codes = []
+    for _ in range(20):
+        d = opened()
+        stream, size = d.stream(), 4 << 20
+        x = d.alloc(size)
+        d.call("cuMemsetD8Async", x, 0, size, stream)
+        d.launch(stream, "scale", (size // 1024 + 8, 256), 1.0, x, size // 4 + 2048, 1)
+        codes.append(d.code("cuStreamSynchronize", stream))
+        d.code("cuDevicePrimaryCtxRelease_v2", 0)
+    return codes
+
+
 def bad_pointer() -> int:
     """A copy from an address that is not allocated."""
     d = opened()
@@ -166,6 +180,13 @@ def region_unwritten() -> None:
     d.region(x, 256, 1, stream)
     saxpy(d, stream, x, y)
     d.wait(stream)
+
+
+def region_outside() -> None:
+    """A range that is not in the device's memory."""
+    d = opened()
+    x, _ = ready(d, d.stream())
+    d.region(x, 1 << 60, 1, 0)
 
 
 # ---- Programs with a defect on the host.

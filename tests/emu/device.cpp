@@ -42,6 +42,17 @@ static void report_leaks() {
             if (leak.count) findings.add("leak at the release of the context", std::to_string(leak.count) + " " + leak.kind);
 }
 
+// At the end of a process that has used the device: appends its findings to the file EMU_FINDINGS, and a line that
+// shows that they are complete.
+static void write_findings() {
+    const char* path = getenv("EMU_FINDINGS");
+    FILE* file = path && is_initialised() ? fopen(path, "a") : nullptr;
+    if (!file) return;
+    if (primary_context.references) findings.add("leak at the end of the process", "the context");
+    fprintf(file, "%send of the process\n", findings.text().c_str());
+    fclose(file);
+}
+
 }  // namespace emu
 
 using namespace emu;
@@ -59,6 +70,7 @@ CUresult cuInit(unsigned flags) {
     if (!load_library()) return CUDA_ERROR_OPERATING_SYSTEM;
     reserve_memory();
     install_fault_handler();
+    atexit(write_findings);
     initialised_by = getpid();
     return CUDA_SUCCESS;
 }

@@ -150,6 +150,23 @@ void end_capture(CUgraph_st&);  // streams and events no longer refer to the gra
 
 }  // namespace emu
 
+// ----------------------------------------------------------------------------------------------- calls by the engine
+
+// The engine calls these functions if the loaded library has them, which NVIDIA's has not. They may be called at any time
+// and do not fail.
+extern "C" {
+
+// From emuArm(1) to emuArm(0), this OS thread executes steps: its allocations and frees, and its waits for a stream or
+// for the context, are findings. Events may be waited for.
+void emuArm(int armed);
+
+// The engine's allocator gives out a range of an allocation (`is_live` is 1), whose content is undefined from then on,
+// or takes it back (0): accesses are findings until it is given out again. This happens in the order of the stream; if
+// the stream is null, at once: the host has waited for the operations that use the range.
+void emuRegion(unsigned long long pointer, unsigned long long bytes, int is_live, void* stream);
+
+}  // extern "C"
+
 struct CUctx_st {
     int references = 0;
 };

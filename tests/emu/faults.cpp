@@ -24,7 +24,7 @@ const Settings settings = {
 
 std::mutex state_mutex;
 std::atomic<int> sticky_error{0};
-static std::atomic<bool> is_armed{false};
+static thread_local bool is_armed = false;
 
 CUresult sticky() { return CUresult(sticky_error.load()); }
 
@@ -85,14 +85,12 @@ static void chain(int signal_number, siginfo_t* info, void* context) {
 
 static void on_fault(int signal_number, siginfo_t* info, void* context) {
     const uintptr_t address = uintptr_t(info->si_addr);
-    if (is_executing && is_landing_set) {
-        // One instruction on, as in a return address, which `place` expects.
-        void* pc = reinterpret_cast<void*>(program_counter(static_cast<ucontext_t*>(context)) + 1);
-        char text[100];
-        snprintf(text, sizeof text, "%s memory, 0x%zx", is_device_address(address) ? "device" : "host", size_t(address));
-        library->abandon(address, text, pc);  // does not return if a kernel runs
-        __builtin_longjmp(landing, 1);
-    }
+    // One instruction on, as in a return address, which `place` expects.
+    void* pc = reinterpret_cast<void*>(program_counter(static_cast<ucontext_t*>(context)) + 1);
+    char text[100];
+    snprintf(text, sizeof text, "%s memory, 0x%zx", is_device_address(address) ? "device" : "host", size_t(address));
+    library->abandon(address, text, pc);  // does not return if this OS thread runs a kernel
+    if (is_executing && is_landing_set) __builtin_longjmp(landing, 1);
     if (is_device_address(address)) {
         static const char text[] = "emu: host code accesses device memory\n";
         if (write(STDERR_FILENO, text, sizeof text - 1) < 0) {}
@@ -168,8 +166,7 @@ unsigned emuCount(const char* call) {
     return calls[call];
 }
 
-// While armed, allocations, frees and synchronisation are findings: the engine executes a step.
-void emuArm(int on) { is_armed = on; }
+void emuArm(int armed) { is_armed = armed; }
 
 // The findings so far, a line each; returns their number.
 size_t emuFindings(char* text, size_t size) {
@@ -184,17 +181,21 @@ void emuClear() {
     faults.clear(), calls.clear();
 }
 
-// For the engine's own allocator: from this point of the stream on, a range of its arena is allocated and not written,
-// or is free.
-void emuRegion(unsigned long long begin, size_t size, int is_live, CUstream_st* stream) {
-    if (!shadow.is_on) return;
+void emuRegion(unsigned long long begin, unsigned long long size, int is_live, void* stream) {
+    if (!shadow.is_on || !size) return;
+    uintptr_t first, end;
+    device_range(first, end);
+    if (begin < first || begin >= end || size > end - begin)
+        return findings.add("region outside of device memory", std::to_string(size) + " bytes");
+    const Shadow::State state = is_live ? Shadow::UNWRITTEN : Shadow::FREED;
+    if (!stream) {
+        Guard guard(shadow.mutex);
+        return shadow.mark(begin, size, state);
+    }
     Work work;
     work.name = "region";
-    work.task = [=](const Doing&) {
-        shadow.mark(begin, size, is_live ? Shadow::UNWRITTEN : Shadow::FREED);
-        return CUDA_SUCCESS;
-    };
-    submit(stream, std::move(work));
+    work.task = [=](const Doing&) { return shadow.mark(begin, size, state), CUDA_SUCCESS; };
+    submit(static_cast<CUstream_st*>(stream), std::move(work));
 }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
-// Runs all blocks of a launch, on one OS thread or shared out to a few (EMU_WORKERS).
+// Runs all blocks of a launch, on one OS thread or shared out to several (EMU_WORKERS).
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -54,7 +55,7 @@ static int find_image(dl_phdr_info* info, size_t, void* out) {
 }
 
 static const Image& image_of(const Kernel* kernel) {
-    if (image.symbol != uintptr_t(kernel)) {
+    if (!image.all.contains(uintptr_t(kernel))) {
         image = {uintptr_t(kernel), {}, {}};
         dl_iterate_phdr(find_image, &image);
     }
@@ -63,7 +64,7 @@ static const Image& image_of(const Kernel* kernel) {
 
 bool is_private(uintptr_t p) {
     const Runner& r = *runner;
-    return p - uintptr_t(r.all_stacks) < STACK * MAX_THREADS || p - uintptr_t(&r) < sizeof r || image.all.contains(p);
+    return p - uintptr_t(&r) < sizeof r || image.all.contains(p);
 }
 
 // ------------------------------------------------------------------------------------------------- blocks of a grid
@@ -77,6 +78,7 @@ void Runner::prepare(const Kernel* k, Launch* l, unsigned number) {
     b.index = {number % b.grid.x, number / b.grid.x % b.grid.y, number / b.grid.x / b.grid.y};
     b.warps = (n + WARP - 1) / WARP, b.live = n, b.interval = 0, b.linear = number;
     b.observer = l->observer, b.is_dependent = l->is_dependent;
+    b.stacks = uintptr_t(all_stacks), b.stacks_size = STACK * MAX_THREADS;
     memset(b.barriers, 0, sizeof b.barriers);
 
     // Otherwise the previous block has left the threads as they were at its begin.
@@ -116,7 +118,8 @@ void Runner::prepare(const Kernel* k, Launch* l, unsigned number) {
     emu::block = &b;
 }
 
-// OS threads that help with the blocks of a launch; made at the first use and never ended.
+// OS threads that help with the blocks of a launch; made at the first use and never ended. Their wake-up takes longer
+// than a small launch, so a launch asks for help when it has run for a while.
 class Helpers {
     std::mutex mutex;
     std::condition_variable changed;
@@ -127,10 +130,11 @@ class Helpers {
     void help() {
         std::unique_lock<std::mutex> lock(mutex);
         for (uint64_t seen = 0;;) {
-            changed.wait(lock, [&] { return turn != seen; });
-            seen = turn;
+            changed.wait(lock, [&] { return job && turn != seen; });
+            seen = turn, busy++;
+            const std::function<void()>& work = *job;
             lock.unlock();
-            (*job)();
+            work();
             lock.lock();
             if (!--busy) changed.notify_all();
         }
@@ -143,21 +147,24 @@ class Helpers {
     explicit Helpers(unsigned n) : count(n) {
         for (unsigned i = 0; i < n; i++) std::thread(&Helpers::help, this).detach();
     }
-    void run(const std::function<void()>& work) {
-        {
-            std::lock_guard<std::mutex> guard(mutex);
-            job = &work, turn++, busy = count;
-        }
+    void start(const std::function<void()>& work) {
+        std::lock_guard<std::mutex> guard(mutex);
+        job = &work, turn++;
         changed.notify_all();
-        work();
+    }
+    // Waits for the helpers that have begun; the others do not begin any more.
+    void finish() {
         std::unique_lock<std::mutex> lock(mutex);
+        job = nullptr;
         changed.wait(lock, [&] { return !busy; });
     }
 };
 
+// EMU_WORKERS, or a thread for each core.
 static unsigned num_helpers() {
-    const char* workers = getenv("EMU_WORKERS");
-    return workers && atoi(workers) > 1 ? atoi(workers) - 1 : 0;
+    const char* setting = getenv("EMU_WORKERS");
+    const unsigned workers = setting ? atoi(setting) : std::thread::hardware_concurrency();
+    return workers > 1 ? workers - 1 : 0;
 }
 
 // The runner of an OS thread. Those of ended threads are used again: their stacks are many mappings, of which a process may
@@ -187,28 +194,53 @@ struct RunnerOfThread {
     }
 };
 
-bool run(const Kernel* kernel, Launch* launch) {
-    const uint64_t blocks = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
+using Clock = std::chrono::steady_clock;
+
+// The blocks of a launch, which OS threads take one by one.
+class Blocks {
+    const Kernel* kernel;
+    Launch* launch;
+    const uint64_t count;
     std::atomic<uint64_t> next{0};
-    std::atomic<bool> has_failed{false};
-    const std::function<void()> work = [&] {
+    std::atomic<bool> is_failed{false};
+
+  public:
+    Blocks(const Kernel* k, Launch* l) : kernel(k), launch(l), count(uint64_t(l->grid[0]) * l->grid[1] * l->grid[2]) {}
+
+    // Runs blocks as long as there are more and `end` has not come, but at least one.
+    void run(Clock::time_point end) {
         static thread_local RunnerOfThread of_thread;
         Runner* own = runner = of_thread.own;
         Launch mine = *launch;  // each OS thread has its own text of an error
-        for (uint64_t i; !has_failed && (i = next++) < blocks;) {
+        do {
+            const uint64_t i = next++;
+            if (i >= count) break;
             own->prepare(kernel, &mine, unsigned(i));
-            if (own->run_block() || has_failed.exchange(true)) continue;
+            if (own->run_block() || is_failed.exchange(true)) continue;
             memcpy(launch->error, mine.error, sizeof mine.error);
             launch->failed_pc = mine.failed_pc;
-        }
+        } while (has_more() && Clock::now() < end);
         emu::block = nullptr;
-    };
+    }
+    bool has_more() const { return !is_failed && next < count; }
+    bool has_failed() const { return is_failed; }
+};
+
+constexpr std::chrono::microseconds ALONE{50};  // before a launch asks for help
+
+bool run(const Kernel* kernel, Launch* launch) {
+    Blocks blocks(kernel, launch);
     static Helpers* helpers = new Helpers(num_helpers());
     // Accesses are observed one at a time, so instrumented launches have no use for helpers.
-    std::unique_lock<std::mutex> lock(helpers->one, std::defer_lock);
-    if (helpers->count && blocks > 1 && !launch->observer && lock.try_lock()) helpers->run(work);
-    else work();
-    return !has_failed;
+    const bool can_be_helped = helpers->count && !launch->observer;
+    blocks.run(can_be_helped ? Clock::now() + ALONE : Clock::time_point::max());
+    if (!blocks.has_more()) return !blocks.has_failed();
+    const std::function<void()> work = [&] { blocks.run(Clock::time_point::max()); };
+    std::unique_lock<std::mutex> lock(helpers->one, std::try_to_lock);
+    if (lock) helpers->start(work);
+    work();
+    if (lock) helpers->finish();
+    return !blocks.has_failed();
 }
 
 const char* launch(const Kernel* kernel, const unsigned grid[3], const unsigned block[3], unsigned shared,

@@ -16,6 +16,7 @@ inline __attribute__((always_inline)) void observe(const volatile void* pointer,
     if (!b || !b->observer) return;
     const Observer& o = *b->observer;
     const uintptr_t p = reinterpret_cast<uintptr_t>(pointer);
+    if (p - b->stacks < b->stacks_size) return;
     const bool is_observed = (p >= o.device && p < o.device_end) ||
                              (p >= o.dynamic_shared && p < o.dynamic_shared_end) ||
                              (p >= o.static_shared && p < o.static_shared_end);

@@ -72,6 +72,7 @@ struct Block {
     } barriers[MAX_BARRIERS];
     bool is_dependent;
     Observer* observer;
+    uintptr_t stacks, stacks_size;  // of its threads
 };
 
 // Initial-exec, so that a read is one instruction. The kernels' libraries cannot have variables of this model: their
@@ -86,7 +87,7 @@ void barrier(unsigned number, unsigned threads, const char* file, int line);  //
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void fail_at(void* pc, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// Memory of the runtime and of the kernel's library: stacks, thread indices, constants.
+// Memory of the runtime and of the kernel's library: thread indices, constants.
 bool is_private(uintptr_t address);
 
 // The functions of abi.h, without the search for kernels.

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from emu.client import Device, DriverError, Pinned, Pointer
@@ -135,6 +136,27 @@ def regions() -> None:
     d.after(stream, other)
     saxpy(d, stream, x, y)
     d.wait(stream)
+    d.region(y, SIZE, 0, 0)
+    d.region(y, SIZE, 1, 0)
+    d.upload(stream, y, numbers(d))
+    saxpy(d, stream, x, y)
+    d.wait(stream)
+    d.close()
+
+
+def loading_beside_a_step() -> None:
+    """A thread loads while another one executes a step."""
+    d = opened()
+    context = d.output(ctypes.c_void_p, "cuCtxGetCurrent")
+
+    def load() -> None:
+        d.call("cuCtxSetCurrent", context)
+        ready(d, d.stream())
+
+    with d.step():
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
     d.close()
 
 
@@ -252,13 +274,22 @@ def every_call_of_memory(d: Device) -> None:
     d.call("cuMemHostUnregister", copied)
 
 
+def names_in(path: str) -> list[str]:
+    """The words of a file."""
+    with open(path) as file:  # noqa: PTH123
+        return file.read().split()
+
+
+def missing_functions(path: str) -> list[str]:
+    """The functions of a list that the driver does not have."""
+    return [name for name in names_in(path) if not hasattr(Device().library, name)]
+
+
 def each_call_fails(path: str) -> dict[str, list[Any]]:
     """Let each function of a list fail once, in a fresh context; the error that the program has got."""
-    with open(path) as file:  # noqa: PTH123
-        names = file.read().split()
     probe = Device()
     outcome: dict[str, list[Any]] = {}
-    for name in names:
+    for name in names_in(path):
         assert probe.fault(name, 1, 2)
         try:
             every_call()

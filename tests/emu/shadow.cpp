@@ -9,6 +9,8 @@
 namespace emu {
 
 constexpr size_t GRANULE = 16, CELL = 4;  // bytes of an entry of `operations` and of `threads`
+constexpr size_t PAGE = 4096;             // bytes of an entry of `page_states`
+constexpr size_t LARGE = 64 * PAGE;
 
 template <class T>
 static T* table(size_t length) {
@@ -21,13 +23,27 @@ static T* table(size_t length) {
 void Shadow::open(uintptr_t begin, size_t length) {
     base = begin, size = length;
     states = table<State>(size);
+    page_states = table<State>(size / PAGE);
     operations = table<Operations>(size / GRANULE);
     threads = table<Threads>(size / CELL);
     is_on = true;
 }
 
 void Shadow::mark(uintptr_t begin, size_t length, State state) {
-    if (is_on) memset(states + (begin - base), state, length);
+    if (!is_on) return;
+    const size_t first = begin - base, end = first + length;
+    if (length < LARGE) return (void)memset(states + first, state, length);
+    const size_t pages = (first + PAGE - 1) / PAGE * PAGE, pages_end = end / PAGE * PAGE;
+    memset(states + first, state, pages - first);
+    madvise(states + pages, pages_end - pages, MADV_DONTNEED);  // AS_PAGE
+    memset(page_states + pages / PAGE, state, (pages_end - pages) / PAGE);
+    memset(states + pages_end, state, end - pages_end);
+}
+
+Shadow::State Shadow::state_of(size_t offset) const {
+    if (states[offset] != AS_PAGE) return states[offset];
+    const State state = page_states[offset / PAGE];
+    return state == AS_PAGE ? UNALLOCATED : state;
 }
 
 void Shadow::report(const char* defect, const Access& a, const std::string& details) {
@@ -52,20 +68,21 @@ void Shadow::check_operation(uintptr_t begin, size_t length, bool is_write, cons
     a.address = begin, a.size = unsigned(length), a.is_write = is_write;
     if (begin < base || length > size || begin - base > size - length) return report("out of bounds", a);
 
-    State* state = states + (begin - base);
     for (size_t i = 0; i < length; i++) {
-        if (state[i] == WRITTEN || (state[i] == UNWRITTEN && is_write)) continue;
+        const State state = state_of(begin - base + i);
+        if (state == WRITTEN) continue;
+        if (state == UNWRITTEN && is_write) {
+            states[begin - base + i] = WRITTEN;
+            continue;
+        }
         a.address = begin + i, a.size = unsigned(length - i);
-        report(state[i] == UNALLOCATED ? "out of bounds" :
-               state[i] == FREED       ? "use after free" :
-                                         "read of memory that was never written", a);
-        break;
+        report(state == UNALLOCATED ? "out of bounds" :
+               state == FREED       ? "use after free" :
+                                      "read of memory that was never written", a);
+        // Bytes that do not belong to an allocation stay so, for the reports of other accesses.
+        if (!is_write) break;
     }
     a.address = begin, a.size = unsigned(length);
-    // Bytes that do not belong to an allocation stay so, for the reports of other accesses.
-    if (is_write)
-        for (size_t i = 0; i < length; i++)
-            if (state[i] == UNWRITTEN) state[i] = WRITTEN;
 
     const bool is_early = access && access->is_early;
     auto is_before = [&](unsigned actor, uint32_t index) {

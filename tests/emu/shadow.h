@@ -32,7 +32,7 @@ struct Doing {
 
 class Shadow {
   public:
-    enum State : uint8_t { UNALLOCATED, UNWRITTEN, WRITTEN, FREED };
+    enum State : uint8_t { AS_PAGE, UNALLOCATED, UNWRITTEN, WRITTEN, FREED };
 
     bool is_on = false;
     std::mutex mutex;  // operations are executed one at a time while they are checked
@@ -67,7 +67,8 @@ class Shadow {
 
     uintptr_t base = 0;
     size_t size = 0;
-    State* states = nullptr;          // per byte
+    State* states = nullptr;           // per byte: a state, or AS_PAGE
+    State* page_states = nullptr;      // large ranges have a state per page, so the bytes take no memory of the host
     Operations* operations = nullptr;  // per 16 bytes
     Threads* threads = nullptr;        // per 4 bytes
     uint32_t launch = 0;               // a number of the kernel
@@ -77,6 +78,7 @@ class Shadow {
     std::vector<Threads> shared_threads;    // per 4 bytes of shared memory, dynamic and then static
     std::vector<uint32_t> shared_written;  // the block that wrote them
 
+    State state_of(size_t offset) const;
     void check_operation(uintptr_t begin, size_t size, bool is_write, const Doing&, const Access*);
     void access_shared(const Access&);
     void report(const char* defect, const Access& access, const std::string& details = "");

@@ -1,4 +1,4 @@
-"""Scenarios of the emulated CUDA driver, each in a process of its own."""
+"""Programs on the emulated CUDA driver, each in a process of its own: scenarios and users of Penstock."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from emu.scenarios import image
 from support import cuda
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 PLANTS = build.HERE / "plants"
@@ -68,6 +69,55 @@ def run(scenario: str, *arguments: str, checked: bool = False, **environment: st
     done = start(scenario, *arguments, checked=checked, **environment)
     assert done.returncode == 0, done.stderr
     return Outcome(**json.loads(done.stdout))
+
+
+#: Compiled kernels of all programs: NVRTC compiles each once per machine.
+CACHE = build.OUTPUT / "cache"
+#: The code that calls a function of a module.
+CALL = "import json, sys; from {0} import {1}; print(json.dumps({1}(*sys.argv[1:])))"
+#: The last line of the report of a process.
+END = "end of the process"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program."""
+
+    output: str
+    errors: str
+    findings: list[str]
+
+    @property
+    def result(self) -> Any:
+        """The value that the function has returned."""
+        return json.loads(self.output.splitlines()[-1])
+
+
+def run_program(
+    program: str | Callable[..., object], *arguments: object, checked: bool = False, **environment: str
+) -> Ended:
+    """Run Python code, or a function of a module, with Penstock on the emulated device.
+
+    The arguments are passed as texts. A function returns a value for JSON. The process uses the device and
+    ends with status 0. The findings are those at its end; a context that is still in use is one of them.
+    """
+    code = program if isinstance(program, str) else CALL.format(program.__module__, program.__name__)
+    command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
+    with tempfile.NamedTemporaryFile("r") as report:
+        settings = {
+            "EMU": "1",
+            "EMU_FINDINGS": report.name,
+            "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
+            "LD_LIBRARY_PATH": str(driver().parent),
+            "PENSTOCK_CACHE": str(CACHE),
+            "PYTHONPATH": os.pathsep.join([str(build.HERE.parent), *sys.path]),
+        }
+        process = os.environ | settings | environment
+        done = subprocess.run(command, env=process, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = report.read().splitlines()
+    assert lines[-1:] == [END], f"the process has not used the device, or not ended in order\n{done.stderr}"
+    return Ended(done.stdout, done.stderr, lines[:-1])
 
 
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
