@@ -45,11 +45,11 @@ __all__ = [
     "__version__",
     "best_of",
     "candidate_params",
-    "check_device",
     "check_output",
     "convert",
     "cuda_info",
     "describe",
+    "resolve_device",
     "score",
 ]
 
@@ -76,8 +76,8 @@ class EngineConfig:
     Computation:
 
     - `device`: Device that computes. `"auto"`, `"cpu"`, `"cuda"`, or `"cuda:1"` for another of the visible
-      CUDA devices. Models run on the CPU in this version, which is the choice of `"auto"`; a CUDA device
-      raises `DeviceUnavailableError`, which says whether there is one. Default: `"auto"`.
+      CUDA devices. `"auto"` is the first CUDA device that can be used, and the CPU without one. A CUDA
+      device that cannot be used raises `DeviceUnavailableError` with the reason. Default: `"auto"`.
     - `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:
       `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if all are
       quantised.
@@ -253,9 +253,9 @@ class EngineConfig:
     def device(self) -> str:
         """Device that computes.
 
-        `"auto"`, `"cpu"`, `"cuda"`, or `"cuda:1"` for another of the visible CUDA devices. Models run on
-        the CPU in this version, which is the choice of `"auto"`; a CUDA device raises
-        `DeviceUnavailableError`, which says whether there is one.
+        `"auto"`, `"cpu"`, `"cuda"`, or `"cuda:1"` for another of the visible CUDA devices. `"auto"` is the
+        first CUDA device that can be used, and the CPU without one. A CUDA device that cannot be used
+        raises `DeviceUnavailableError` with the reason.
 
         Default: `"auto"`.
         """
@@ -3069,12 +3069,14 @@ class ModelInfo:
     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.
     - `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests.
     - `max_paused`: Maximum number of paused outputs.
-    - `threads`: Number of compute threads.
+    - `device`: Device that computes: `cpu`, or a CUDA device such as `cuda:0`.
+    - `threads`: Number of compute threads of the host.
     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
-    - `isa`: Instruction set of the kernels. `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,
-      `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has;
-      `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first rounds the
-      activations of bf16 matrices to bf16, the second is experimental.
+    - `isa`: Instruction set of the kernels. The architecture of a CUDA device, such as `sm_90a`. On the
+      CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
+      `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
+      another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16
+      matrices to bf16, the second is experimental.
     """
 
     def __new__(
@@ -3103,6 +3105,7 @@ class ModelInfo:
         max_unfinished: int,
         max_output_bytes: int,
         max_paused: int,
+        device: str,
         threads: int,
         numa: NumaInfo | None,
         isa: str,
@@ -3200,8 +3203,12 @@ class ModelInfo:
         """Maximum number of paused outputs."""
 
     @property
+    def device(self) -> str:
+        """Device that computes: `cpu`, or a CUDA device such as `cuda:0`."""
+
+    @property
     def threads(self) -> int:
-        """Number of compute threads."""
+        """Number of compute threads of the host."""
 
     @property
     def numa(self) -> NumaInfo | None:
@@ -3211,10 +3218,10 @@ class ModelInfo:
     def isa(self) -> str:
         """Instruction set of the kernels.
 
-        `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
-        `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
-        another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16
-        matrices to bf16, the second is experimental.
+        The architecture of a CUDA device, such as `sm_90a`. On the CPU `portable`, `avx2`, `avx_vnni`,
+        `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default
+        is the best one the CPU has; `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the
+        default: the first rounds the activations of bf16 matrices to bf16, the second is experimental.
         """
 
     def to_dict(self) -> dict[str, Any]:
@@ -3263,6 +3270,7 @@ class Engine:
         config: EngineConfig,
         host: Host,
         progress: Callable[[int, int], object] | None = None,
+        nvrtc_folders: Sequence[str | os.PathLike[str]] = (),
     ) -> Engine:
         """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
 
@@ -3565,8 +3573,13 @@ def convert(
 def cuda_info(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
     """The driver, its devices, and the compiler, searched in these folders; see `penstock.cuda_info`."""
 
-def check_device(config: EngineConfig) -> None:
-    """Raise `DeviceUnavailableError` if no engine of this configuration can be opened here."""
+def resolve_device(
+    config: EngineConfig, nvrtc_folders: Sequence[str | os.PathLike[str]]
+) -> str:
+    """The device that computes for this configuration, such as `"cpu"` or `"cuda:0"`.
+
+    Searches the compiler in these folders first. Raises `DeviceUnavailableError`.
+    """
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata of a model, with `config` and `generation_config` as JSON; see `penstock.describe`.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
 from penstock._core import Host
+from penstock._cuda import nvrtc_folders
 from penstock._options import merge
 from penstock.chat import Chat, has_messages, is_large
 from penstock.errors import (
@@ -33,6 +34,7 @@ from penstock.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import Prompt
@@ -81,6 +83,8 @@ class Session:
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
+        self._device = self.config.device
+        self._nvrtc_folders: Sequence[Path] = ()
         self._path: str | bytes = ""  # the model's files, once it was opened
         self._tokenizer: Tokenizer  # of `_native`
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
@@ -100,9 +104,11 @@ class Session:
         self._phase = "starting"
         return True
 
-    def check_device(self) -> None:
-        """Check the device, before a model is downloaded for it; slow, can run in any thread."""
-        _core.check_device(self.config)
+    def resolve_device(self) -> None:
+        """Find the device, before a model is downloaded for it; slow, can run in any thread."""
+        if self.config.device != "cpu":
+            self._nvrtc_folders = nvrtc_folders()
+        self._device = _core.resolve_device(self.config, self._nvrtc_folders)
 
     def must_wake(self) -> bool:
         """Whether the caller has to call `reopen`; false if the engine is open."""
@@ -150,10 +156,10 @@ class Session:
             if self._progress is not None:
                 self._progress(done, total)
 
-        config = self.config
+        config = self.config.replace(device=self._device)
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
-        native = _core.Engine.open(path, config, self.host, on_progress)
+        native = _core.Engine.open(path, config, self.host, on_progress, self._nvrtc_folders)
         try:
             for adapter in adapters:
                 native.load_adapter(adapter.name, adapter.path, check_cancelled=check_cancelled)

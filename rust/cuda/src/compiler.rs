@@ -36,25 +36,28 @@ impl KernelCompiler {
         self.sources.names()
     }
 
-    /// The image of a file such as `rms_norm.cu` for an architecture such as `sm_90a`.
-    pub fn image(&self, name: &str, architecture: &str) -> Result<Vec<u8>, CompileError> {
+    /// The image of a file such as `rms_norm.cu` for an architecture such as `sm_90a`. If `variant` is not empty, it is the
+    /// value of the macro `VARIANT`, and only those kernels are compiled.
+    pub fn image(&self, name: &str, variant: &str, architecture: &str) -> Result<Vec<u8>, CompileError> {
         let source = self.sources.get(name).ok_or_else(|| CompileError::UnknownKernel(name.to_owned()))?;
         let program = Program { name, source, headers: self.sources.headers() };
-        let entry = self.entry(program, architecture);
+        let variant = (!variant.is_empty()).then(|| format!("-DVARIANT={variant}"));
+        let options: Vec<&str> = OPTIONS.iter().copied().chain(variant.as_deref()).collect();
+        let entry = self.entry(program, architecture, &options);
         if let Some(image) = self.cache.as_ref().and_then(|cache| cache.get(entry)) {
             return Ok(image);
         }
-        let image = self.nvrtc.compile(program, architecture, OPTIONS)?;
+        let image = self.nvrtc.compile(program, architecture, &options)?;
         if let Some(cache) = &self.cache {
             cache.put(entry, &image);
         }
         Ok(image)
     }
 
-    fn entry(&self, program: Program<'_>, architecture: &str) -> Entry {
+    fn entry(&self, program: Program<'_>, architecture: &str, options: &[&str]) -> Entry {
         let version = self.nvrtc.version().to_string();
         let texts = [env!("CARGO_PKG_VERSION"), version.as_str(), architecture, program.name, program.source];
         let headers = program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]);
-        Entry::new(texts.into_iter().chain(OPTIONS.iter().copied()).chain(headers))
+        Entry::new(texts.into_iter().chain(options.iter().copied()).chain(headers))
     }
 }

@@ -16,6 +16,9 @@ use crate::error::CudaError;
 pub struct DevicePointer(pub sys::CUdeviceptr);
 
 impl DevicePointer {
+    /// No address, for optional arguments of kernels.
+    pub const NULL: Self = Self(0);
+
     /// The address of a place behind it.
     pub fn offset(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)

@@ -31,7 +31,7 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
 /// Any error of the driver; everything is freed.
 pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, Box<dyn Error>> {
     let (device, context) = open()?;
-    let image = compiler.image("rms_norm.cu", &device.architecture())?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
     // SAFETY: the image is the compiler's.
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
     let (copies, compute) = (Stream::new(&context)?, Stream::new(&context)?);
@@ -175,7 +175,7 @@ pub fn defects() -> Result<(), Box<dyn Error>> {
 pub fn threads(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
     let driver = Driver::open(None)?;
     let device = Device::read(&driver, 0)?;
-    let image = compiler.image("rms_norm.cu", &device.architecture())?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
     let context = unbound(&driver, || Context::open(&driver, &device))??;
     unbound(&driver, || context.memory())??;
     let stream = apart(|| Stream::new(&context))??;

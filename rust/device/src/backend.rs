@@ -164,6 +164,10 @@ pub trait Backend: Send + 'static {
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
 
+    /// Bytes of the host that are available for the host tier, if the device has memory of its own: the host tier is not
+    /// part of the reserved memory then. `None` if the memory is that of the host.
+    fn host_memory(&self) -> Option<u64>;
+
     /// Whether a matrix of this many columns can have this format.
     fn supports(&self, format: WeightFormat, columns: usize) -> bool;
 

@@ -11,6 +11,7 @@ pub mod backend;
 pub mod bfc;
 mod counts;
 pub mod cpu;
+pub mod cuda;
 mod profile;
 mod sample;
 mod step;

@@ -28,7 +28,7 @@ pub struct StepSpec {
 
 impl StepSpec {
     /// Most entries in the block tables of one step.
-    fn blocks(&self) -> usize {
+    pub(crate) fn most_blocks(&self) -> usize {
         self.sequences.saturating_mul(self.positions.div_ceil(self.block_size))
     }
 }
@@ -123,7 +123,7 @@ impl StepInputs {
             extra_rotations: Vec::new(),
             query_scales: Vec::new(),
             sequences: room(sequences)?,
-            blocks: room(spec.blocks())?,
+            blocks: room(spec.most_blocks())?,
             output_rows: room(tokens)?,
             adapters: Vec::new(),
         })
@@ -132,7 +132,7 @@ impl StepInputs {
     /// Bytes that [`with_room`](Self::with_room) takes.
     pub fn bytes(spec: &StepSpec) -> u64 {
         let (row, sequence) = (5 * size_of::<u32>(), size_of::<AttentionRow>());
-        let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.blocks(), size_of::<u32>())];
+        let parts = [(spec.tokens, row), (spec.sequences, sequence), (spec.most_blocks(), size_of::<u32>())];
         parts
             .into_iter()
             .fold(0, |sum, (count, bytes)| sum.saturating_add((count as u64).saturating_mul(bytes as u64)))

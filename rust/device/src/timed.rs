@@ -129,6 +129,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.reserve(bytes)
     }
 
+    fn host_memory(&self) -> Option<u64> {
+        self.inner.host_memory()
+    }
+
     fn reserve_outside(&mut self, bytes: u64) {
         self.inner.reserve_outside(bytes);
     }

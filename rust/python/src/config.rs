@@ -1,5 +1,6 @@
 //! `EngineConfig`: reading its keywords, and the configuration of the runner.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_frontend::field::Field;
@@ -37,9 +38,14 @@ impl PyEngineConfig {
         })
     }
 
-    /// The configuration of the runner. Fields that are not set come from the environment.
-    pub fn with_environment(&self) -> Result<penstock_runner::EngineConfig, Error> {
-        Ok(self.requested().with_environment().map_err(penstock_runner::LaunchError::Config)?)
+    /// The configuration of the runner. Fields that are not set come from the environment; the compiler of CUDA kernels is
+    /// searched in `nvrtc_folders` first.
+    pub fn with_environment(
+        &self,
+        nvrtc_folders: Vec<PathBuf>,
+    ) -> Result<penstock_runner::EngineConfig, Error> {
+        let config = self.requested().with_environment(nvrtc_folders);
+        Ok(config.map_err(penstock_runner::LaunchError::Config)?)
     }
 
     fn requested(&self) -> penstock_runner::EngineConfig {

@@ -33,7 +33,7 @@ pub fn convert(
 ) -> Result<(), Error> {
     let host = host.inner()?;
     logs::listen(py)?;
-    let config = config.with_environment()?;
+    let config = config.with_environment(Vec::new())?;
     let mut reporting = LoadProgress::new(progress);
     let converted = detach(py, || {
         let checkpoint = Checkpoint::open(&path)?;

@@ -1,4 +1,4 @@
-//! `cuda_info` and `check_device`: CUDA as the process finds it.
+//! `cuda_info` and `resolve_device`: CUDA as the process finds it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,9 +20,13 @@ pub fn cuda_info(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> Result<PyCudaIn
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn check_device(py: Python<'_>, config: &PyEngineConfig) -> Result<(), Error> {
-    let settings = CudaSettings::from_environment(Vec::new());
+pub fn resolve_device(
+    py: Python<'_>,
+    config: &PyEngineConfig,
+    nvrtc_folders: Vec<PathBuf>,
+) -> Result<String, Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
     logs::listen(py)?;
     let device = config.config.device;
-    Ok(detach(py, || penstock_runner::check_device(device, settings.visible_devices.as_deref()))??)
+    Ok(detach(py, || penstock_runner::resolve_device(device, &settings))??.to_string())
 }

@@ -50,7 +50,7 @@ mod _core {
     #[pymodule_export]
     use crate::convert_model::{check_output, convert};
     #[pymodule_export]
-    use crate::cuda::{check_device, cuda_info};
+    use crate::cuda::{cuda_info, resolve_device};
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]

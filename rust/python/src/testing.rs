@@ -57,7 +57,7 @@ pub fn compile_cuda_kernel<'py>(
     let settings = CudaSettings::from_environment(nvrtc_folders);
     let image = detach(py, || {
         let compiler = settings.compiler(None).map_err(|error| error.to_string())?;
-        compiler.image(name, architecture).map_err(|error| error.to_string())
+        compiler.image(name, "", architecture).map_err(|error| error.to_string())
     })?;
     image.map(|image| PyBytes::new(py, &image)).map_err(Error::Failed)
 }
@@ -156,7 +156,8 @@ pub fn failing_engine(
     config: &PyEngineConfig,
     failing_token: u32,
 ) -> Result<Engine, Error> {
-    let runner_config = RunnerConfig { failing_token: Some(failing_token), ..config.with_environment()? };
+    let runner_config =
+        RunnerConfig { failing_token: Some(failing_token), ..config.with_environment(Vec::new())? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 
@@ -168,15 +169,22 @@ pub fn losing_engine(
     config: &PyEngineConfig,
     losing_token: u32,
 ) -> Result<Engine, Error> {
-    let runner_config = RunnerConfig { losing_token: Some(losing_token), ..config.with_environment()? };
+    let runner_config =
+        RunnerConfig { losing_token: Some(losing_token), ..config.with_environment(Vec::new())? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 
 /// An engine with the executor of `fake_executor`.
 #[pyfunction]
 pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &PyEngineConfig) -> Result<Engine, Error> {
-    let engine =
-        Engine::load(py, ModelFiles::Path(path), config.with_environment()?, config, &Host::default(), None)?;
+    let engine = Engine::load(
+        py,
+        ModelFiles::Path(path),
+        config.with_environment(Vec::new())?,
+        config,
+        &Host::default(),
+        None,
+    )?;
     engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))
 }
 

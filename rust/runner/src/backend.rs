@@ -1,14 +1,15 @@
-//! The device backend of this build. Everything else in this crate is generic over `Backend`.
+//! The choice of the backend. Everything else in this crate is generic over `Backend`.
 
 use std::sync::Once;
 
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
+use penstock_device::cuda::Cuda;
 use penstock_types::config_limits::MAX_THREADS;
 use penstock_types::{Device, FieldError};
 
-use crate::{EngineConfig, Host, LaunchError, NumaInfo, cuda};
+use crate::{CudaSettings, EngineConfig, Host, LaunchError, NumaInfo};
 
-/// The backend of this build.
+/// The backend of the CPU, which also converts models.
 pub type DefaultBackend = Cpu;
 /// Threads and memory that its instances share.
 pub(crate) type DefaultHost = CpuHost;
@@ -16,23 +17,68 @@ pub(crate) type DefaultHost = CpuHost;
 /// The properties of a device that [`ModelInfo`](crate::ModelInfo) reports.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
+    pub device: Device,
+    /// Threads of the host.
     pub threads: usize,
-    /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
-    pub isa: &'static str,
+    /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
+    pub isa: String,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
 }
 
-/// Opens the device of a valid configuration.
-pub(crate) fn open(config: &EngineConfig, host: &Host) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
-    check_device(config.device, config.visible_devices.as_deref())?;
+/// The device that computes: an error if it cannot be used. `auto` is the first CUDA device, or the CPU without one, and
+/// is logged once.
+pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device, LaunchError> {
+    static SAID: Once = Once::new();
+    match device {
+        Device::Cpu => Ok(device),
+        Device::Cuda(index) => match settings.find(index) {
+            Ok(_) => Ok(device),
+            Err(reason) => {
+                Err(LaunchError::DeviceUnavailable(format!("device='cuda:{index}' cannot be used: {reason}")))
+            }
+        },
+        Device::Auto => {
+            let (found, text) = match settings.find(0) {
+                Ok(found) => (Device::Cuda(0), format!("cuda:0, {}", found.device.name)),
+                Err(reason) => (Device::Cpu, format!("the CPU: {reason}")),
+            };
+            SAID.call_once(|| log::info!("device='auto' is {text}"));
+            Ok(found)
+        }
+    }
+}
+
+/// Opens a CUDA device for a valid configuration.
+pub(crate) fn open_cuda(
+    index: u32,
+    config: &EngineConfig,
+    host: &Host,
+) -> Result<(Cuda, DeviceInfo), LaunchError> {
+    if let Some(nodes) = &config.numa_nodes {
+        return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), "None on a CUDA device").into());
+    }
+    let found = config.cuda.find(index).map_err(LaunchError::DeviceUnavailable)?;
+    let backend = Cuda::open(&found.driver, &found.device, found.compiler, host.device())?;
+    let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
+    let info =
+        DeviceInfo { device: Device::Cuda(index), threads, isa: found.device.architecture(), numa: None };
+    Ok((backend, info))
+}
+
+/// Opens the CPU for a valid configuration.
+pub(crate) fn open_cpu(
+    config: &EngineConfig,
+    host: &Host,
+) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
     let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
     let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
-    let info = DeviceInfo { threads: backend.threads(), isa: backend.isa(), numa };
+    let info =
+        DeviceInfo { device: Device::Cpu, threads: backend.threads(), isa: backend.isa().to_owned(), numa };
     Ok((backend, info))
 }
 
@@ -43,18 +89,6 @@ fn default_threads(num_cpus: usize, nodes: &[NumaNode]) -> usize {
         None => num_cpus,
         Some(cores) => cores.min(num_cpus / nodes.len()).max(1) * nodes.len(),
     }
-}
-
-/// An error for a device that this build does not compute on. Says once what `auto` is. `visible_devices` is the value
-/// of `CUDA_VISIBLE_DEVICES`.
-pub fn check_device(device: Device, visible_devices: Option<&str>) -> Result<(), LaunchError> {
-    static SAID: Once = Once::new();
-    match device {
-        Device::Cpu => {}
-        Device::Auto => SAID.call_once(|| log::info!("device='auto' is the CPU in this version")),
-        Device::Cuda(index) => return Err(cuda::unavailable(index, visible_devices)),
-    }
-    Ok(())
 }
 
 fn available_cpus() -> usize {

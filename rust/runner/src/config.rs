@@ -8,6 +8,8 @@ use penstock_types::config_limits::*;
 use penstock_types::{Device, Dtype, FieldError, KvDtype, PreemptionMode, PreemptionVictim, Quantization};
 use serde_json::{Map, Value};
 
+use crate::CudaSettings;
+
 /// The requested configuration of an engine; `None` selects the default.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
@@ -78,8 +80,8 @@ pub struct EngineConfig {
     pub weights_cache_bytes: Option<u64>,
     /// The device that computes.
     pub device: Device,
-    /// The value of `CUDA_VISIBLE_DEVICES`, for errors. Only the environment sets it.
-    pub visible_devices: Option<String>,
+    /// The settings of CUDA. Only the environment sets them.
+    pub cuda: CudaSettings,
     /// The directory of that cache. Only the environment sets it.
     pub cache_directory: Option<PathBuf>,
     /// Measure the operations of the device.

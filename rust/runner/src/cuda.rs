@@ -39,6 +39,13 @@ pub struct CudaDevice {
     pub reason: Option<String>,
 }
 
+/// A device with a driver, and kernels for it.
+pub(crate) struct UsableDevice {
+    pub driver: Driver,
+    pub device: Device,
+    pub compiler: KernelCompiler,
+}
+
 /// The driver, its devices and the compiler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaInfo {
@@ -70,6 +77,15 @@ impl CudaSettings {
             compiler_path: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.path().display().to_string()),
             compiler_reason: nvrtc.err().map(|error| error.to_string()),
         }
+    }
+
+    /// A device that can be used, or the reason why it cannot.
+    pub(crate) fn find(&self, index: u32) -> Result<UsableDevice, String> {
+        let driver = Driver::open(self.visible_devices.as_deref()).map_err(|error| error.to_string())?;
+        let device = Device::read(&driver, index).map_err(|error| error.to_string())?;
+        device.check().map_err(|error| error.to_string())?;
+        let compiler = self.compiler(Some(&driver)).map_err(|error| error.to_string())?;
+        Ok(UsableDevice { driver, device, compiler })
     }
 
     /// A compiler of kernels for a driver, or for any.
@@ -143,19 +159,4 @@ fn describe(driver: &Driver, index: u32) -> CudaDevice {
         uuid: device.uuid,
         pci_address: device.pci_address,
     }
-}
-
-/// The error of an engine that is to compute on a CUDA device: why there is none, or that there are no kernels yet.
-pub(crate) fn unavailable(index: u32, visible_devices: Option<&str>) -> LaunchError {
-    let found = Driver::open(visible_devices).and_then(|driver| {
-        let device = Device::read(&driver, index)?;
-        device.check().map(|()| device)
-    });
-    LaunchError::DeviceUnavailable(match found {
-        Err(error) => format!("device='cuda:{index}' cannot be used: {error}"),
-        Ok(device) => format!(
-            "device='cuda:{index}' is {}, but this version of penstock runs models on the CPU only; use device='cpu'",
-            device.name
-        ),
-    })
 }

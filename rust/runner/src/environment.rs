@@ -21,9 +21,9 @@ const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
 impl EngineConfig {
-    /// Sets the fields that are `None` from the environment. Another thread must not change the environment meanwhile:
+    /// Sets the fields that are `None` from the environment; `nvrtc_folders` as for [`CudaSettings`]. Another thread must not change the environment meanwhile:
     /// a thread of a Python program is attached to the interpreter here.
-    pub fn with_environment(mut self) -> Result<Self, FieldError> {
+    pub fn with_environment(mut self, nvrtc_folders: Vec<PathBuf>) -> Result<Self, FieldError> {
         if self.threads.is_none() {
             self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
             check_threads(THREADS, self.threads)?;
@@ -50,7 +50,7 @@ impl EngineConfig {
                 return Err(FieldError::new("weights_cache_bytes", bytes, limit));
             }
         }
-        self.visible_devices = visible_devices();
+        self.cuda = CudaSettings::from_environment(nvrtc_folders);
         Ok(self)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use penstock_device::Profile;
 use penstock_models::ModuleFormat;
-use penstock_types::{Dtype, KvDtype, Minimum, WeightFormat};
+use penstock_types::{Device, Dtype, KvDtype, Minimum, WeightFormat};
 
 use crate::adapters::AdapterLoader;
 
@@ -24,10 +24,12 @@ pub struct ModelInfo {
     /// `None` without a host tier.
     pub host_tier: Option<HostTierInfo>,
     pub warm_up_seconds: f64,
-    /// Compute threads.
+    /// The device that computes.
+    pub device: Device,
+    /// Compute threads of the host.
     pub threads: usize,
-    /// Instruction set of the kernels, as in `PENSTOCK_ISA`.
-    pub isa: &'static str,
+    /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
+    pub isa: String,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
     /// `None` without adapters.

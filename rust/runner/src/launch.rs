@@ -8,7 +8,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
-use penstock_types::FieldError;
+use penstock_types::{Device, FieldError};
 
 use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
@@ -30,7 +30,27 @@ pub fn launch(
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    let (backend, device) = backend::open(config, host)?;
+    match backend::resolve_device(config.device, &config.cuda)? {
+        Device::Cuda(index) => {
+            let (backend, device) = backend::open_cuda(index, config, host)?;
+            start_profiled(backend, device, checkpoint, config, host, progress)
+        }
+        Device::Auto | Device::Cpu => {
+            let (backend, device) = backend::open_cpu(config, host)?;
+            start_profiled(backend, device, checkpoint, config, host, progress)
+        }
+    }
+}
+
+/// The same on a backend, with a profile if the configuration asks for it.
+fn start_profiled<B: Backend>(
+    backend: B,
+    device: DeviceInfo,
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    host: &Host,
+    progress: ProgressCallback<'_>,
+) -> Result<(Engine, ModelInfo), LaunchError> {
     if !config.profile {
         return start(backend, device, checkpoint, config, host, progress);
     }
@@ -146,6 +166,7 @@ pub(crate) fn open<B: Backend>(
         },
         host_tier,
         warm_up_seconds: seconds,
+        device: device.device,
         threads: device.threads,
         isa: device.isa,
         numa: device.numa,

@@ -33,7 +33,7 @@ mod warm_up;
 mod weights_cache;
 
 pub use adapters::{AdapterLoader, LoadAdapterError, LoadedAdapter};
-pub use backend::{DefaultBackend, DeviceInfo, check_device};
+pub use backend::{DefaultBackend, DeviceInfo, resolve_device};
 pub use config::EngineConfig;
 pub use convert::{check_output, convert};
 pub use cuda::{CudaDevice, CudaInfo, CudaSettings};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::EngineConfig;
 use crate::budget::{display_bytes, share};
 
-/// The KV cache takes one part in four of the remaining memory by default, because other programs run on the machine.
+/// The KV cache takes one part in four of the remaining memory of a host by default, because other programs run on it.
 const DEFAULT_FRACTION: u64 = 4;
 /// Block ids are 32-bit integers.
 const MAX_BLOCKS: usize = i32::MAX as usize;
@@ -180,6 +180,8 @@ pub(crate) struct MemoryPlan {
     pub inputs: u64,
     pub kv_cache: u64,
     pub host_cache: u64,
+    /// Whether the host tier is not in the arena.
+    pub has_own_host_cache: bool,
     pub adapter_spec: Option<AdapterSpec>,
     /// The adapters' part of the workspace, and the adapters if they have memory of the device.
     pub adapters: u64,
@@ -257,11 +259,16 @@ impl MemoryPlan {
         };
         let mut host_blocks = 0;
         let mut num_caches = 1;
-        match request.host_cache {
-            HostCacheSize::SameAsDevice => num_caches = 2,
-            HostCacheSize::Requested(size) => {
+        let host_memory = backend.host_memory();
+        match (request.host_cache, host_memory) {
+            (HostCacheSize::SameAsDevice, None) => num_caches = 2,
+            (HostCacheSize::SameAsDevice, Some(available)) => host_blocks = blocks_in(available, available),
+            (HostCacheSize::Requested(size), None) => {
                 host_blocks = requested_blocks("host_cache", size, "", remaining, 1)?;
                 remaining -= backend.cache_bytes(&cache, host_blocks);
+            }
+            (HostCacheSize::Requested(size), Some(available)) => {
+                host_blocks = requested_blocks("host_cache", size, "", available, 1)?;
             }
         }
         let each = remaining / num_caches;
@@ -273,6 +280,7 @@ impl MemoryPlan {
                 (size.bytes(backend, &cache), blocks)
             }
             KvCacheSize::Ratio(ratio) => in_bytes(share(each, ratio)),
+            KvCacheSize::DefaultFraction if host_memory.is_some() => in_bytes(each),
             KvCacheSize::DefaultFraction => in_bytes(remaining / DEFAULT_FRACTION),
         };
         // A number of blocks is exact.
@@ -282,8 +290,8 @@ impl MemoryPlan {
             let (max_model_len, needed) = (request.max_model_len, request.least_kv_bytes(backend, model));
             return Err(InsufficientMemory::Sequence { max_model_len, needed, size: bytes });
         }
-        if num_caches == 2 {
-            host_blocks = blocks;
+        if request.host_cache == HostCacheSize::SameAsDevice {
+            host_blocks = if host_memory.is_some() { blocks.min(host_blocks) } else { blocks };
         }
         let (kv_cache, host_cache) =
             (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
@@ -296,6 +304,7 @@ impl MemoryPlan {
             inputs,
             kv_cache,
             host_cache,
+            has_own_host_cache: host_memory.is_some(),
             adapter_spec,
             adapters,
             shared_adapters,
@@ -309,7 +318,8 @@ impl MemoryPlan {
 
     /// Bytes of the arena.
     pub fn arena(&self) -> u64 {
-        self.weights.arena + self.workspace + self.kv_cache + self.host_cache + self.adapters
+        let host_cache = if self.has_own_host_cache { 0 } else { self.host_cache };
+        self.weights.arena + self.workspace + self.kv_cache + host_cache + self.adapters
     }
 }
 

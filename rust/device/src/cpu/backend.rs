@@ -78,6 +78,10 @@ impl Backend for Cpu {
         MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
     }
 
+    fn host_memory(&self) -> Option<u64> {
+        None
+    }
+
     fn supports(&self, format: WeightFormat, columns: usize) -> bool {
         match format {
             WeightFormat::Float(_) => true,

@@ -25,7 +25,7 @@ use crate::sample::{SampleOutcome, Sampled};
 use candidates::Candidates;
 use history::History;
 pub use slots::CpuSlots;
-pub(super) use slots::sample_batch;
+pub(crate) use slots::sample_batch;
 use tiles::{TILE, Tiles};
 
 /// Lower temperatures are greedy: dividing by them would only overflow.
@@ -48,7 +48,7 @@ struct Input<'a> {
 }
 
 /// The memory that one thread reuses from row to row.
-pub(super) struct SamplingWorkspace<'a> {
+pub(crate) struct SamplingWorkspace<'a> {
     /// The logits after bias, penalties and masks.
     row: &'a mut [f32],
     tiles: TileSpace<'a>,

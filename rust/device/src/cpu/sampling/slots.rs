@@ -13,7 +13,7 @@ use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotPa
 
 /// The slots of a backend.
 pub struct CpuSlots {
-    pub(in crate::cpu) vocabulary: usize,
+    pub(crate) vocabulary: usize,
     /// Each slot is locked by at most one work item at a time, so no lock is ever waited for.
     slots: Vec<Mutex<CpuSlot>>,
     /// Apart from the slots, because entries with a given token are sampled beside those of the same slot.
@@ -21,7 +21,7 @@ pub struct CpuSlots {
 }
 
 impl CpuSlots {
-    pub(in crate::cpu) fn new(slots: usize, vocabulary: usize) -> Self {
+    pub(crate) fn new(slots: usize, vocabulary: usize) -> Self {
         let empty = || Mutex::new(CpuSlot::default());
         Self {
             vocabulary,
@@ -30,22 +30,22 @@ impl CpuSlots {
         }
     }
 
-    pub(in crate::cpu) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(in crate::cpu) fn admit(&mut self, slot: usize, params: &SlotParams<'_>) {
+    pub(crate) fn admit(&mut self, slot: usize, params: &SlotParams<'_>) {
         *self.slots[slot].get_mut().unwrap_or_else(PoisonError::into_inner) = CpuSlot::new(params);
         self.prompt_logprobs[slot] = params.prompt_logprobs;
     }
 
-    pub(in crate::cpu) fn free(&mut self, slot: usize) {
+    pub(crate) fn free(&mut self, slot: usize) {
         self.slots[slot] = Mutex::default();
         self.prompt_logprobs[slot] = None;
     }
 
     /// The token sampled last, or the prompt's last token if none was.
-    pub(in crate::cpu) fn last_token(&self, slot: usize) -> u32 {
+    pub(crate) fn last_token(&self, slot: usize) -> u32 {
         let slot = self.lock(slot);
         let last = slot.generated.last().or_else(|| slot.prompt.last());
         *last.expect("a row follows a slot that was admitted; this is a bug")
@@ -120,7 +120,7 @@ impl CpuSlot {
 }
 
 /// Samples every entry of `batch` into `out`, which has one element for each. `floats` holds a workspace for each thread.
-pub(in crate::cpu) fn sample_batch(
+pub(crate) fn sample_batch(
     kernels: Kernels,
     pool: &Pool,
     logits: &[f32],

@@ -109,6 +109,10 @@ impl Backend for AsyncCpu {
         self.idle()?.reserve(bytes)
     }
 
+    fn host_memory(&self) -> Option<u64> {
+        None
+    }
+
     fn reserve_outside(&mut self, bytes: u64) {
         lock(&self.cpu).reserve_outside(bytes);
     }

@@ -1,0 +1,4 @@
+//! LoRA adapters on the device.
+
+/// The adapters that are loaded.
+pub struct CudaAdapters;

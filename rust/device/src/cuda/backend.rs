@@ -1,0 +1,622 @@
+//! The operations of the CUDA backend: each launches one kernel or a few.
+
+use std::mem::size_of;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+use penstock_cuda::{Argument, DevicePointer, Parameter};
+use penstock_types::{
+    AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+};
+
+use super::matrix::{matrix_bytes, pack, packed_bytes};
+use super::memory::MOST_OPERAND_BYTES;
+use super::queue::Shape;
+use super::{
+    Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
+    CudaTicket, attention,
+};
+use crate::arena::Region;
+use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
+use crate::sample::{Sampled, SamplingBatch, SlotParams};
+use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
+
+/// The layout of packed matrices in files.
+const PACKED_LAYOUT: &str = "cuda-rows-1";
+/// Rows up to which a product is one of matrix and vectors, and up to which its tiles are narrow.
+const MOST_GEMV_ROWS: usize = 8;
+const MOST_NARROW_ROWS: usize = 64;
+
+/// A product, as `gemm.cu` reads it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Product {
+    x: DevicePointer,
+    w: DevicePointer,
+    /// Or null.
+    bias: DevicePointer,
+    out: DevicePointer,
+    rows: i32,
+    outputs: i32,
+    inner: i32,
+    accumulates: i32,
+}
+
+/// The pages of a layer, as kernels read them.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct KvCache {
+    pages: DevicePointer,
+    kv_heads: i32,
+    block_size: i32,
+    head_dim: i32,
+}
+
+/// The arguments of `rope_kv.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RopeWriteKv {
+    qkv: DevicePointer,
+    query_norm: DevicePointer,
+    key_norm: DevicePointer,
+    rotations: DevicePointer,
+    extra_rotations: DevicePointer,
+    positions: DevicePointer,
+    query_scales: DevicePointer,
+    blocks: DevicePointer,
+    offsets: DevicePointer,
+    cache: KvCache,
+    heads: i32,
+    angles: i32,
+    epsilon: f32,
+}
+
+/// The arguments of `attention_call.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Attention {
+    qkv: DevicePointer,
+    sequences: DevicePointer,
+    blocks: DevicePointer,
+    works: DevicePointer,
+    partials: DevicePointer,
+    out: DevicePointer,
+    cache: KvCache,
+    heads: i32,
+    /// 0 without a window.
+    window: i32,
+    scale: f32,
+    /// 0 without a cap.
+    softcap: f32,
+    out_type: i32,
+}
+
+// SAFETY: the type is that of `gemm.cu`.
+unsafe impl Parameter for Product {}
+// SAFETY: the type is that of `rope_kv.cu`.
+unsafe impl Parameter for RopeWriteKv {}
+// SAFETY: the type is that of `attention_call.cuh`.
+unsafe impl Parameter for Attention {}
+
+impl Backend for Cuda {
+    type Matrix = CudaMatrix;
+    type Vector = CudaBuffer;
+    type Buffer = CudaBuffer;
+    type Operand = CudaOperand;
+    /// Partial results of attention.
+    type Scratch = Region;
+    type Cache = CudaCache;
+    type Rope = CudaRope;
+    type Slots = CudaSlots;
+    type Adapters = CudaAdapters;
+    type Step<'a> = CudaStep<'a>;
+    type Ticket = CudaTicket;
+    /// The driver divides the device between engines.
+    type Turn = ();
+
+    fn available_memory(&self) -> u64 {
+        self.memory.available()
+    }
+
+    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.memory.reserve(usize::try_from(bytes).unwrap_or(usize::MAX))
+    }
+
+    fn reserve_outside(&mut self, _: u64) {}
+
+    fn memory(&self) -> MemoryUse {
+        self.memory.usage()
+    }
+
+    fn host_memory(&self) -> Option<u64> {
+        Some(self.host.available_memory())
+    }
+
+    fn supports(&self, format: WeightFormat, _columns: usize) -> bool {
+        matches!(format, WeightFormat::Float(_))
+    }
+
+    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
+        self.memory.granted(matrix_bytes(columns, parts))
+    }
+
+    fn buffer_bytes(&self, len: usize) -> u64 {
+        self.memory.granted(len.saturating_mul(size_of::<f32>()))
+    }
+
+    fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
+        self.memory.granted(rows.saturating_mul(columns).saturating_mul(MOST_OPERAND_BYTES))
+    }
+
+    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
+        self.rope_size(positions, spec)
+    }
+
+    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
+        let row = attention::partial_row_bytes(spec.heads.head_dim);
+        self.memory.granted(partial_rows(spec).saturating_mul(row))
+    }
+
+    fn slots_bytes(&self, spec: &StepSpec) -> u64 {
+        self.slots_size(spec)
+    }
+
+    fn block_bytes(&self, spec: &CacheSpec) -> u64 {
+        super::cache::CacheShape::new(spec).block_bytes() as u64
+    }
+
+    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
+        match blocks {
+            0 => 0,
+            blocks => self.memory.granted((self.block_bytes(spec) as usize).saturating_mul(blocks)),
+        }
+    }
+
+    fn adapters_bytes(&self, _: &AdapterSpec, _: &StepSpec) -> u64 {
+        0
+    }
+
+    fn shared_adapters_bytes(&self, _: &AdapterSpec) -> u64 {
+        0
+    }
+
+    fn low_rank_bytes(_: &LowRankShape) -> usize {
+        0
+    }
+
+    fn adapter_bytes(packed: u64) -> u64 {
+        packed
+    }
+
+    fn pack_low_rank(_: &LowRankShape, _: &[f32], _: &[f32], _: &mut [u8]) {}
+
+    fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CudaMatrix, DeviceError> {
+        self.read_matrix(parts)
+    }
+
+    fn packed_layout(&self) -> PackedLayout {
+        PackedLayout { name: PACKED_LAYOUT, rows: 1 }
+    }
+
+    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
+        packed_bytes(columns, rows, format) as u64
+    }
+
+    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
+        pack(part, out);
+    }
+
+    fn map_matrix(
+        &mut self,
+        columns: usize,
+        parts: &[(usize, WeightFormat)],
+        bytes: Bytes,
+    ) -> Result<CudaMatrix, DeviceError> {
+        self.copied_matrix(columns, parts, &bytes)
+    }
+
+    fn copies_mapped(&self) -> bool {
+        true
+    }
+
+    fn bind_thread(&mut self) {
+        // A failure is that of the first operation, too.
+        let _ = self.context.bind_thread();
+    }
+
+    fn turn(&self) {}
+
+    fn load_vector(&mut self, values: &[f32]) -> Result<CudaBuffer, DeviceError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let region = self.memory.allocate(bytes.len(), "weights")?;
+        let target = self.memory.pointer(&region);
+        self.uploader.upload(&self.queue, target, (bytes.len(), 1), 1, &|range, out| {
+            out.copy_from_slice(&bytes[range]);
+        })?;
+        Ok(CudaBuffer(region))
+    }
+
+    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<CudaRope, DeviceError> {
+        let rope = self.new_rope(table, spec)?;
+        self.uploader.release()?;
+        Ok(rope)
+    }
+
+    fn allocate(&mut self, len: usize) -> Result<CudaBuffer, DeviceError> {
+        self.zeroed(len.saturating_mul(size_of::<f32>()), "workspace").map(CudaBuffer)
+    }
+
+    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<CudaOperand, DeviceError> {
+        let bytes = rows.saturating_mul(columns).saturating_mul(MOST_OPERAND_BYTES);
+        self.memory.allocate_workspace(bytes, "workspace").map(CudaOperand)
+    }
+
+    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
+        self.most_partial_rows = partial_rows(spec);
+        let bytes = self.most_partial_rows * attention::partial_row_bytes(spec.heads.head_dim);
+        self.memory.allocate_workspace(bytes, "attention scratch")
+    }
+
+    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<CudaSlots, DeviceError> {
+        self.new_slots(spec)
+    }
+
+    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
+        self.new_cache(spec)
+    }
+
+    fn allocate_adapters(&mut self, _: &AdapterSpec, _: &StepSpec) -> Result<CudaAdapters, DeviceError> {
+        Err(DeviceError::Start("adapters are not supported on CUDA".into()))
+    }
+
+    fn load_adapter(
+        &mut self,
+        _: &mut CudaAdapters,
+        _: u32,
+        _: &Arc<PackedAdapter>,
+    ) -> Result<(), DeviceError> {
+        unreachable!("there are no adapters; this is a bug")
+    }
+
+    fn unload_adapter(&mut self, _: &mut CudaAdapters, _: u32) -> Result<(), DeviceError> {
+        unreachable!("there are no adapters; this is a bug")
+    }
+
+    fn copy_blocks(
+        &mut self,
+        cache: &mut CudaCache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        self.run_copies(cache, copies)
+    }
+
+    fn admit_slot(
+        &mut self,
+        slots: &mut CudaSlots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError> {
+        self.admit(slots, slot, params)
+    }
+
+    fn free_slot(&mut self, slots: &mut CudaSlots, slot: u32) -> Result<(), DeviceError> {
+        slots.host.free(slot as usize);
+        Ok(())
+    }
+
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut CudaRope,
+        slots: &CudaSlots,
+        cache: &CudaCache,
+        _adapters: Option<&CudaAdapters>,
+    ) -> Result<CudaStep<'a>, DeviceError> {
+        inputs.validate(&StepLimits {
+            vocabulary: slots.host.vocabulary,
+            slots: slots.host.len(),
+            rope_positions: rope.positions,
+            head_dim: rope.width,
+            blocks: cache.num_blocks,
+            block_size: cache.shape.block_size,
+        })?;
+        self.upload_inputs(inputs, rope)
+    }
+
+    fn embed(
+        &mut self,
+        step: CudaStep<'_>,
+        slots: &CudaSlots,
+        table: &CudaMatrix,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let pointers =
+            [self.memory.pointer(&table.region), step.tokens, self.memory.pointer(&slots.last_tokens)];
+        let (out, width) = (self.memory.pointer(&out.0), table.columns as i32);
+        let [from, tokens, last] = pointers.each_ref().map(Argument::from);
+        let kernel = self.kernels.embed.get(table.operand);
+        let shape = Shape::new(step.inputs.tokens.len(), 256);
+        self.queue.launch(kernel, shape, &[from, tokens, last, (&out).into(), (&width).into()])
+    }
+
+    fn rms_norm(
+        &mut self,
+        rows: usize,
+        x: &CudaBuffer,
+        weight: &CudaBuffer,
+        epsilon: f32,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        self.launch_rms_norm(Dtype::F32, rows, x, weight, epsilon, &out.0)
+    }
+
+    fn rms_norm_for(
+        &mut self,
+        reader: &CudaMatrix,
+        rows: usize,
+        x: &CudaBuffer,
+        weight: &CudaBuffer,
+        epsilon: f32,
+        out: &mut CudaOperand,
+    ) -> Result<(), DeviceError> {
+        self.launch_rms_norm(reader.operand, rows, x, weight, epsilon, &out.0)
+    }
+
+    fn linear(
+        &mut self,
+        rows: Range<usize>,
+        x: &CudaOperand,
+        weight: &CudaMatrix,
+        epilogue: Epilogue<&CudaBuffer>,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let dtype = weight.operand;
+        let bias = epilogue.bias().map_or(DevicePointer::NULL, |bias| self.memory.pointer(&bias.0));
+        let product = Product {
+            x: self.memory.pointer(&x.0).offset(rows.start * weight.columns * dtype.bytes()),
+            w: self.memory.pointer(&weight.region),
+            bias,
+            out: self.memory.pointer(&out.0),
+            rows: rows.len() as i32,
+            outputs: weight.rows as i32,
+            inner: weight.columns as i32,
+            accumulates: matches!(epilogue, Epilogue::Add | Epilogue::AddBias(_)).into(),
+        };
+        let (kernels, count) = (&self.kernels, rows.len());
+        let tiles = |rows_of_tile: usize, outputs: usize| {
+            Shape::new(count.div_ceil(rows_of_tile) * weight.rows.div_ceil(outputs), 128)
+        };
+        let (kernel, shape) = if count <= MOST_GEMV_ROWS {
+            let warps = if dtype == Dtype::F32 { 4 } else { weight.columns.div_ceil(2048).min(8) };
+            let blocks = [weight.rows.div_ceil(16), count.div_ceil(8), 1];
+            (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
+        } else if count <= MOST_NARROW_ROWS || dtype == Dtype::F32 {
+            (kernels.gemm_narrow.get(dtype), tiles(32, 64))
+        } else {
+            (kernels.gemm_wide.get(dtype), tiles(128, 128))
+        };
+        self.queue.launch(kernel, shape, &[(&product).into()])
+    }
+
+    fn add_adapters(
+        &mut self,
+        _: CudaStep<'_>,
+        _: StepRows,
+        _: &CudaOperand,
+        _: &CudaMatrix,
+        _: u32,
+        _: &mut CudaAdapters,
+        _: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        unreachable!("there are no adapters; this is a bug")
+    }
+
+    fn rope_write_kv(
+        &mut self,
+        step: CudaStep<'_>,
+        rope: &CudaRope,
+        shape: HeadShape,
+        norms: Option<(&CudaBuffer, &CudaBuffer, f32)>,
+        qkv: &mut CudaBuffer,
+        layer: usize,
+        cache: &mut CudaCache,
+    ) -> Result<(), DeviceError> {
+        let norm = |buffer: Option<&CudaBuffer>| {
+            buffer.map_or(DevicePointer::NULL, |buffer| self.memory.pointer(&buffer.0))
+        };
+        let call = RopeWriteKv {
+            qkv: self.memory.pointer(&qkv.0),
+            query_norm: norm(norms.map(|(query, _, _)| query)),
+            key_norm: norm(norms.map(|(_, key, _)| key)),
+            rotations: self.memory.pointer(&rope.table),
+            extra_rotations: step.extra_rotations,
+            positions: step.positions,
+            query_scales: step.query_scales,
+            blocks: step.write_blocks,
+            offsets: step.write_offsets,
+            cache: self.layer(cache, layer),
+            heads: shape.heads as i32,
+            angles: (rope.width / 2) as i32,
+            epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
+        };
+        let blocks = [step.inputs.tokens.len(), (shape.heads + 2 * shape.kv_heads).div_ceil(4), 1];
+        let launch = Shape::of(blocks, 128).with_shared(8 * shape.head_dim * size_of::<f32>());
+        self.queue.launch(&cache.rope_write_kv, launch, &[(&call).into()])
+    }
+
+    fn attention(
+        &mut self,
+        reader: &CudaMatrix,
+        step: CudaStep<'_>,
+        shape: HeadShape,
+        params: AttentionParams,
+        layer: usize,
+        cache: &CudaCache,
+        qkv: &CudaBuffer,
+        scratch: &mut Region,
+        out: &mut CudaOperand,
+    ) -> Result<(), DeviceError> {
+        let call = Attention {
+            qkv: self.memory.pointer(&qkv.0),
+            sequences: step.sequences,
+            blocks: step.blocks,
+            works: step.decode_works,
+            partials: self.memory.pointer(scratch),
+            out: self.memory.pointer(&out.0),
+            cache: self.layer(cache, layer),
+            heads: shape.heads as i32,
+            window: params.window.map_or(0, |window| window.min(i32::MAX as usize) as i32),
+            scale: params.scale,
+            softcap: params.softcap.unwrap_or(0.0),
+            out_type: match reader.operand {
+                Dtype::F32 => 0,
+                Dtype::Bf16 => 1,
+                Dtype::F16 => 2,
+            },
+        };
+        let kernels = self.attention.get(&mut self.loader, &cache.shape, reader.operand)?;
+        let blocks = |works: usize, splits: usize| [works, shape.kv_heads, splits];
+        let decode = blocks(step.num_decode_works, step.most_splits);
+        self.queue.launch(&kernels.decode, Shape::of(decode, 32), &[(&call).into()])?;
+        let combine = blocks(step.num_decode_works, 1);
+        self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
+        let call = Attention { works: step.prefill_works, ..call };
+        let prefill = blocks(step.num_prefill_works, 1);
+        self.queue.launch(&kernels.prefill, Shape::of(prefill, 128), &[(&call).into()])
+    }
+
+    fn silu_mul(
+        &mut self,
+        reader: &CudaMatrix,
+        rows: usize,
+        width: usize,
+        gate_up: &CudaBuffer,
+        out: &mut CudaOperand,
+    ) -> Result<(), DeviceError> {
+        let (from, to) = (self.memory.pointer(&gate_up.0), self.memory.pointer(&out.0));
+        let shape = Shape::of([rows, width.div_ceil(1024), 1], 256);
+        let width = width as i32;
+        let kernel = self.kernels.silu_mul.get(reader.operand);
+        self.queue.launch(kernel, shape, &[(&from).into(), (&to).into(), (&width).into()])
+    }
+
+    fn gather(
+        &mut self,
+        step: CudaStep<'_>,
+        width: usize,
+        x: &CudaBuffer,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        self.launch_gather(step, width, &x.0, &out.0)
+    }
+
+    fn gather_operand(
+        &mut self,
+        reader: &CudaMatrix,
+        step: CudaStep<'_>,
+        x: &CudaOperand,
+        out: &mut CudaOperand,
+    ) -> Result<(), DeviceError> {
+        let words = reader.columns * reader.operand.bytes() / size_of::<u32>();
+        self.launch_gather(step, words, &x.0, &out.0)
+    }
+
+    fn sample(
+        &mut self,
+        logits: &CudaBuffer,
+        batch: &SamplingBatch,
+        slots: &mut CudaSlots,
+        _scratch: &mut Region,
+    ) -> Result<CudaTicket, DeviceError> {
+        self.sample_batch(logits, batch, slots)
+    }
+
+    fn poll(&mut self, _: &mut CudaTicket, _: &Waker) -> Poll<()> {
+        Poll::Ready(())
+    }
+
+    fn collect(&mut self, ticket: CudaTicket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        *out = ticket.0;
+        Ok(())
+    }
+
+    fn download(&mut self, x: &CudaBuffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
+        let mut rest = out;
+        let mut index = start;
+        while !rest.is_empty() {
+            let (part, others) = rest.split_at_mut(rest.len().min(DOWNLOADED_AT_ONCE));
+            rest = others;
+            let bytes = size_of_val(part);
+            let source = self.memory.float(x, index);
+            self.queue.download(source, &mut self.downloads, bytes)?;
+            self.queue.synchronize()?;
+            part.copy_from_slice(bytemuck::cast_slice(&self.downloads.bytes()[..bytes]));
+            index += part.len();
+        }
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.queue.synchronize()
+    }
+}
+
+/// Floats that [`Backend::download`] copies at once.
+pub(super) const DOWNLOADED_AT_ONCE: usize = 1 << 18;
+
+/// Rows of partial results of attention that the largest step has room for.
+fn partial_rows(spec: &StepSpec) -> usize {
+    let HeadShape { heads, head_dim, .. } = spec.heads;
+    attention::partial_rows(spec.sequences, spec.positions, heads, head_dim)
+}
+
+impl Cuda {
+    /// Zeroed memory of the workspace.
+    fn zeroed(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
+        let region = self.memory.allocate_workspace(bytes, name)?;
+        self.queue.clear(self.memory.pointer(&region), bytes)?;
+        Ok(region)
+    }
+
+    fn layer(&self, cache: &CudaCache, layer: usize) -> KvCache {
+        let HeadShape { kv_heads, head_dim, .. } = cache.shape.heads;
+        KvCache {
+            pages: self.memory.pointer(&cache.blocks).offset(cache.shape.layer_offset(layer)),
+            kv_heads: kv_heads as i32,
+            block_size: cache.shape.block_size as i32,
+            head_dim: head_dim as i32,
+        }
+    }
+
+    fn launch_rms_norm(
+        &self,
+        dtype: Dtype,
+        rows: usize,
+        x: &CudaBuffer,
+        weight: &CudaBuffer,
+        epsilon: f32,
+        out: &Region,
+    ) -> Result<(), DeviceError> {
+        let pointers = [&x.0, &weight.0, out].map(|region| self.memory.pointer(region));
+        let [x, factors, out] = pointers.each_ref().map(Argument::from);
+        let width = (weight.0.len() / size_of::<f32>()) as i32;
+        let arguments = [x, factors, out, (&width).into(), (&epsilon).into()];
+        self.queue.launch(self.kernels.rms_norm.get(dtype), Shape::new(rows, 256), &arguments)
+    }
+
+    /// Gathers the output rows, of `words` 4-byte words.
+    fn launch_gather(
+        &self,
+        step: CudaStep<'_>,
+        words: usize,
+        x: &Region,
+        out: &Region,
+    ) -> Result<(), DeviceError> {
+        let pointers = [self.memory.pointer(x), step.output_rows, self.memory.pointer(out)];
+        let [x, rows, out] = pointers.each_ref().map(Argument::from);
+        let (words, shape) = (words as i32, Shape::new(step.inputs.output_rows.len(), 256));
+        self.queue.launch(&self.kernels.gather, shape, &[x, rows, out, (&words).into()])
+    }
+}

@@ -1,0 +1,268 @@
+//! The KV cache on the device, and its host tier in page-locked memory, which kernels read and write.
+//!
+//! ```text
+//! cache       [layer][block][kv head] page        attention walks through one layer
+//! host tier   [block][layer]                      all layers of a block are adjacent
+//! ```
+
+use bytemuck::{Pod, Zeroable};
+use penstock_cuda::{DevicePointer, Kernel, PinnedMemory};
+use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
+
+use super::Cuda;
+use super::kernels::{Loader, short_kv_name, short_name};
+use super::queue::Shape;
+use super::upload::Staging;
+use crate::arena::Region;
+use crate::backend::{CacheSpec, DeviceError};
+
+/// The head sizes that `attention.cu` has, and the largest of `attention_f32.cu`.
+const TENSOR_CORE_HEADS: [usize; 4] = [32, 64, 96, 128];
+const MOST_HEAD_DIM: usize = 256;
+/// Copies of one launch.
+const MOST_COPIES: usize = 1024;
+/// Page-locked buffers of copies. More of them than launches that are not complete in common steps.
+const COPY_BUFFERS: usize = 4;
+
+/// The KV cache.
+pub struct CudaCache {
+    pub(super) blocks: Region,
+    pub(super) num_blocks: usize,
+    pub(super) shape: CacheShape,
+    pub(super) rope_write_kv: Kernel,
+    host: Option<HostTier>,
+}
+
+/// The host tier, and what its copies need.
+struct HostTier {
+    blocks: PinnedMemory,
+    buffers: Vec<Staging>,
+    next: usize,
+    copies: Region,
+}
+
+/// The kernels of attention for each type of arithmetic, as far as they were used.
+#[derive(Default)]
+pub(super) struct LoadedAttention([Option<AttentionKernels>; 3]);
+
+/// The kernels of attention.
+pub(super) struct AttentionKernels {
+    pub decode: Kernel,
+    pub combine: Kernel,
+    pub prefill: Kernel,
+}
+
+/// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
+fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
+    let is_half = out != Dtype::F32 && TENSOR_CORE_HEADS.contains(&shape.heads.head_dim);
+    match shape.dtype {
+        KvDtype::F32 => Dtype::F32,
+        _ if !is_half => Dtype::F32,
+        KvDtype::F16 => Dtype::F16,
+        KvDtype::Bf16 => Dtype::Bf16,
+        KvDtype::Int8 | KvDtype::Uint4 => out,
+    }
+}
+
+impl LoadedAttention {
+    /// The kernels with results of type `out`. They are loaded when they are used first, in the warm-up.
+    pub fn get(
+        &mut self,
+        loader: &mut Loader,
+        shape: &CacheShape,
+        out: Dtype,
+    ) -> Result<&AttentionKernels, DeviceError> {
+        let arithmetic = arithmetic(shape, out);
+        let slot = &mut self.0[arithmetic as usize];
+        if slot.is_none() {
+            *slot = Some(AttentionKernels::load(loader, shape, arithmetic)?);
+        }
+        Ok(slot.as_ref().expect("the kernels were loaded"))
+    }
+}
+
+impl AttentionKernels {
+    fn load(loader: &mut Loader, shape: &CacheShape, arithmetic: Dtype) -> Result<Self, DeviceError> {
+        let (kv, dim, short) = (short_kv_name(shape.dtype), shape.heads.head_dim, short_name(arithmetic));
+        let (file, variant, end) = match arithmetic {
+            Dtype::F32 => ("attention_f32.cu", String::new(), format!("f32_{kv}")),
+            Dtype::F16 | Dtype::Bf16 => {
+                let encoding = if shape.dtype == KvDtype::Uint4 { "u4" } else { kv };
+                ("attention.cu", format!("{short},{encoding},{kv},{dim}"), format!("{short}_{kv}_{dim}"))
+            }
+        };
+        let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
+        Ok(Self { decode: load("decode")?, combine: load("combine")?, prefill: load("prefill")? })
+    }
+}
+
+/// The layout of blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CacheShape {
+    pub heads: HeadShape,
+    pub block_size: usize,
+    pub dtype: KvDtype,
+    layers: usize,
+    /// Bytes of a block in one layer.
+    block: usize,
+    /// Bytes of all blocks in one layer.
+    layer: usize,
+}
+
+impl CacheShape {
+    pub fn new(spec: &CacheSpec) -> Self {
+        let &CacheSpec { layers, blocks, block_size, heads, dtype, .. } = spec;
+        let block = heads.kv_heads * page_bytes(dtype, block_size, heads.head_dim);
+        Self { heads, block_size, dtype, layers, block, layer: block.saturating_mul(blocks) }
+    }
+
+    /// Bytes of a block in all layers.
+    pub fn block_bytes(&self) -> usize {
+        self.block.saturating_mul(self.layers)
+    }
+
+    /// The first byte of a layer.
+    pub fn layer_offset(&self, layer: usize) -> usize {
+        self.layer * layer
+    }
+
+    /// The strides of the cache, and of the host tier.
+    fn strides(&self) -> [BlockStrides; 2] {
+        let words = |bytes: usize| (bytes / 16) as u64;
+        [
+            BlockStrides { block: words(self.block), layer: words(self.layer) },
+            BlockStrides { block: words(self.block_bytes()), layer: words(self.block) },
+        ]
+    }
+}
+
+/// Bytes of a page, as in `kv_page.cuh`.
+fn page_bytes(dtype: KvDtype, block_size: usize, head_dim: usize) -> usize {
+    let row = match dtype {
+        KvDtype::F32 => 8 * head_dim,
+        KvDtype::F16 | KvDtype::Bf16 => 4 * head_dim,
+        KvDtype::Int8 => 2 * head_dim + 12,
+        KvDtype::Uint4 => {
+            let slow = if head_dim < 64 { head_dim } else { head_dim / 64 * 32 };
+            head_dim + slow / 8 + 6
+        }
+    };
+    block_size * row
+}
+
+/// Words of 16 bytes from one block, and from one layer, to the next.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct BlockStrides {
+    block: u64,
+    layer: u64,
+}
+
+// SAFETY: the type is that of `copy.cu`.
+unsafe impl penstock_cuda::Parameter for BlockStrides {}
+
+/// A copy, as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Copy {
+    from: u32,
+    to: u32,
+}
+
+impl Cuda {
+    /// A zeroed cache, and its host tier.
+    pub(super) fn new_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
+        let shape = CacheShape::new(spec);
+        let head_dim = shape.heads.head_dim;
+        if head_dim > MOST_HEAD_DIM {
+            let reason =
+                format!("heads of {head_dim} dimensions; the CUDA kernels have at most {MOST_HEAD_DIM}");
+            return Err(DeviceError::Start(reason));
+        }
+        let bytes = shape.block_bytes().saturating_mul(spec.blocks);
+        let blocks = self.memory.allocate(bytes, "KV cache")?;
+        self.queue.clear(self.memory.pointer(&blocks), bytes)?;
+        let name = format!("rope_write_kv_{}", short_kv_name(spec.dtype));
+        let rope_write_kv = self.loader.kernel("rope_kv.cu", "", &name)?;
+        let host = if spec.host_blocks > 0 { Some(self.new_host_tier(spec, &shape)?) } else { None };
+        Ok(CudaCache { blocks, num_blocks: spec.blocks, shape, rope_write_kv, host })
+    }
+
+    fn new_host_tier(&mut self, spec: &CacheSpec, shape: &CacheShape) -> Result<HostTier, DeviceError> {
+        let bytes = shape.block_bytes().saturating_mul(spec.host_blocks);
+        let refused = |error: penstock_cuda::CudaError| DeviceError::OutOfMemory {
+            what: "the host tier of the KV cache",
+            bytes: bytes as u64,
+            reason: error.to_string(),
+        };
+        let copies = MOST_COPIES * size_of::<Copy>();
+        let buffers = (0..COPY_BUFFERS).map(|_| Staging::new(&self.context, copies));
+        Ok(HostTier {
+            blocks: PinnedMemory::new(&self.context, bytes).map_err(refused)?,
+            buffers: buffers.collect::<Result<_, _>>().map_err(refused)?,
+            next: 0,
+            copies: self.memory.allocate_workspace(copies, "workspace")?,
+        })
+    }
+
+    /// Makes the copies in order, in launches of copies that do not depend on one another.
+    pub(super) fn run_copies(
+        &mut self,
+        cache: &mut CudaCache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
+    ) -> Result<(), DeviceError> {
+        let mut batch: Vec<Copy> = Vec::new();
+        let mut is_saving = true;
+        for copy in copies {
+            let (saves, from, to) = match copy {
+                BlockCopy::Save { from, to } => (true, from.0, to.0),
+                BlockCopy::Load { from, to } => (false, from.0, to.0),
+            };
+            let is_target = |other: &Copy| other.to == to;
+            if saves != is_saving || batch.len() == MOST_COPIES || batch.iter().any(is_target) {
+                self.launch_copies(cache, is_saving, &batch)?;
+                batch.clear();
+                is_saving = saves;
+            }
+            batch.push(Copy { from, to });
+        }
+        self.launch_copies(cache, is_saving, &batch)
+    }
+
+    fn launch_copies(
+        &mut self,
+        cache: &mut CudaCache,
+        is_saving: bool,
+        batch: &[Copy],
+    ) -> Result<(), DeviceError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let host = cache.host.as_mut().expect("copies without a host tier; this is a bug");
+        let buffer = &mut host.buffers[host.next];
+        host.next = (host.next + 1) % COPY_BUFFERS;
+        buffer.wait()?;
+        let bytes: &[u8] = bytemuck::cast_slice(batch);
+        buffer.memory.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let copies = self.memory.pointer(&host.copies);
+        buffer.upload(&self.queue, bytes.len(), copies)?;
+        let device: DevicePointer = self.memory.pointer(&cache.blocks);
+        let tier = host.blocks.device_pointer();
+        let [own, other] = cache.shape.strides();
+        let (from, from_strides, to, to_strides) =
+            if is_saving { (device, own, tier, other) } else { (tier, other, device, own) };
+        let words = (cache.shape.block / 16) as i32;
+        self.queue.launch(
+            &self.kernels.copy_blocks,
+            Shape::of([batch.len(), cache.shape.layers, 1], 256),
+            &[
+                (&from).into(),
+                (&from_strides).into(),
+                (&to).into(),
+                (&to_strides).into(),
+                (&copies).into(),
+                (&words).into(),
+            ],
+        )
+    }
+}

@@ -1,0 +1,135 @@
+//! Kernels: modules are compiled and loaded when a model is opened.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use penstock_cuda::{Context, Kernel, KernelCompiler, Module};
+use penstock_types::{Dtype, KvDtype};
+
+use super::start;
+use crate::backend::DeviceError;
+
+/// Loads modules, each once.
+pub(super) struct Loader {
+    context: Arc<Context>,
+    compiler: KernelCompiler,
+    architecture: String,
+    /// By file and variant.
+    modules: HashMap<(&'static str, String), Arc<Module>>,
+}
+
+impl Loader {
+    pub fn new(context: &Arc<Context>, compiler: KernelCompiler, architecture: String) -> Self {
+        Self { context: Arc::clone(context), compiler, architecture, modules: HashMap::new() }
+    }
+
+    /// A kernel of a file, of which `variant` alone is compiled (an empty one: the whole file).
+    pub fn kernel(&mut self, file: &'static str, variant: &str, name: &str) -> Result<Kernel, DeviceError> {
+        let key = (file, variant.to_owned());
+        let module = match self.modules.get(&key) {
+            Some(module) => Arc::clone(module),
+            None => {
+                let image = self
+                    .compiler
+                    .image(file, variant, &self.architecture)
+                    .map_err(|error| DeviceError::Start(error.to_string()))?;
+                // SAFETY: the image is the compiler's.
+                let module = unsafe { Module::load(&self.context, &image) }.map_err(|error| start(&error))?;
+                self.modules.insert(key, Arc::clone(&module));
+                module
+            }
+        };
+        module.kernel(name).map_err(|error| start(&error))
+    }
+}
+
+/// A kernel for each type of numbers.
+pub(super) struct ByDtype([Kernel; 3]);
+
+impl ByDtype {
+    /// The kernels `prefix_f32` and so on.
+    fn load(loader: &mut Loader, file: &'static str, prefix: &str) -> Result<Self, DeviceError> {
+        Self::load_from(loader, file, file, prefix)
+    }
+
+    /// The same, with the kernel of float32 in a file of its own.
+    fn load_from(
+        loader: &mut Loader,
+        file_f32: &'static str,
+        file: &'static str,
+        prefix: &str,
+    ) -> Result<Self, DeviceError> {
+        let mut load = |file, dtype| loader.kernel(file, "", &format!("{prefix}_{}", short_name(dtype)));
+        Ok(Self([load(file_f32, Dtype::F32)?, load(file, Dtype::F16)?, load(file, Dtype::Bf16)?]))
+    }
+
+    pub fn get(&self, dtype: Dtype) -> &Kernel {
+        match dtype {
+            Dtype::F32 => &self.0[0],
+            Dtype::F16 => &self.0[1],
+            Dtype::Bf16 => &self.0[2],
+        }
+    }
+}
+
+/// A kernel for each type of 16 bits.
+pub(super) struct ByHalf([Kernel; 2]);
+
+impl ByHalf {
+    fn load(loader: &mut Loader, file: &'static str, prefix: &str) -> Result<Self, DeviceError> {
+        let mut load = |dtype| loader.kernel(file, "", &format!("{prefix}_{}", short_name(dtype)));
+        Ok(Self([load(Dtype::F16)?, load(Dtype::Bf16)?]))
+    }
+
+    pub fn get(&self, dtype: Dtype) -> &Kernel {
+        &self.0[usize::from(dtype != Dtype::F16)]
+    }
+}
+
+/// The name of a type in the names of kernels.
+pub(super) fn short_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+    }
+}
+
+/// The name of a type of the KV cache in the names of kernels.
+pub(super) fn short_kv_name(dtype: KvDtype) -> &'static str {
+    match dtype {
+        KvDtype::F32 => "f32",
+        KvDtype::F16 => "f16",
+        KvDtype::Bf16 => "bf16",
+        KvDtype::Int8 => "int8",
+        KvDtype::Uint4 => "uint4",
+    }
+}
+
+/// The kernels that do not depend on the model.
+pub(super) struct CommonKernels {
+    pub embed: ByDtype,
+    pub rms_norm: ByDtype,
+    pub silu_mul: ByDtype,
+    pub gather: Kernel,
+    pub copy_blocks: Kernel,
+    pub gemv: ByDtype,
+    pub gemm_narrow: ByDtype,
+    /// Of the types of tensor cores.
+    pub gemm_wide: ByHalf,
+}
+
+impl CommonKernels {
+    pub fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
+        Ok(Self {
+            embed: ByDtype::load(loader, "embedding.cu", "embed")?,
+            rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,
+            silu_mul: ByDtype::load(loader, "gated.cu", "silu_mul")?,
+            gather: loader.kernel("copy.cu", "", "gather_rows")?,
+            copy_blocks: loader.kernel("copy.cu", "", "copy_blocks")?,
+            gemv: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemv")?,
+            gemm_narrow: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemm_narrow")?,
+            gemm_wide: ByHalf::load(loader, "gemm.cu", "gemm_wide")?,
+        })
+    }
+}

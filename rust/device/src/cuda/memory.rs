@@ -1,0 +1,107 @@
+//! The memory of a device: one allocation, divided by the arena.
+
+use std::mem::size_of;
+use std::sync::Arc;
+
+use penstock_cuda::{Context, DeviceMemory, DevicePointer};
+use penstock_types::Dtype;
+
+use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
+use crate::backend::{DeviceError, MemoryUse};
+use crate::bfc::Placement;
+
+/// Alignment of regions: that of `cuMemAlloc`, and a multiple of every access of a kernel.
+const ALIGNMENT: usize = 256;
+
+/// Float32 values on the device.
+pub struct CudaBuffer(pub(super) Region);
+
+/// Rows that a matrix reads, with room for float32.
+pub struct CudaOperand(pub(super) Region);
+
+/// Bytes of an element of the widest operand.
+pub(super) const MOST_OPERAND_BYTES: usize = Dtype::F32.bytes();
+
+/// One allocation of the driver; none before memory is reserved.
+struct DeviceSlab(Option<DeviceMemory>);
+
+impl Slab for DeviceSlab {
+    fn commit(&mut self, bytes: usize) -> Result<(), SlabError> {
+        let len = self.0.as_ref().map_or(ALIGNMENT, DeviceMemory::len);
+        if bytes <= len {
+            return Ok(());
+        }
+        Err(SlabError { bytes, reason: format!("only {len} are reserved") })
+    }
+}
+
+/// The reserved memory.
+pub(super) struct Memory {
+    context: Arc<Context>,
+    arena: Arena<DeviceSlab>,
+}
+
+impl Memory {
+    /// Memory before anything is reserved.
+    pub fn empty(context: &Arc<Context>) -> Self {
+        let arena = Arena::new(DeviceSlab(None), ALIGNMENT, ALIGNMENT).expect("one unit; this is a bug");
+        Self { context: Arc::clone(context), arena }
+    }
+
+    /// Takes memory from the driver, and returns that of the former reservation.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        assert_eq!(self.usage().peak, 0, "memory is reserved after the first allocation; this is a bug");
+        *self = Self::empty(&self.context);
+        let refused = |reason: String| DeviceError::OutOfMemory {
+            what: "the model with its KV cache",
+            bytes: bytes as u64,
+            reason,
+        };
+        let slab = DeviceMemory::new(&self.context, bytes.max(ALIGNMENT))
+            .map_err(|error| refused(error.to_string()))?;
+        self.arena = Arena::new(DeviceSlab(Some(slab)), bytes.max(ALIGNMENT), ALIGNMENT)
+            .map_err(|error: ArenaError| refused(error.to_string()))?;
+        Ok(())
+    }
+
+    /// Free bytes of the device.
+    pub fn available(&self) -> u64 {
+        self.context.memory().map_or(0, |(free, _)| free as u64)
+    }
+
+    pub fn usage(&self) -> MemoryUse {
+        let stats = self.arena.bfc().stats();
+        MemoryUse { in_use: stats.in_use as u64, peak: stats.peak as u64 }
+    }
+
+    /// Bytes that an allocation of `bytes` takes.
+    pub fn granted(&self, bytes: usize) -> u64 {
+        self.arena.bfc().granted(bytes).map_or(u64::MAX, |granted| granted as u64)
+    }
+
+    /// A region of the weights and caches, with any contents.
+    pub fn allocate(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
+        Ok(self.arena.allocate(bytes, Placement::Low, name)?)
+    }
+
+    /// A region of the workspace, with any contents.
+    pub fn allocate_workspace(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
+        Ok(self.arena.allocate(bytes, Placement::High, name)?)
+    }
+
+    /// Frees a region. The operations that follow in the stream may use its memory.
+    pub fn free(&mut self, region: Region) {
+        self.arena.free(region).expect("a region of this arena; this is a bug");
+    }
+
+    /// The address of a region.
+    pub fn pointer(&self, region: &Region) -> DevicePointer {
+        let slab = self.arena.slab().0.as_ref().expect("memory is reserved first; this is a bug");
+        slab.pointer().offset(region.offset())
+    }
+
+    /// The address of the float32 value at an index of a buffer.
+    pub fn float(&self, buffer: &CudaBuffer, index: usize) -> DevicePointer {
+        self.pointer(&buffer.0).offset(index * size_of::<f32>())
+    }
+}

@@ -1,0 +1,100 @@
+//! The CUDA backend: weights, activations and the KV cache in the memory of one NVIDIA GPU, every operation a launch of
+//! kernels of `cuda/` in one stream.
+//!
+//! Operations are complete in the order of the stream. The host waits only for the tokens of a step, in
+//! [`Backend::collect`](crate::Backend::collect). A step takes no memory: all of it is reserved when a model is opened,
+//! and the inputs of a step are one copy from page-locked memory.
+//!
+//! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; bfloat16
+//! for integer codes.
+
+mod adapters;
+mod attention;
+mod backend;
+mod cache;
+mod kernels;
+mod matrix;
+mod memory;
+mod queue;
+mod sampling;
+mod step;
+mod upload;
+
+use std::sync::Arc;
+
+use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory};
+
+use crate::backend::DeviceError;
+use crate::cpu::CpuHost;
+pub use adapters::CudaAdapters;
+use backend::DOWNLOADED_AT_ONCE;
+pub use cache::CudaCache;
+use cache::LoadedAttention;
+use kernels::{CommonKernels, Loader};
+pub use matrix::CudaMatrix;
+use memory::Memory;
+pub use memory::{CudaBuffer, CudaOperand};
+use queue::Queue;
+pub use sampling::{CudaSlots, CudaTicket};
+pub use step::{CudaRope, CudaStep};
+use upload::Uploader;
+
+/// A CUDA device.
+pub struct Cuda {
+    queue: Queue,
+    memory: Memory,
+    uploader: Uploader,
+    kernels: CommonKernels,
+    loader: Loader,
+    attention: LoadedAttention,
+    /// Rows of the partial results of attention that the scratch memory has room for.
+    most_partial_rows: usize,
+    /// For copies to the host that it waits for.
+    downloads: PinnedMemory,
+    /// The account of the host's memory.
+    host: Arc<CpuHost>,
+    context: Arc<Context>,
+}
+
+impl Cuda {
+    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled.
+    pub fn open(
+        driver: &Driver,
+        device: &Device,
+        compiler: KernelCompiler,
+        host: &Arc<CpuHost>,
+    ) -> Result<Self, DeviceError> {
+        let context = Context::open(driver, device).map_err(|error| start(&error))?;
+        let mut loader = Loader::new(&context, compiler, device.architecture());
+        Ok(Self {
+            queue: Queue::new(&context, device).map_err(|error| start(&error))?,
+            memory: Memory::empty(&context),
+            uploader: Uploader::new(&context).map_err(|error| start(&error))?,
+            kernels: CommonKernels::load(&mut loader)?,
+            loader,
+            attention: LoadedAttention::default(),
+            most_partial_rows: 0,
+            downloads: PinnedMemory::new(&context, DOWNLOADED_AT_ONCE * size_of::<f32>())
+                .map_err(|error| start(&error))?,
+            host: Arc::clone(host),
+            context,
+        })
+    }
+}
+
+impl Drop for Cuda {
+    /// Nothing may be freed while the device uses it. A lost device has stopped.
+    fn drop(&mut self) {
+        let _ = self.context.bind_thread().and_then(|()| self.queue.stream.synchronize());
+    }
+}
+
+/// The error of a device that cannot be used.
+fn start(error: &CudaError) -> DeviceError {
+    DeviceError::Start(error.to_string())
+}
+
+/// The error of a device that was in use. Errors of kernels occur in later calls, so no error concerns one call only.
+fn lost(error: CudaError) -> DeviceError {
+    DeviceError::Lost(format!("the CUDA device was lost: {error}"))
+}

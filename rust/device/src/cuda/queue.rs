@@ -1,0 +1,113 @@
+//! [`Queue`]: the stream of a backend. All operations on the memory of the device pass through it, in order.
+
+use std::sync::Arc;
+
+use penstock_cuda::{
+    Argument, Context, CudaError, Device, DevicePointer, Grid, Kernel, PinnedMemory, Stream, Version,
+};
+
+use super::lost;
+use crate::backend::DeviceError;
+
+/// The first compute capability with programmatic dependent launch.
+const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
+
+/// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
+/// is freed only after it has been waited for.
+pub(super) struct Queue {
+    pub stream: Stream,
+    has_dependent_launch: bool,
+}
+
+/// Blocks and threads of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    blocks: [usize; 3],
+    threads: usize,
+    shared_bytes: usize,
+}
+
+impl Shape {
+    pub fn new(blocks: usize, threads: usize) -> Self {
+        Self { blocks: [blocks, 1, 1], threads, shared_bytes: 0 }
+    }
+
+    /// With more than one dimension of blocks.
+    pub fn of(blocks: [usize; 3], threads: usize) -> Self {
+        Self { blocks, threads, shared_bytes: 0 }
+    }
+
+    pub fn with_shared(self, shared_bytes: usize) -> Self {
+        Self { shared_bytes, ..self }
+    }
+}
+
+impl Queue {
+    pub fn new(context: &Arc<Context>, device: &Device) -> Result<Self, CudaError> {
+        let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH;
+        Ok(Self { stream: Stream::new(context)?, has_dependent_launch })
+    }
+
+    /// Launches a kernel; nothing if there are no blocks.
+    pub fn launch(
+        &self,
+        kernel: &Kernel,
+        shape: Shape,
+        arguments: &[Argument<'_>],
+    ) -> Result<(), DeviceError> {
+        if shape.blocks.contains(&0) {
+            return Ok(());
+        }
+        let grid = Grid {
+            blocks: shape.blocks.map(|blocks| blocks as u32),
+            threads: shape.threads as u32,
+            shared_bytes: shape.shared_bytes as u32,
+            is_dependent: self.has_dependent_launch,
+        };
+        // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires. The
+        // memory is used in this stream only. Kernels wait for those before them.
+        unsafe { kernel.launch(&self.stream, grid, arguments) }.map_err(lost)
+    }
+
+    /// Copies the first `bytes` of page-locked memory, which does not change until the copy has ended.
+    pub fn upload(
+        &self,
+        source: &PinnedMemory,
+        bytes: usize,
+        target: DevicePointer,
+    ) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the target is a region with room for the bytes; the caller keeps the source.
+        unsafe { self.stream.upload(source, 0..bytes, target) }.map_err(lost)
+    }
+
+    /// Copies `bytes` to the beginning of page-locked memory, which is not read until the copy has ended.
+    pub fn download(
+        &self,
+        source: DevicePointer,
+        target: &mut PinnedMemory,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the source is a region with as many bytes; the caller keeps the target.
+        unsafe { self.stream.download(source, target, 0..bytes) }.map_err(lost)
+    }
+
+    /// Fills memory with zeros.
+    pub fn clear(&self, target: DevicePointer, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the target is a region with as many bytes.
+        unsafe { self.stream.fill(target, 0, bytes) }.map_err(lost)
+    }
+
+    /// Waits until everything so far is complete.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.stream.synchronize().map_err(lost)
+    }
+}

@@ -1,0 +1,184 @@
+//! The inputs of a step on the device: one copy of all arrays, from a page-locked buffer to a region.
+
+use std::mem::size_of;
+
+use bytemuck::{NoUninit, cast_slice};
+use penstock_cuda::DevicePointer;
+use penstock_types::HeadShape;
+
+use super::Cuda;
+use super::attention::{Sequence, Work, Works};
+use super::upload::Staging;
+use crate::arena::Region;
+use crate::backend::{DeviceError, RowSource};
+use crate::step::{StepInputs, StepSpec};
+
+/// Page-locked buffers. A step may be uploaded twice, two steps are in flight, and one is being launched.
+const BUFFERS: usize = 6;
+/// Alignment of an array.
+const ALIGNMENT: usize = 16;
+/// The adapter of a row without one.
+pub(super) const NO_ADAPTER: u32 = u32::MAX;
+
+/// A rope table, and the inputs of the current step.
+pub struct CudaRope {
+    pub(super) table: Region,
+    pub(super) positions: usize,
+    /// Values of a row of the table.
+    pub(super) width: usize,
+    inputs: Region,
+    buffers: Vec<Staging>,
+    next: usize,
+    works: Works,
+    heads: HeadShape,
+}
+
+/// The inputs of a step, by their addresses.
+#[derive(Clone, Copy)]
+pub struct CudaStep<'a> {
+    pub(super) inputs: &'a StepInputs,
+    pub(super) tokens: DevicePointer,
+    pub(super) positions: DevicePointer,
+    pub(super) write_blocks: DevicePointer,
+    pub(super) write_offsets: DevicePointer,
+    pub(super) output_rows: DevicePointer,
+    pub(super) extra_rotations: DevicePointer,
+    /// Null if there are none.
+    pub(super) query_scales: DevicePointer,
+    /// The number of the adapter of each row, or [`NO_ADAPTER`]. Null if no row has one.
+    pub(super) adapters: DevicePointer,
+    pub(super) sequences: DevicePointer,
+    pub(super) blocks: DevicePointer,
+    pub(super) decode_works: DevicePointer,
+    pub(super) prefill_works: DevicePointer,
+    pub(super) num_decode_works: usize,
+    pub(super) num_prefill_works: usize,
+    pub(super) most_splits: usize,
+}
+
+/// Bytes of the inputs of the largest step.
+fn input_bytes(spec: &StepSpec) -> usize {
+    let group = spec.heads.heads / spec.heads.kv_heads.max(1);
+    let rotation = rotation_width(spec) * size_of::<f32>();
+    let row = 7 * size_of::<u32>() + rotation;
+    let works = Works::most(spec.tokens, spec.sequences, group);
+    let arrays = [
+        (spec.tokens, row),
+        (spec.sequences, size_of::<Sequence>()),
+        (spec.most_blocks(), size_of::<u32>()),
+        (works, size_of::<Work>()),
+        (16, ALIGNMENT),
+    ];
+    arrays.into_iter().fold(0, |sum: usize, (count, bytes)| sum.saturating_add(count.saturating_mul(bytes)))
+}
+
+/// Values of a row of the rope table.
+pub(super) fn rotation_width(spec: &StepSpec) -> usize {
+    spec.heads.head_dim / 2 * 2
+}
+
+/// Writes arrays one after the other.
+struct Arrays<'a> {
+    out: &'a mut [u8],
+    end: usize,
+    target: DevicePointer,
+}
+
+impl Arrays<'_> {
+    /// Appends an array, and returns its address on the device.
+    fn push<T: NoUninit>(&mut self, values: &[T]) -> DevicePointer {
+        let (start, bytes) = (self.end.next_multiple_of(ALIGNMENT), cast_slice::<T, u8>(values));
+        self.end = start + bytes.len();
+        self.out[start..self.end].copy_from_slice(bytes);
+        self.target.offset(start)
+    }
+
+    /// The same, or null if it is empty.
+    fn push_some<T: NoUninit>(&mut self, values: &[T]) -> DevicePointer {
+        if values.is_empty() { DevicePointer::NULL } else { self.push(values) }
+    }
+}
+
+impl Cuda {
+    /// Bytes that a rope takes.
+    pub(super) fn rope_size(&self, positions: usize, spec: &StepSpec) -> u64 {
+        let table = positions.saturating_mul(rotation_width(spec)).saturating_mul(size_of::<f32>());
+        self.memory.granted(table).saturating_add(self.memory.granted(input_bytes(spec)))
+    }
+
+    pub(super) fn new_rope(
+        &mut self,
+        source: &dyn RowSource,
+        spec: &StepSpec,
+    ) -> Result<CudaRope, DeviceError> {
+        let (positions, width) = (source.rows(), rotation_width(spec));
+        assert_eq!(source.columns(), width, "values of a rotation; this is a bug");
+        let row_bytes = width * size_of::<f32>();
+        let table = self.memory.allocate_workspace(positions.saturating_mul(row_bytes), "workspace")?;
+        let target = self.memory.pointer(&table);
+        self.uploader.upload(&self.queue, target, (positions, row_bytes), 1, &|rows, out| {
+            super::matrix::read_as(source, rows, penstock_types::Dtype::F32, out);
+        })?;
+        let bytes = input_bytes(spec);
+        let buffers = (0..BUFFERS).map(|_| Staging::new(&self.context, bytes));
+        Ok(CudaRope {
+            table,
+            positions,
+            width,
+            inputs: self.memory.allocate_workspace(bytes, "workspace")?,
+            buffers: buffers.collect::<Result<_, _>>().map_err(super::lost)?,
+            next: 0,
+            works: Works::default(),
+            heads: spec.heads,
+        })
+    }
+
+    /// Copies valid inputs to the device.
+    pub(super) fn upload_inputs<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut CudaRope,
+    ) -> Result<CudaStep<'a>, DeviceError> {
+        let target = self.memory.pointer(&rope.inputs);
+        let HeadShape { heads, kv_heads, .. } = rope.heads;
+        rope.works.divide(&inputs.sequences, heads / kv_heads, kv_heads, self.most_partial_rows);
+        let buffer = &mut rope.buffers[rope.next];
+        rope.next = (rope.next + 1) % BUFFERS;
+        buffer.wait()?;
+        let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
+        let sequences: Vec<Sequence> = inputs.sequences.iter().map(Sequence::from).collect();
+        let step = CudaStep {
+            inputs,
+            tokens: arrays.push(&inputs.tokens),
+            positions: arrays.push(&inputs.positions),
+            write_blocks: arrays.push(&inputs.write_blocks),
+            write_offsets: arrays.push(&inputs.write_offsets),
+            output_rows: arrays.push(&inputs.output_rows),
+            extra_rotations: arrays.push_some(&inputs.extra_rotations),
+            query_scales: arrays.push_some(&inputs.query_scales),
+            adapters: arrays.push_some(&adapters_of_rows(inputs)),
+            sequences: arrays.push(&sequences),
+            blocks: arrays.push(&inputs.blocks),
+            decode_works: arrays.push(&rope.works.decode),
+            prefill_works: arrays.push(&rope.works.prefill),
+            num_decode_works: rope.works.decode.len(),
+            num_prefill_works: rope.works.prefill.len(),
+            most_splits: rope.works.most_splits,
+        };
+        let bytes = arrays.end;
+        buffer.upload(&self.queue, bytes, target)?;
+        Ok(step)
+    }
+}
+
+/// The number of the adapter of each row; empty if no row has one.
+fn adapters_of_rows(inputs: &StepInputs) -> Vec<u32> {
+    if inputs.adapters.is_empty() {
+        return Vec::new();
+    }
+    let mut numbers = vec![NO_ADAPTER; inputs.tokens.len()];
+    for rows in &inputs.adapters {
+        numbers[rows.rows.clone()].fill(rows.adapter);
+    }
+    numbers
+}

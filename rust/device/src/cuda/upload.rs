@@ -1,0 +1,132 @@
+//! [`Uploader`]: large tables on their way to the device, through two page-locked buffers: while one is copied, the other
+//! is filled by several threads.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+
+use penstock_cuda::{Context, CudaError, DevicePointer, Event, PinnedMemory};
+
+use super::queue::Queue;
+use super::{lost, start};
+use crate::backend::DeviceError;
+
+/// Bytes of a buffer. Large enough that a copy takes longer than its call and the start of the threads.
+const BUFFER_BYTES: usize = 16 << 20;
+/// Threads that fill a buffer.
+const MAX_THREADS: usize = 16;
+
+/// A page-locked buffer, and the event after which it may be changed.
+pub(super) struct Staging {
+    pub memory: PinnedMemory,
+    copied: Event,
+}
+
+impl Staging {
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self { memory: PinnedMemory::new(context, bytes.max(1))?, copied: Event::new(context)? })
+    }
+
+    /// Waits until the last copy from it has ended. In a ring of enough buffers, it has.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        self.copied.synchronize().map_err(lost)
+    }
+
+    /// Copies the first `bytes` to the device.
+    pub fn upload(&self, queue: &Queue, bytes: usize, target: DevicePointer) -> Result<(), DeviceError> {
+        queue.upload(&self.memory, bytes, target)?;
+        queue.stream.record(&self.copied).map_err(lost)
+    }
+}
+
+/// Buffers for uploads of any size. For loading; a step has its own.
+pub(super) struct Uploader {
+    context: Arc<Context>,
+    /// Empty until they are used.
+    buffers: Vec<Staging>,
+    next: usize,
+    threads: usize,
+}
+
+impl Uploader {
+    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        Ok(Self { context: Arc::clone(context), buffers: Vec::new(), next: 0, threads })
+    }
+
+    /// Releases the buffers. They come back when they are used.
+    pub fn release(&mut self) -> Result<(), DeviceError> {
+        self.buffers.iter().try_for_each(Staging::wait)?;
+        self.buffers.clear();
+        Ok(())
+    }
+
+    /// Copies a table of `rows` rows to `target`. `fill` writes a range of rows; it is called from several threads, with
+    /// ranges that begin at multiples of `unit` rows.
+    pub fn upload(
+        &mut self,
+        queue: &Queue,
+        target: DevicePointer,
+        (rows, row_bytes): (usize, usize),
+        unit: usize,
+        fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
+    ) -> Result<(), DeviceError> {
+        let unit_bytes = unit * row_bytes;
+        let step = unit * (BUFFER_BYTES / unit_bytes.max(1)).max(1);
+        for first in (0..rows).step_by(step.max(1)) {
+            let rows = first..rows.min(first + step);
+            let bytes = rows.len() * row_bytes;
+            let threads = self.threads;
+            let buffer = self.buffer(bytes)?;
+            buffer.wait()?;
+            fill_parallel(threads, rows.clone(), unit, &mut buffer.memory.bytes_mut()[..bytes], fill);
+            buffer.upload(queue, bytes, target.offset(rows.start * row_bytes))?;
+        }
+        Ok(())
+    }
+
+    /// The next buffer, with room for at least `bytes`.
+    fn buffer(&mut self, bytes: usize) -> Result<&mut Staging, DeviceError> {
+        let index = self.next;
+        self.next = (index + 1) % 2;
+        let has_room = |buffer: &Staging| buffer.memory.len() >= bytes;
+        if !self.buffers.get(index).is_some_and(has_room) {
+            let buffer =
+                Staging::new(&self.context, bytes.max(BUFFER_BYTES)).map_err(|error| start(&error))?;
+            if index < self.buffers.len() {
+                self.buffers[index].wait()?;
+                self.buffers[index] = buffer;
+            } else {
+                self.buffers.push(buffer);
+                self.next = self.buffers.len() % 2;
+                return Ok(self.buffers.last_mut().expect("it was pushed"));
+            }
+        }
+        Ok(&mut self.buffers[index])
+    }
+}
+
+/// Divides the rows among threads.
+fn fill_parallel(
+    threads: usize,
+    rows: Range<usize>,
+    unit: usize,
+    out: &mut [u8],
+    fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
+) {
+    /// Bytes below which another thread is not worth its start.
+    const LEAST_BYTES: usize = 1 << 18;
+    let row_bytes = out.len() / rows.len().max(1);
+    let threads = threads.min(out.len().div_ceil(LEAST_BYTES)).max(1);
+    let each = rows.len().div_ceil(threads).next_multiple_of(unit);
+    if threads == 1 {
+        return fill(rows, out);
+    }
+    thread::scope(|scope| {
+        let starts = rows.clone().step_by(each);
+        for (first, out) in starts.zip(out.chunks_mut(each * row_bytes)) {
+            let rows = first..rows.end.min(first + each);
+            scope.spawn(move || fill(rows, out));
+        }
+    });
+}
