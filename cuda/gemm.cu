@@ -20,8 +20,8 @@
 //   segment).
 //
 // Kernels   gemv    up to 8 rows: a warp per 16 outputs and segment; no operand is shared, so none passes through
-//                   shared memory. Limit: bytes of w. Each lane has 8 loads of weights in flight while it multiplies
-//                   the 8 before them; the first ones are issued before the launch's dependency is complete.
+//                   shared memory. Limit: bytes of w. Each lane has 12 loads of weights in flight while it multiplies
+//                   the 12 before them; the first ones are issued before the launch's dependency is complete.
 //           narrow  tiles of 64 outputs x 32 rows. Limit: bytes of w.
 //           wide    tiles of 128 x 128, a warp 64 x 64. Limit: flops. Per step of 32, a warp reads 16 fragments from
 //                   shared memory for 64 mma.
@@ -42,18 +42,20 @@ DEVICE void multiply(float (&d)[4], const uint4 (&w)[2], const uint4& x) {
     mma<T>(d, {w[0].z, w[1].z, w[0].w, w[1].w}, {x.z, x.w});
 }
 
-// Adds the chain of a segment to an element of `out`.
+// The sum of an element of `out` after a segment.
 template <class T>
-DEVICE void add_segment(const Product<T>& product, int row, int output, int segment, float chain) {
-    float& out = product.out[size_t(row) * product.outputs + output];
-    float sum = (segment > 0 || product.accumulates ? out : 0) + chain;
-    if ((segment + 1) * SEGMENT >= product.inner && product.bias != nullptr) sum += product.bias[output];
-    out = sum;
+DEVICE bool adds_to_out(const Product<T>& product, int segment) {
+    return segment > 0 || product.accumulates;
+}
+template <class T>
+DEVICE float bias_of(const Product<T>& product, int output, int segment) {
+    const bool is_last = (segment + 1) * SEGMENT >= product.inner;
+    return is_last && product.bias != nullptr && output < product.outputs ? product.bias[output] : 0;
 }
 
 // ---- gemv: grid (outputs / 16, rows / 8), rounded up; a warp per segment, at most 8 warps
 
-constexpr int MAX_SEGMENTS = 32, DEPTH = 4;
+constexpr int MAX_SEGMENTS = 32, DEPTH = 6;
 
 template <class T>
 DEVICE void gemv(const Product<T>& product) {
@@ -70,39 +72,40 @@ DEVICE void gemv(const Product<T>& product) {
     struct Steps {
         uint4 w[DEPTH][2], x[DEPTH];
     };
-    auto load_weights = [&](Steps& steps, int k) {
+    // Load the steps from column k on, up to the end of the segment.
+    auto load_weights = [&](Steps& steps, int k, int end) {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             const int column = k + i * STEP + quad * 8;
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                steps.w[i][half] = column < inner ? *reinterpret_cast<const uint4*>(w[half] + column) : zero;
+                steps.w[i][half] = column < end ? *reinterpret_cast<const uint4*>(w[half] + column) : zero;
         }
     };
-    auto load_x = [&](Steps& steps, int k) {
+    auto load_x = [&](Steps& steps, int k, int end) {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
             const int column = k + i * STEP + quad * 8;
-            steps.x[i] = has_row && column < inner ? *reinterpret_cast<const uint4*>(x + column) : zero;
+            steps.x[i] = has_row && column < end ? *reinterpret_cast<const uint4*>(x + column) : zero;
         }
     };
 
     const int num_segments = ceil_div(inner, SEGMENT);
     Steps now, next = {};
-    load_weights(now, warp * SEGMENT);
+    load_weights(now, warp * SEGMENT, min(inner, (warp + 1) * SEGMENT));
     dependency_wait();
     dependency_launch();
     for (int first = 0; first < num_segments; first += MAX_SEGMENTS) {
         const int last = min(first + MAX_SEGMENTS, num_segments);
         for (int segment = first + warp; segment < last; segment += blockDim.x / 32) {
             const int end = min(inner, (segment + 1) * SEGMENT);
-            if (segment != warp) load_weights(now, segment * SEGMENT);
-            load_x(now, segment * SEGMENT);
+            if (segment != warp) load_weights(now, segment * SEGMENT, end);
+            load_x(now, segment * SEGMENT, end);
             float d[4] = {};
             for (int k = segment * SEGMENT; k < end; k += DEPTH * STEP) {
                 if (k + DEPTH * STEP < end) {
-                    load_weights(next, k + DEPTH * STEP);
-                    load_x(next, k + DEPTH * STEP);
+                    load_weights(next, k + DEPTH * STEP, end);
+                    load_x(next, k + DEPTH * STEP, end);
                 }
 #pragma unroll
                 for (int i = 0; i < DEPTH; i++)
@@ -116,8 +119,11 @@ DEVICE void gemv(const Product<T>& product) {
         for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
             const int output = first_output + i % 16, row = first_row + i / 16;
             if (output >= product.outputs || row >= product.rows) continue;
+            float& out = product.out[size_t(row) * product.outputs + output];
+            float sum = adds_to_out(product, first) ? out : 0;
             for (int segment = first; segment < last; segment++)
-                add_segment(product, row, output, segment, chains[segment - first][i % 16][i / 16]);
+                sum = sum + chains[segment - first][i % 16][i / 16] + bias_of(product, output, segment);
+            out = sum;
         }
         __syncthreads();  // the chains may be overwritten
     }
@@ -136,75 +142,82 @@ struct Tile {
 using Narrow = Tile<4, 1, 1, 4, 6>;
 using Wide = Tile<2, 2, 4, 8, 3>;
 
+// Adds the chains of a segment to `out`. The old values of 16 outputs x 32 rows are loaded together, before the first is
+// stored: one after the other, each would wait for the store before it.
+template <class Shape, class T>
+DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tiles][Shape::row_tiles][4],
+                        int first_output, int first_row, int segment) {
+    constexpr int BATCH = 4;  // tiles of rows; with more, registers are spilled
+    const bool adds = adds_to_out(product, segment);
+#pragma unroll
+    for (int i = 0; i < Shape::output_tiles; i++) {
+        const int output = first_output + i * 16;
+        const float bias[2] = {bias_of(product, output, segment), bias_of(product, output + 8, segment)};
+#pragma unroll
+        for (int first = 0; first < Shape::row_tiles; first += BATCH) {
+            float* const out = product.out + size_t(first_row + first * 8) * product.outputs + output;
+            const int rows = product.rows - first_row - first * 8;
+            auto for_elements = [&](auto of) {
+#pragma unroll
+                for (int j = 0; j < BATCH; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int row = j * 8 + e % 2;
+                        if (output + e / 2 * 8 < product.outputs && row < rows)
+                            of(out[size_t(row) * product.outputs + e / 2 * 8], d[i][first + j][e], bias[e / 2]);
+                    }
+            };
+            if (adds) for_elements([](float& out, float& sum, float) { sum += out; });
+            keep_order();
+            for_elements([](float& out, float& sum, float bias) { out = sum + bias, sum = 0; });
+            keep_order();
+        }
+    }
+}
+
 template <class Shape, class T>
 DEVICE void gemm(const Product<T>& product) {
     constexpr int STAGES = Shape::stages, WORDS = STEP / 8;  // 16-byte words of a row of a stage
     __shared__ uint4 w_stages[STAGES][Shape::outputs][WORDS], x_stages[STAGES][Shape::rows][WORDS];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const int inner = product.inner, num_steps = ceil_div(inner, STEP);
     const TilePlace place = place_of_block<Shape>(product);
-
-    // Copies the columns of a step of `count` rows of a matrix; what is outside of the matrix becomes 0.
-    auto copy_rows = [&](uint4(*to)[WORDS], int count, const T* from, int first, int limit, int step) {
-        if (step >= num_steps) return;
-#pragma unroll
-        for (int i = threadIdx.x; i < count * WORDS; i += Shape::threads) {
-            const int row = i / WORDS, word = i % WORDS, column = step * STEP + word * 8;
-            const bool exists = first + row < limit && column < inner;
-            copy_async16(&to[row][word], exists ? from + size_t(first + row) * inner + column : from, exists ? 16 : 0);
-        }
-    };
-    auto copy_w = [&](int step) {
-        copy_rows(w_stages[step % STAGES], Shape::outputs, product.w, place.output, product.outputs, step);
-    };
-    auto copy_x = [&](int step) {
-        copy_rows(x_stages[step % STAGES], Shape::rows, product.x, place.row, product.rows, step);
-    };
-
-    for (int step = 0; step < STAGES - 1; step++) copy_w(step);
+    TileCopy<T, Shape::outputs, STEP, WORDS, Shape::threads> w_copy(product.w, place.output, product.outputs,
+                                                                    product.inner);
+    TileCopy<T, Shape::rows, STEP, WORDS, Shape::threads> x_copy(product.x, place.row, product.rows, product.inner);
+    for (int stage = 0; stage < STAGES - 1; stage++) w_copy.copy(w_stages[stage]);
     dependency_wait();
     dependency_launch();
-    for (int step = 0; step < STAGES - 1; step++) {
-        copy_x(step);
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        x_copy.copy(x_stages[stage]);
         copy_commit();
     }
     const int warp_output = warp % Shape::output_warps * Shape::output_tiles * 16;
     const int warp_row = warp / Shape::output_warps * Shape::row_tiles * 8;
     float d[Shape::output_tiles][Shape::row_tiles][4] = {};
-    for (int step = 0; step < num_steps; step++) {
+    int stage = 0, free_stage = STAGES - 1;
+    for (int column = STEP; column < product.inner + STEP; column += STEP) {  // the end of a step
         copy_wait<STAGES - 2>();
         __syncthreads();  // the stage is complete, and the one before it has been read
-        copy_w(step + STAGES - 1);
-        copy_x(step + STAGES - 1);
+        w_copy.copy(w_stages[free_stage]);
+        x_copy.copy(x_stages[free_stage]);
         copy_commit();
-        uint4 w[Shape::output_tiles][2];
+        uint4 x[Shape::row_tiles];
 #pragma unroll
-        for (int i = 0; i < Shape::output_tiles; i++)
+        for (int j = 0; j < Shape::row_tiles; j++) x[j] = x_stages[stage][warp_row + j * 8 + group][quad];
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                w[i][half] = w_stages[step % STAGES][warp_output + i * 16 + half * 8 + group][quad];
+        for (int i = 0; i < Shape::output_tiles; i++) {
+            const uint4* from = &w_stages[stage][warp_output + i * 16 + group][quad];
+            const uint4 w[2] = {from[0], from[8 * WORDS]};
 #pragma unroll
-        for (int j = 0; j < Shape::row_tiles; j++) {
-            const uint4 x = x_stages[step % STAGES][warp_row + j * 8 + group][quad];
-#pragma unroll
-            for (int i = 0; i < Shape::output_tiles; i++) multiply<T>(d[i][j], w[i], x);
+            for (int j = 0; j < Shape::row_tiles; j++) multiply<T>(d[i][j], w, x[j]);
         }
-        const int columns = (step + 1) * STEP;
-        if (columns % SEGMENT != 0 && columns < inner) continue;
-#pragma unroll
-        for (int i = 0; i < Shape::output_tiles; i++)
-#pragma unroll
-            for (int j = 0; j < Shape::row_tiles; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    keep_order();
-                    const int output = place.output + warp_output + i * 16 + group + e / 2 * 8;
-                    const int row = place.row + warp_row + j * 8 + quad * 2 + e % 2;
-                    if (output < product.outputs && row < product.rows)
-                        add_segment(product, row, output, step * STEP / SEGMENT, d[i][j][e]);
-                    d[i][j][e] = 0;
-                }
+        free_stage = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (column % SEGMENT == 0 || column >= product.inner)
+            add_segment<Shape>(product, d, place.output + warp_output + group, place.row + warp_row + quad * 2,
+                               (column - 1) / SEGMENT);
     }
+    copy_wait<0>();  // zeros, behind the last step
 }
 
 #define KERNELS(T)                                                                                            \

@@ -17,7 +17,7 @@
 // Source    Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages).
 #include "product.cuh"
 
-constexpr int STEP = 32, SEGMENT = 256, PITCH = STEP + 4, THREADS = 128;
+constexpr int STEP = 32, SEGMENT = 256, THREADS = 128;
 
 // A thread computes OUTPUTS x ROWS elements, 16 outputs and 8 rows apart.
 template <int OUTPUTS, int ROWS, int STAGES>
@@ -28,58 +28,39 @@ struct Tile {
 using Few = Tile<1, 1, 8>;
 using Narrow = Tile<4, 4, 3>;
 
-// Begins to copy the columns of a step of COUNT rows of a matrix; values outside of the matrix become 0.
-template <int COUNT>
-DEVICE void copy_rows(float (*to)[PITCH], const float* from, int first, int limit, int step, int inner) {
-    constexpr int WORDS = COUNT * STEP / 4;  // of 16 bytes
-#pragma unroll
-    for (int n = 0; n < (WORDS + THREADS - 1) / THREADS; n++) {
-        const int i = n * THREADS + threadIdx.x, row = i / (STEP / 4), word = i % (STEP / 4);
-        if (WORDS % THREADS != 0 && i >= WORDS) break;
-        const int column = step * STEP + word * 4;
-        const bool exists = first + row < limit && column < inner;
-        copy_async16(&to[row][word * 4], exists ? from + size_t(first + row) * inner + column : from, exists ? 16 : 0);
-    }
-}
-
 template <class Shape>
 DEVICE void gemm(const Product<float>& product, TilePlace place) {
     constexpr int STAGES = Shape::stages, OUTPUTS = Shape::thread_outputs, ROWS = Shape::thread_rows;
-    __shared__ __align__(16) float w_stages[STAGES][Shape::outputs][PITCH], x_stages[STAGES][Shape::rows][PITCH];
-    const int inner = product.inner, num_steps = ceil_div(inner, STEP);
+    constexpr int PITCH = 9;  // 16-byte words
+    __shared__ uint4 w_stages[STAGES][Shape::outputs][PITCH], x_stages[STAGES][Shape::rows][PITCH];
     const int thread_output = threadIdx.x % 16, thread_row = threadIdx.x / 16;
-    auto copy_w = [&](int step) {
-        if (step < num_steps)
-            copy_rows<Shape::outputs>(w_stages[step % STAGES], product.w, place.output, product.outputs, step, inner);
-    };
-    auto copy_x = [&](int step) {
-        if (step < num_steps)
-            copy_rows<Shape::rows>(x_stages[step % STAGES], product.x, place.row, product.rows, step, inner);
-    };
-
-    for (int step = 0; step < STAGES - 1; step++) copy_w(step);
+    TileCopy<float, Shape::outputs, STEP, PITCH, THREADS> w_copy(product.w, place.output, product.outputs,
+                                                                 product.inner);
+    TileCopy<float, Shape::rows, STEP, PITCH, THREADS> x_copy(product.x, place.row, product.rows, product.inner);
+    for (int stage = 0; stage < STAGES - 1; stage++) w_copy.copy(w_stages[stage]);
     dependency_wait();
     dependency_launch();
-    for (int step = 0; step < STAGES - 1; step++) {
-        copy_x(step);
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        x_copy.copy(x_stages[stage]);
         copy_commit();
     }
     float chains[OUTPUTS][ROWS] = {}, sums[OUTPUTS][ROWS] = {};
-    for (int step = 0; step < num_steps; step++) {
+    int stage = 0, free_stage = STAGES - 1;
+    for (int column = STEP; column < product.inner + STEP; column += STEP) {  // the end of a step
         copy_wait<STAGES - 2>();
         __syncthreads();  // the stage is complete, and the one before it has been read
-        copy_w(step + STAGES - 1);
-        copy_x(step + STAGES - 1);
+        w_copy.copy(w_stages[free_stage]);
+        x_copy.copy(x_stages[free_stage]);
         copy_commit();
 #pragma unroll
-        for (int k = 0; k < STEP; k += 4) {
+        for (int word = 0; word < STEP / 4; word++) {
             float4 w[OUTPUTS], x[ROWS];
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++)
-                w[i] = *reinterpret_cast<const float4*>(&w_stages[step % STAGES][thread_output + 16 * i][k]);
+                w[i] = reinterpret_cast<const float4&>(w_stages[stage][thread_output + 16 * i][word]);
 #pragma unroll
             for (int j = 0; j < ROWS; j++)
-                x[j] = *reinterpret_cast<const float4*>(&x_stages[step % STAGES][thread_row + 8 * j][k]);
+                x[j] = reinterpret_cast<const float4&>(x_stages[stage][thread_row + 8 * j][word]);
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++)
 #pragma unroll
@@ -91,13 +72,15 @@ DEVICE void gemm(const Product<float>& product, TilePlace place) {
                     chain = __fmaf_rn(w[i].w, x[j].w, chain);
                 }
         }
-        const int columns = (step + 1) * STEP;
-        if (columns % SEGMENT != 0 && columns < inner) continue;
+        free_stage = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (column % SEGMENT != 0 && column < product.inner) continue;
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
 #pragma unroll
             for (int j = 0; j < ROWS; j++) sums[i][j] = __fadd_rn(sums[i][j], chains[i][j]), chains[i][j] = 0;
     }
+    copy_wait<0>();  // zeros, behind the last step
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) {
         const int output = place.output + thread_output + 16 * i;

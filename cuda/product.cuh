@@ -1,4 +1,4 @@
-// The call of a matrix product, and the order of its blocks, for all kernels that compute one.
+// The call of a matrix product, the order of its blocks and the copies of their tiles, for all kernels of products.
 #pragma once
 #include "common.cuh"
 
@@ -25,3 +25,32 @@ DEVICE TilePlace place_of_block(const Product<T>& product) {
     const int height = min(GROUP, row_tiles - group * GROUP);
     return {within / height * Shape::outputs, (group * GROUP + within % height) * Shape::rows};
 }
+
+// Copies a tile of ROWS rows of a matrix to shared memory, COLUMNS columns at a time, by the THREADS threads of a block.
+// A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix becomes 0.
+template <class T, int ROWS, int COLUMNS, int PITCH, int THREADS>
+struct TileCopy {
+    static constexpr int WORDS = COLUMNS * sizeof(T) / 16, APART = THREADS / WORDS;
+    const T *matrix, *from;
+    int rows, column, inner;  // rows from this thread's first one to the end, its column, columns of the matrix
+
+    DEVICE TileCopy(const T* matrix, int first, int limit, int inner)
+        : matrix(matrix), rows(limit - first - threadIdx.x / WORDS),
+          column(threadIdx.x % WORDS * (16 / sizeof(T))), inner(inner) {
+        from = matrix + (ptrdiff_t(first) + threadIdx.x / WORDS) * inner + column;
+    }
+
+    // Begins to copy the next columns.
+    DEVICE void copy(uint4 (*stage)[PITCH]) {
+        uint4* to = &stage[threadIdx.x / WORDS][threadIdx.x % WORDS];
+#pragma unroll
+        for (int n = 0; n < (ROWS + APART - 1) / APART; n++) {
+            if (ROWS % APART != 0 && threadIdx.x / WORDS >= ROWS - n * APART) break;
+            const bool exists = n * APART < rows && column < inner;
+            copy_async16(to + n * APART * PITCH, exists ? from + ptrdiff_t(n) * APART * inner : matrix,
+                         exists ? 16 : 0);
+        }
+        from += COLUMNS;
+        column += COLUMNS;
+    }
+};
