@@ -1,0 +1,250 @@
+// Matrices of codes with scales (`Grid` of rust/types/src/weight.rs): the layout in device memory, and the way of a
+// code into the operand of a tensor core.
+//
+//     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
+//
+// Codes less their centre are exact in bf16, and so are the numbers of e4m3.
+//
+// Layout    A matrix is tiles of 16 rows, one behind the other; the last one is filled with zeros. Tiles are
+//           independent, so matrices of the same format with multiples of 16 rows can be one behind the other, too. A
+//           tile has
+//
+//           - its codes, in blocks of 64 columns. Block: 16 bytes of each of the 32 lanes, then the other bytes of each
+//             lane: 0, 4, 8 or 16 for codes of 4, 5, 6 or 8 bits. A lane has the codes of its operands of 4 mma
+//             (common.cuh): of rows `group` and `group + 8`, and of 4 columns for each mma.
+//           - the scales: units of 8 records, one for each `group` of lanes. A unit belongs to a block, or to a group
+//             of columns if that is larger. A record has, for each group of columns in its unit, the scales of rows
+//             `group` and `group + 8`, then, if the format is `affine`, their minima or zero points.
+//           - the outer factors, if the scales are `nested`: units of 256 columns, with records as above of f16.
+//
+//           and ends at a multiple of 64 bytes.
+//
+// Columns   The 4 columns of lane `quad` in mma m of a block are 32 (m / 2) + 8 quad + 4 (m % 2) onwards, so that its
+//           operands of activations are 16 contiguous bytes of a row; with groups of 16 columns, 16 m + 4 quad.
+//
+// Bits      Word m of a lane has the low 4 bits of its codes of mma m: of register r of the operand at 4 r
+//           and 4 r + 16. The fifth bits are at 4 m + r (and 16 more) of word 4; the fifth and sixth of codes of 6 bits at
+//           2 (4 (m % 2) + r) of word 4 + m / 2. Codes of 8 bits: register r has bytes r % 2 and r % 2 + 2 of word
+//           2 m + r / 2.
+//
+// Sources   Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models",
+//           section 3 (codes in the order of the operands); Kim et al., "Who Says Elephants Can't Run", section 3
+//           (integers into the mantissa of a float); Micikevicius et al., "FP8 Formats for Deep Learning" (e4m3).
+#pragma once
+#include "common.cuh"
+
+constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, TILE_ALIGNMENT = 64;
+
+// a * b + c for pairs of bf16.
+DEVICE uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef PENSTOCK_HOST
+    auto number = [](uint32_t pair, int half) { return __uint_as_float(half ? pair & 0xffff0000u : pair << 16); };
+    return pack<bf16>(__fmaf_rn(number(a, 0), number(b, 0), number(c, 0)),
+                      __fmaf_rn(number(a, 1), number(b, 1), number(c, 1)));
+#else
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+#endif
+}
+
+// The same 16 bits twice.
+constexpr uint32_t twice(uint32_t bits) { return bits << 16 | bits; }
+constexpr uint32_t ONES = twice(0x3f80), MINUS_ZEROS = twice(0x8000);
+
+// The bits under `mask`, which are at `from`, at `to`.
+DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
+    return (from < to ? word << (to - from) : word >> (from - to)) & mask;
+}
+
+// ---- Codes: `pair` is register `r` of the operand of mma `m`, of the words of a lane
+
+// Codes c of less than 8 bits: 128 + c has c in its mantissa.
+template <int CENTRE>
+DEVICE uint32_t centred_pair(uint32_t codes) {
+    constexpr uint32_t minus = 0xc300 + CENTRE;  // -(128 + CENTRE)
+    return fma_pairs(codes | twice(0x4300), ONES, twice(minus));
+}
+
+struct code4 {
+    static constexpr int bits = 4, centre = 8;
+    static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[m] >> 4 * r & twice(15); }
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) { return centred_pair<centre>(low(words, m, r)); }
+};
+struct code5 {
+    static constexpr int bits = 5, centre = 16;
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
+        return centred_pair<centre>(code4::low(words, m, r) | move_bits(words[4], 4 * m + r, 4, twice(1 << 4)));
+    }
+};
+struct code6 {
+    static constexpr int bits = 6, centre = 32;
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
+        const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4, twice(3 << 4));
+        return centred_pair<centre>(code4::low(words, m, r) | high);
+    }
+};
+struct code8 {
+    static constexpr int bits = 8, centre = 128;
+    // The low bits c of a code are in the mantissa of 128 + c; the high one makes -128 of -256.
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
+        const uint32_t codes = words[2 * m + r / 2] >> 8 * (r % 2);
+        return fma_pairs((codes & twice(0x7f)) | twice(0x4300), ONES, (codes & twice(0x80)) ^ twice(0xc380));
+    }
+};
+struct e4m3 {
+    static constexpr int bits = 8, centre = 0;
+    // Exponent and mantissa become those of a bf16 that is 2^-120 of the number, also if it is subnormal. The two codes
+    // that are not numbers are +-480.
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
+        const uint32_t codes = words[2 * m + r / 2] >> 8 * (r % 2);
+        const uint32_t small = (codes & twice(0x80)) << 8 | (codes & twice(0x7f)) << 4;
+        return fma_pairs(small, twice(0x7b80), MINUS_ZEROS);
+    }
+};
+
+// ---- Scales
+
+struct scale32 {
+    static constexpr int bytes = 4;
+};
+struct scale16 {
+    static constexpr int bytes = 2;
+};
+struct nested {
+    static constexpr int bytes = 1;
+};
+struct centred {
+    static constexpr int values = 2;
+};
+struct affine {
+    static constexpr int values = 4;
+};
+
+// A format: its codes, columns of the smallest unit that has a scale (16, 32, or 64 for all larger groups), the type of
+// scales, and whether there are minima.
+template <class CODE, int CHUNK, class SCALE, class MINIMUM>
+struct Format {
+    using Code = CODE;
+    using Scale = SCALE;
+    static constexpr bool has_minima = MINIMUM::values == affine::values, is_nested = SCALE::bytes == nested::bytes;
+    static constexpr int chunk = CHUNK, chunks = BLOCK / CHUNK, values = MINIMUM::values;
+    static constexpr int block_bytes = 32 * 4 * CODE::bits;
+    static constexpr int record_bytes = chunks * values * SCALE::bytes, outer_bytes = is_nested ? values * 2 : 0;
+};
+
+// A matrix. Scales of 16 bits are f16 or bf16; the last values of an affine record are minima, or zero points: then the
+// minimum is scale (centre - zero point).
+struct Codes {
+    const uint8_t* data;
+    int rows, columns;
+    int group_shift;  // of groups of 64 columns and more: 2^group_shift columns; 31 if a row is a group
+    int has_bf16_scales, has_zero_points;
+};
+
+DEVICE int count_blocks(const Codes& codes) { return ceil_div(codes.columns, BLOCK); }
+template <class F>
+DEVICE int count_units(const Codes& codes) {
+    return F::chunk < BLOCK ? count_blocks(codes) : ((codes.columns - 1) >> codes.group_shift) + 1;
+}
+template <class F>
+DEVICE const uint8_t* tile_of(const Codes& codes, int tile) {
+    const int outers = F::is_nested ? ceil_div(codes.columns, OUTER_GROUP) : 0;
+    const int scales = 8 * (count_units<F>(codes) * F::record_bytes + outers * F::outer_bytes);
+    const int bytes = count_blocks(codes) * F::block_bytes + scales;
+    return codes.data + size_t(tile) * (ceil_div(bytes, TILE_ALIGNMENT) * TILE_ALIGNMENT);
+}
+
+// The first of the 4 columns of a lane for mma `m` of a block.
+template <class F>
+DEVICE int first_column(int block, int m, int quad) {
+    return block * BLOCK + (F::chunk == 16 ? 16 * m + 4 * quad : 32 * (m / 2) + 8 * quad + 4 * (m % 2));
+}
+
+// ---- The part of a lane in a block of columns
+
+template <int BYTES>
+DEVICE void load(uint32_t* words, const uint8_t* from) {
+    if constexpr (BYTES == 2) words[0] = *reinterpret_cast<const uint16_t*>(from);
+    if constexpr (BYTES == 4) words[0] = *reinterpret_cast<const uint32_t*>(from);
+    if constexpr (BYTES == 8) {
+        const uint2 pair = *reinterpret_cast<const uint2*>(from);
+        words[0] = pair.x, words[1] = pair.y;
+    }
+#pragma unroll
+    for (int i = 0; i < BYTES / 16; i++) {
+        const uint4 part = reinterpret_cast<const uint4*>(from)[i];
+        words[4 * i] = part.x, words[4 * i + 1] = part.y, words[4 * i + 2] = part.z, words[4 * i + 3] = part.w;
+    }
+}
+
+template <class F>
+struct LaneBlock {
+    uint32_t codes[F::Code::bits], scales[(F::record_bytes + 3) / 4], outers[(F::outer_bytes + 7) / 4];
+};
+
+// Loads the part of a lane from a tile.
+template <class F>
+DEVICE LaneBlock<F> load_block(const Codes& codes, const uint8_t* tile, int block, int lane) {
+    constexpr int REST = 4 * (F::Code::bits - 4);
+    LaneBlock<F> part = {};
+    const uint8_t* from = tile + block * F::block_bytes;
+    load<16>(part.codes, from + lane * 16);
+    if constexpr (REST > 0) load<REST>(part.codes + 4, from + 32 * 16 + lane * REST);
+    from = tile + count_blocks(codes) * F::block_bytes;
+    const int unit = F::chunk < BLOCK ? block : block * BLOCK >> codes.group_shift;
+    load<F::record_bytes>(part.scales, from + (unit * 8 + lane / 4) * F::record_bytes);
+    if constexpr (F::is_nested) {
+        from += count_units<F>(codes) * 8 * F::record_bytes;
+        load<F::outer_bytes>(part.outers, from + (block / (OUTER_GROUP / BLOCK) * 8 + lane / 4) * F::outer_bytes);
+    }
+    return part;
+}
+
+// Value `i` of a chunk's record.
+template <class F>
+DEVICE float record_value(const Codes& codes, const LaneBlock<F>& part, int chunk, int i) {
+    const int index = chunk * F::values + i;
+    if constexpr (F::is_nested) {
+        const int inner = int8_t(part.scales[index / 4] >> 8 * (index % 4));
+        return float(inner) * to_float(f16{uint16_t(part.outers[i / 2] >> 16 * (i % 2))});
+    } else if constexpr (F::Scale::bytes == 2) {
+        const uint32_t bits = part.scales[index / 2] >> 16 * (index % 2);
+        return codes.has_bf16_scales ? __uint_as_float(bits << 16) : to_float(f16{uint16_t(bits)});
+    } else {
+        return __uint_as_float(part.scales[index]);
+    }
+}
+
+// The weight of a number, a code less its centre, in row `half` of the lane: exactly that of the CPU.
+template <class F>
+DEVICE float weight_of(const Codes& codes, const LaneBlock<F>& part, int chunk, int half, float number) {
+    const float scale = half ? record_value(codes, part, chunk, 1) : record_value(codes, part, chunk, 0);
+    if constexpr (F::has_minima) {
+        const float value = half ? record_value(codes, part, chunk, 3) : record_value(codes, part, chunk, 2);
+        const float code = number + F::Code::centre;
+        return codes.has_zero_points ? __fmul_rn(scale, code - value) : __fadd_rn(__fmul_rn(scale, code), value);
+    }
+    return __fmul_rn(scale, number);
+}
+
+// weight = scale * (code - centre) + minimum, for the two rows of a lane.
+struct Factors {
+    float scale[2], minimum[2];
+};
+
+template <class F>
+DEVICE Factors factors_of(const Codes& codes, const LaneBlock<F>& part, int chunk) {
+    Factors factors = {};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float scale = record_value(codes, part, chunk, half);
+        factors.scale[half] = scale;
+        if constexpr (F::has_minima) {
+            const float value = record_value(codes, part, chunk, 2 + half), centre = F::Code::centre;
+            factors.minimum[half] =
+                codes.has_zero_points ? __fmul_rn(scale, centre - value) : __fmaf_rn(scale, centre, value);
+        }
+    }
+    return factors;
+}

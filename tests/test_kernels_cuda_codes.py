@@ -1,0 +1,219 @@
+"""CUDA products with codes on the host: against float64, and the same bits for every number of rows."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from support import cuda
+from support.cuda_codes import Format, Matrix, packed, random_matrix
+
+if TYPE_CHECKING:
+    from support.cuda import Array
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
+#: Outputs and rows of a block.
+TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_wide": (128, 64)}
+SEGMENT = 512
+FOLLOWS = 1 << 31
+
+FORMATS = [
+    Format("code4", 32, "f16"),  # Q4_0
+    Format("code4", 32, "f16", "stored"),  # Q4_1
+    Format("code4", 32, "bf16", "stored"),  # int4
+    Format("code4", 32, "nested", "stored"),  # Q4_K
+    Format("code4", 128, "bf16"),  # compressed-tensors
+    Format("code4", 128, "f16", "zero_point"),  # AWQ, GPTQ
+    Format("code4", 64, "bf16", "zero_point"),
+    Format("code5", 32, "f16"),  # Q5_0
+    Format("code5", 32, "f16", "stored"),  # Q5_1
+    Format("code5", 32, "nested", "stored"),  # Q5_K
+    Format("code6", 16, "nested"),  # Q6_K
+    Format("code8", 32, "f16"),  # Q8_0
+    Format("code8", 32, "f16", "zero_point"),
+    Format("code8", 128, "bf16"),  # int8
+    Format("code8", 128, "bf16", "stored"),
+    Format("code8", 0, "f32"),
+    Format("e4m3", 128, "bf16"),
+    Format("e4m3", 0, "f32"),  # fp8
+]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cuda.HostKernels:
+    return cuda.host_kernels()
+
+
+class Codes(ctypes.Structure):
+    """``Codes`` of ``cuda/codes.cuh``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("columns", ctypes.c_int),
+        ("group_shift", ctypes.c_int),
+        ("has_bf16_scales", ctypes.c_int),
+        ("has_zero_points", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(cls, matrix: Matrix, data: Array) -> Codes:
+        """The argument for a matrix that is packed as ``data``."""
+        format_ = matrix.format
+        shift = format_.group.bit_length() - 1 if format_.group else 31
+        is_bf16, has_zeros = format_.scales == "bf16", format_.minimum == "zero_point"
+        return cls(*cuda.addresses(data), *matrix.codes.shape, shift, is_bf16, has_zeros)
+
+
+class Product(ctypes.Structure):
+    """``CodesProduct`` of ``cuda/codes.cu``."""
+
+    _fields_ = (
+        ("w", Codes),
+        ("x", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("pitch", ctypes.c_int),
+        ("accumulates", ctypes.c_int),
+    )
+
+
+class Rows(ctypes.Structure):
+    """``CodesRows`` of ``cuda/codes.cu``."""
+
+    _fields_ = (
+        ("table", Codes),
+        ("tokens", ctypes.c_void_p),
+        ("last_tokens", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+    )
+
+
+@dataclass
+class Operands:
+    """A product."""
+
+    x: Array
+    matrix: Matrix
+    bias: Array | None = None
+    base: Array | None = None
+
+    def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
+        """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
+        rows, (outputs, inner) = len(self.x), self.matrix.codes.shape
+        tile_outputs, tile_rows = TILES[kernel]
+        out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
+        if self.base is not None:
+            out[:rows, :outputs] = self.base
+        data = packed(self.matrix)
+        arrays = cuda.addresses(self.x, self.bias, out)
+        product = Product(Codes.of(self.matrix, data), *arrays, rows, outputs + 3, self.base is not None)
+        tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
+        threads = 256 if kernel == "gemm_wide" else 32 * min(8, -(-inner // SEGMENT))
+        kernels.launch(f"{kernel}_{self.matrix.format.kernels}", tiles, threads, product)
+        assert np.isnan(out[rows]).all()
+        assert np.isnan(out[:, outputs:]).all()
+        return out[:rows, :outputs]
+
+    def expected(self) -> tuple[Array, Array]:
+        """The product in float64, and the sum of the magnitudes that are added in float32."""
+        scale, minimum = (value.astype(np.float64) for value in self.matrix.scale_and_minimum())
+        numbers, x = self.matrix.numbers().astype(np.float64), cuda.to_floats(self.x)
+        centre = self.matrix.format.centre
+        magnitudes = np.abs(scale * (numbers - centre)) + np.abs(minimum + scale * centre)
+        result, magnitude = x @ (scale * numbers + minimum).T, np.abs(x) @ magnitudes.T
+        for added in (self.base, self.bias):
+            if added is not None:
+                result, magnitude = result + added, magnitude + np.abs(added)
+        return result, magnitude
+
+
+def random_operands(format_: Format, rows: int, outputs: int, inner: int) -> Operands:
+    rng = np.random.default_rng([rows, outputs, inner])
+    x = cuda.to_bits(rng.standard_normal((rows, inner)), "bf16")
+    return Operands(x, random_matrix(format_, outputs, inner))
+
+
+def check(operands: Operands, out: Array) -> None:
+    expected, magnitude = operands.expected()
+    assert (np.abs(out - expected) <= 1e-6 * magnitude).all(), np.max(np.abs(out - expected) / magnitude)
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("format_", FORMATS, ids=str)
+def test_product_equals_float64(kernels: cuda.HostKernels, kernel: str, format_: Format) -> None:
+    for shape in [(1, 16, 64), (3, 19, 288), (9, 40, 40)]:
+        operands = random_operands(format_, *shape)
+        check(operands, operands.run(kernels, kernel))
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("shape", [(1, 1, 8), (8, 33, 512), (35, 150, 576), (70, 130, 1096)], ids=str)
+def test_every_tile_and_segment_is_computed(
+    kernels: cuda.HostKernels, kernel: str, shape: tuple[int, int, int]
+) -> None:
+    operands = random_operands(Format("code4", 128, "f16", "zero_point"), *shape)
+    check(operands, operands.run(kernels, kernel))
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize("inner", [64, 1032])
+def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel: str, inner: int) -> None:
+    operands = random_operands(Format("code8", 128, "bf16"), 5, 37, inner)
+    plain = operands.run(kernels, kernel)
+    rng = np.random.default_rng(0)
+    operands.base = rng.standard_normal((5, 37)).astype(np.float32)
+    added = operands.run(kernels, kernel)
+    assert np.array_equal(added, operands.base + plain)
+    operands.bias = rng.standard_normal(37).astype(np.float32)
+    assert np.array_equal(operands.run(kernels, kernel), added + operands.bias)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=str)
+def test_bits_do_not_depend_on_the_rows_or_the_kernel(kernels: cuda.HostKernels, format_: Format) -> None:
+    operands = random_operands(format_, 41, 20, 552)
+    expected = operands.run(kernels, "gemm_wide").view(np.uint32)
+    for first, last in [(0, 41), (7, 8), (40, 41), (3, 12)]:
+        part = Operands(operands.x[first:last], operands.matrix)
+        for kernel in TILES:
+            out = part.run(kernels, kernel)
+            assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
+
+
+def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(Format("code4", 128, "f16"), 2, 16, 18 * SEGMENT + 64)
+    expected = operands.run(kernels, "gemm_wide")
+    check(operands, expected)
+    for kernel in ("gemv", "gemm_narrow"):
+        assert np.array_equal(operands.run(kernels, kernel), expected)
+
+
+@pytest.mark.parametrize("kernel", TILES)
+def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels, kernel: str) -> None:
+    operands = random_operands(Format("code4", 32, "f16", "stored"), 11, 20, 96)
+    expected = operands.run(kernels, kernel)
+    operands.x[4] = 0x7FC0
+    out = operands.run(kernels, kernel)
+    assert np.isnan(out[4]).all()
+    others = np.arange(11) != 4
+    assert np.array_equal(out[others], expected[others])
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=str)
+def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_: Format) -> None:
+    table = random_matrix(format_, 37, 296)
+    tokens = np.array([0, 36, 7, 8, FOLLOWS | 2, 15, 16], np.uint32)
+    last_tokens = np.array([0, 0, 29], np.uint32)
+    out = np.full((len(tokens) + 1, 296), np.nan, np.float32)
+    data = packed(table)
+    rows = Rows(Codes.of(table, data), *cuda.addresses(tokens, last_tokens, out))
+    kernels.launch(f"embed_{format_.kernels}", [len(tokens)], 64, rows)
+    expected = table.weights()[[0, 36, 7, 8, 29, 15, 16]]
+    assert np.array_equal(out[:-1].view(np.uint32), expected.view(np.uint32))
+    assert np.isnan(out[-1]).all()
