@@ -3573,9 +3573,7 @@ def convert(
 def cuda_info(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
     """The driver, its devices, and the compiler, searched in these folders; see `penstock.cuda_info`."""
 
-def resolve_device(
-    config: EngineConfig, nvrtc_folders: Sequence[str | os.PathLike[str]]
-) -> str:
+def resolve_device(config: EngineConfig, nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
     """The device that computes for this configuration, such as `"cpu"` or `"cuda:0"`.
 
     Searches the compiler in these folders first. Raises `DeviceUnavailableError`.
