@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
+use bytemuck::NoUninit;
 use cudarc::driver::sys;
 
 use crate::Context;
 use crate::error::CudaError;
 
 /// An address on a device. A kernel takes it as a pointer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, NoUninit)]
 #[repr(transparent)]
 pub struct DevicePointer(pub sys::CUdeviceptr);
 

@@ -1,10 +1,10 @@
 //! Modules of kernels, and their launch.
 
 use std::ffi::{CString, c_void};
-use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 
+use bytemuck::{NoUninit, bytes_of};
 use cudarc::driver::sys;
 
 use crate::error::{CudaError, INVALID_VALUE};
@@ -46,8 +46,9 @@ impl Module {
         let mut function = ptr::null_mut();
         // SAFETY: the module is alive, the pointer is valid and the name is a string.
         unsafe { self.context.calls().function(&raw mut function, self.module, text.as_ptr()) }?;
-        let parameters = self.context.newer().map(|newer| parameters(newer, function)).transpose()?;
-        Ok(Kernel { module: self.clone(), name: name.to_owned(), function, parameters })
+        let parameters =
+            self.context.newer().map(|newer| parameters(newer, function).map(Arc::from)).transpose()?;
+        Ok(Kernel { module: self.clone(), name: name.into(), function, parameters })
     }
 }
 
@@ -73,13 +74,13 @@ fn parameters(newer: &Newer, function: sys::CUfunction) -> Result<Vec<usize>, Cu
 }
 
 /// A kernel that can be launched.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Kernel {
     module: Arc<Module>,
-    name: String,
+    name: Arc<str>,
     function: sys::CUfunction,
     /// The sizes of its parameters; `None` if the driver does not say.
-    parameters: Option<Vec<usize>>,
+    parameters: Option<Arc<[usize]>>,
 }
 
 // SAFETY: the driver's functions may be called from any thread.
@@ -88,7 +89,7 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 /// Blocks and threads of a launch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// The number of blocks in each dimension.
     pub blocks: [u32; 3],
@@ -105,7 +106,7 @@ pub struct Grid {
 /// # Safety
 ///
 /// Its bytes are those of the parameter's type in C.
-pub unsafe trait Parameter: Copy {}
+pub unsafe trait Parameter: NoUninit {}
 
 // SAFETY: the type is a pointer's number.
 unsafe impl Parameter for DevicePointer {}
@@ -118,21 +119,22 @@ unsafe impl Parameter for f32 {}
 // SAFETY: the type is `unsigned long long`.
 unsafe impl Parameter for u64 {}
 
-/// An argument of a launch.
-#[derive(Clone, Copy, Debug)]
-pub struct Argument<'a> {
-    address: *const c_void,
-    bytes: usize,
-    value: PhantomData<&'a ()>,
-}
+/// An argument of a launch: its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argument<'a>(pub &'a [u8]);
 
 impl<'a, T: Parameter> From<&'a T> for Argument<'a> {
     fn from(value: &'a T) -> Self {
-        Self { address: ptr::from_ref(value).cast(), bytes: size_of::<T>(), value: PhantomData }
+        Self(bytes_of(value))
     }
 }
 
 impl Kernel {
+    /// Whether it is the same kernel of the same module.
+    pub fn is(&self, other: &Self) -> bool {
+        self.function == other.function
+    }
+
     /// Allows launches with more than 48 KiB of dynamic shared memory, at most as much as the device has for a block.
     pub fn set_shared_limit(&self, bytes: u32) -> Result<(), CudaError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -156,7 +158,7 @@ impl Kernel {
         self.check(arguments)?;
         let mut addresses = [ptr::null_mut(); MAX_PARAMETERS];
         for (address, argument) in addresses.iter_mut().zip(arguments) {
-            *address = argument.address.cast_mut();
+            *address = argument.0.as_ptr().cast_mut().cast::<c_void>();
         }
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
@@ -185,7 +187,7 @@ impl Kernel {
 
     /// An error unless the arguments have the sizes of the parameters.
     fn check(&self, arguments: &[Argument<'_>]) -> Result<(), CudaError> {
-        let given = arguments.iter().map(|argument| argument.bytes);
+        let given = arguments.iter().map(|argument| argument.0.len());
         let is_right = match &self.parameters {
             Some(expected) => given.clone().eq(expected.iter().copied()),
             None => true,
@@ -193,7 +195,7 @@ impl Kernel {
         if is_right && arguments.len() <= MAX_PARAMETERS {
             return Ok(());
         }
-        let expected = self.parameters.clone().unwrap_or_default();
-        Err(CudaError::Arguments { kernel: self.name.clone(), expected, given: given.collect() })
+        let expected = self.parameters.as_deref().unwrap_or_default().to_vec();
+        Err(CudaError::Arguments { kernel: self.name.to_string(), expected, given: given.collect() })
     }
 }

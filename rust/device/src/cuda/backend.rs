@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
+use bytemuck::NoUninit;
 use bytes::Bytes;
 use penstock_cuda::{Argument, DevicePointer, Parameter};
 use penstock_types::{
@@ -31,7 +32,7 @@ const MOST_NARROW_ROWS: usize = 64;
 
 /// A product, as `gemm.cu` reads it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Product {
     x: DevicePointer,
     w: DevicePointer,
@@ -46,17 +47,18 @@ struct Product {
 
 /// The pages of a layer, as kernels read them.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct KvCache {
     pages: DevicePointer,
     kv_heads: i32,
     block_size: i32,
     head_dim: i32,
+    padding: u32,
 }
 
 /// The arguments of `rope_kv.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct RopeWriteKv {
     qkv: DevicePointer,
     query_norm: DevicePointer,
@@ -71,11 +73,12 @@ struct RopeWriteKv {
     heads: i32,
     angles: i32,
     epsilon: f32,
+    padding: u32,
 }
 
 /// The arguments of `attention_call.cuh`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Attention {
     qkv: DevicePointer,
     sequences: DevicePointer,
@@ -91,6 +94,7 @@ struct Attention {
     /// 0 without a cap.
     softcap: f32,
     out_type: i32,
+    padding: u32,
 }
 
 // SAFETY: the type is that of `gemm.cu`.
@@ -440,6 +444,7 @@ impl Backend for Cuda {
             heads: shape.heads as i32,
             angles: (rope.width / 2) as i32,
             epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
+            padding: 0,
         };
         let blocks = [step.inputs.tokens.len(), (shape.heads + 2 * shape.kv_heads).div_ceil(4), 1];
         let launch = Shape::of(blocks, 128).with_shared(8 * shape.head_dim * size_of::<f32>());
@@ -475,6 +480,7 @@ impl Backend for Cuda {
                 Dtype::Bf16 => 1,
                 Dtype::F16 => 2,
             },
+            padding: 0,
         };
         let kernels = self.attention.get(&mut self.loader, &cache.shape, reader.operand)?;
         let blocks = |works: usize, splits: usize| [works, shape.kv_heads, splits];
@@ -587,6 +593,7 @@ impl Cuda {
             kv_heads: kv_heads as i32,
             block_size: cache.shape.block_size as i32,
             head_dim: head_dim as i32,
+            padding: 0,
         }
     }
 

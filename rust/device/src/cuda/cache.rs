@@ -5,7 +5,7 @@
 //! host tier   [block][layer]                      all layers of a block are adjacent
 //! ```
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedMemory};
 use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
 
@@ -152,7 +152,7 @@ fn page_bytes(dtype: KvDtype, block_size: usize, head_dim: usize) -> usize {
 
 /// Words of 16 bytes from one block, and from one layer, to the next.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, NoUninit)]
 struct BlockStrides {
     block: u64,
     layer: u64,
