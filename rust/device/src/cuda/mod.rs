@@ -12,6 +12,7 @@ mod adapters;
 mod attention;
 mod backend;
 mod cache;
+mod graphs;
 mod kernels;
 mod matrix;
 mod memory;
@@ -85,7 +86,7 @@ impl Cuda {
 impl Drop for Cuda {
     /// Nothing may be freed while the device uses it. A lost device has stopped.
     fn drop(&mut self) {
-        let _ = self.context.bind_thread().and_then(|()| self.queue.stream.synchronize());
+        let _ = self.context.bind_thread().and_then(|()| self.queue.stop());
     }
 }
 

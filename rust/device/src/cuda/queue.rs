@@ -1,11 +1,13 @@
 //! [`Queue`]: the stream of a backend. All operations on the memory of the device pass through it, in order.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use penstock_cuda::{
     Argument, Context, CudaError, Device, DevicePointer, Grid, Kernel, PinnedMemory, Stream, Version,
 };
 
+use super::graphs::{Graphs, StepShape};
 use super::lost;
 use crate::backend::DeviceError;
 
@@ -15,8 +17,10 @@ const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
 /// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
 /// is freed only after it has been waited for.
 pub(super) struct Queue {
-    pub stream: Stream,
+    stream: Stream,
     has_dependent_launch: bool,
+    /// Launches wait here while they repeat those of a graph.
+    graphs: RefCell<Graphs>,
 }
 
 /// Blocks and threads of a launch.
@@ -45,7 +49,7 @@ impl Shape {
 impl Queue {
     pub fn new(context: &Arc<Context>, device: &Device) -> Result<Self, CudaError> {
         let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH;
-        Ok(Self { stream: Stream::new(context)?, has_dependent_launch })
+        Ok(Self { stream: Stream::new(context)?, has_dependent_launch, graphs: RefCell::new(Graphs::new()) })
     }
 
     /// Launches a kernel; nothing if there are no blocks.
@@ -66,7 +70,30 @@ impl Queue {
         };
         // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires. The
         // memory is used in this stream only. Kernels wait for those before them.
-        unsafe { kernel.launch(&self.stream, grid, arguments) }.map_err(lost)
+        unsafe { self.graphs.borrow_mut().launch(&self.stream, kernel, grid, arguments) }.map_err(lost)
+    }
+
+    /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not a
+    /// launch.
+    pub fn begin_step(&self, shape: Option<StepShape>) -> Result<(), DeviceError> {
+        let mut graphs = self.graphs.borrow_mut();
+        match shape {
+            Some(shape) => graphs.begin(&self.stream, shape),
+            None => graphs.end(&self.stream),
+        }
+        .map_err(lost)
+    }
+
+    /// The stream, after everything so far has been submitted.
+    pub fn stream(&self) -> Result<&Stream, DeviceError> {
+        self.graphs.borrow_mut().end(&self.stream).map_err(lost)?;
+        Ok(&self.stream)
+    }
+
+    /// Waits until the device has stopped using memory, also after an error.
+    pub fn stop(&self) -> Result<(), CudaError> {
+        let ended = self.graphs.borrow_mut().end(&self.stream);
+        self.stream.synchronize().and(ended)
     }
 
     /// Copies the first `bytes` of page-locked memory, which does not change until the copy has ended.
@@ -80,7 +107,7 @@ impl Queue {
             return Ok(());
         }
         // SAFETY: the target is a region with room for the bytes; the caller keeps the source.
-        unsafe { self.stream.upload(source, 0..bytes, target) }.map_err(lost)
+        unsafe { self.stream()?.upload(source, 0..bytes, target) }.map_err(lost)
     }
 
     /// Copies `bytes` to the beginning of page-locked memory, which is not read until the copy has ended.
@@ -94,7 +121,7 @@ impl Queue {
             return Ok(());
         }
         // SAFETY: the source is a region with as many bytes; the caller keeps the target.
-        unsafe { self.stream.download(source, target, 0..bytes) }.map_err(lost)
+        unsafe { self.stream()?.download(source, target, 0..bytes) }.map_err(lost)
     }
 
     /// Fills memory with zeros.
@@ -103,11 +130,11 @@ impl Queue {
             return Ok(());
         }
         // SAFETY: the target is a region with as many bytes.
-        unsafe { self.stream.fill(target, 0, bytes) }.map_err(lost)
+        unsafe { self.stream()?.fill(target, 0, bytes) }.map_err(lost)
     }
 
     /// Waits until everything so far is complete.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.stream.synchronize().map_err(lost)
+        self.stream()?.synchronize().map_err(lost)
     }
 }

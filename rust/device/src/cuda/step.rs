@@ -8,6 +8,7 @@ use penstock_types::HeadShape;
 
 use super::Cuda;
 use super::attention::{Sequence, Work, Works};
+use super::graphs::StepShape;
 use super::upload::Staging;
 use crate::arena::Region;
 use crate::backend::{DeviceError, RowSource};
@@ -158,16 +159,33 @@ impl Cuda {
             query_scales: arrays.push_some(&inputs.query_scales),
             adapters: arrays.push_some(&adapters_of_rows(inputs)),
             sequences: arrays.push(&sequences),
-            blocks: arrays.push(&inputs.blocks),
             decode_works: arrays.push(&rope.works.decode),
             prefill_works: arrays.push(&rope.works.prefill),
+            // Last, because their number does not depend on the shape of the step.
+            blocks: arrays.push(&inputs.blocks),
             num_decode_works: rope.works.decode.len(),
             num_prefill_works: rope.works.prefill.len(),
-            most_splits: rope.works.most_splits,
+            // Rounded, so that the shape of a step seldom changes; blocks without a split end at once.
+            most_splits: rope.works.most_splits.next_power_of_two(),
         };
         let bytes = arrays.end;
         buffer.upload(&self.queue, bytes, target)?;
+        self.queue.begin_step(step.shape())?;
         Ok(step)
+    }
+}
+
+impl CudaStep<'_> {
+    /// The shape of a step that only decodes. Others seldom have the same shape again, and take longer than their launches.
+    fn shape(&self) -> Option<StepShape> {
+        let inputs = self.inputs;
+        (self.num_prefill_works == 0).then(|| StepShape {
+            rows: inputs.tokens.len(),
+            outputs: inputs.output_rows.len(),
+            works: self.num_decode_works,
+            most_splits: self.most_splits,
+            has_adapters: !inputs.adapters.is_empty(),
+        })
     }
 }
 

@@ -35,7 +35,7 @@ impl Staging {
     /// Copies the first `bytes` to the device.
     pub fn upload(&self, queue: &Queue, bytes: usize, target: DevicePointer) -> Result<(), DeviceError> {
         queue.upload(&self.memory, bytes, target)?;
-        queue.stream.record(&self.copied).map_err(lost)
+        queue.stream()?.record(&self.copied).map_err(lost)
     }
 }
 
