@@ -190,8 +190,8 @@ struct Queries {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const int half = j % 2, column = i / 2 * 32 + quad * 8 + i % 2 * 4 + j / 2 * 2;
-                const T first = from_float<T>(rows[half] == nullptr ? 0 : rows[half][column]);
-                const T second = from_float<T>(rows[half] == nullptr ? 0 : rows[half][column + 1]);
+                const T first = to_operand<T>(rows[half] == nullptr ? 0 : rows[half][column]);
+                const T second = to_operand<T>(rows[half] == nullptr ? 0 : rows[half][column + 1]);
                 words[j] = uint32_t(first.bits) | uint32_t(second.bits) << 16;
                 sum[i / 2 * 32 >= fast][half] += to_float(first) + to_float(second);
             }

@@ -119,7 +119,7 @@ DEVICE void restore<u4>(float* x, int count) {
 template <class T>
 DEVICE void store_as(void* out, size_t start, const float* x, int count) {
     T* to = static_cast<T*>(out) + start;
-    for (int i = threadIdx.x % 32; i < count; i += 32) to[i] = from_float<T>(x[i]);
+    for (int i = threadIdx.x % 32; i < count; i += 32) to[i] = to_operand<T>(x[i]);
 }
 
 // Stores row `row` of the result, of head_dim floats in shared memory.

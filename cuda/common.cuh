@@ -8,6 +8,8 @@
 //   are bf16, f16 or float32. Every sum is a sum of float32.
 // - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
+// - Memory that other kernels write is not `const __restrict__`: the compiler would read it by ld.global.nc, which
+//   requires that nothing writes it while the kernel is resident, also before dependency_wait().
 // - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the
 //   kernels before it are complete. It calls dependency_launch() when the next kernel's blocks may become resident.
 #pragma once
@@ -90,6 +92,40 @@ DEVICE f16 from_float<f16>(float x) {
 #endif
 }
 
+// A value of an operand: beyond the range of f16 it is +-65504, not infinite. Infinities stay infinite.
+template <class T>
+DEVICE T to_operand(float x) {
+    return from_float<T>(x);
+}
+template <>
+DEVICE f16 to_operand<f16>(float x) {
+    const bool is_finite = fabsf(x) < infinity();
+    return from_float<f16>(is_finite && fabsf(x) > 65504 ? copysignf(65504, x) : x);
+}
+
+// N values that one access of memory reads or writes.
+template <class T, int N>
+struct __align__(sizeof(T) * N) Values {
+    T values[N];
+};
+
+// Writes of(from[i], i) to to[i], by all threads of a block. Four reads of a thread precede its writes: the compiler does
+// not know that `to` is other memory, and would make each read wait for the write before it.
+template <class From, class To, class Function>
+DEVICE void transform(const From* from, To* to, int count, Function of) {
+    for (int first = threadIdx.x; first < count; first += 4 * blockDim.x) {
+        From values[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (first + n * int(blockDim.x) < count) values[n] = from[first + n * blockDim.x];
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int i = first + n * blockDim.x;
+            if (i < count) to[i] = of(values[n], i);
+        }
+    }
+}
+
 // Two values as the operands of mma hold them: the first in the low half.
 template <class T>
 DEVICE uint32_t pack(float first, float second) {
@@ -99,9 +135,10 @@ DEVICE uint32_t pack(float first, float second) {
 // ---- Warps
 
 // The sum over the 32 lanes, in butterfly order: every lane has the same bits.
-DEVICE float warp_sum(float x) {
+template <class T>
+DEVICE T warp_sum(T x) {
 #ifdef PENSTOCK_HOST
-    float one[1] = {x};
+    T one[1] = {x};
     emu::warp_sum(one);
     return one[0];
 #else
@@ -126,11 +163,12 @@ DEVICE float warp_max(float x) {
 
 // The sum over the threads of a block of whole warps; every thread has the same bits. `partial` has an element per
 // warp.
-DEVICE float block_sum(float x, float* partial) {
+template <class T>
+DEVICE T block_sum(T x, T* partial) {
     x = warp_sum(x);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
     __syncthreads();
-    float sum = 0;
+    T sum = 0;
     for (int warp = 0; warp < int(blockDim.x) / 32; warp++) sum += partial[warp];
     return sum;
 }

@@ -8,19 +8,27 @@
 //           a block, [block][layer]. Strides describe both, so one kernel saves (device to pinned host memory), loads
 //           and swaps. The copies of a launch are independent: none reads a block that another one writes.
 // Shape     gather_rows: one block per row. copy_blocks: grid (copies, layers).
-// Limit     bytes; across PCIe its bandwidth: 16-byte accesses, consecutive threads at consecutive addresses.
+// Limit     bytes; across PCIe its bandwidth: consecutive threads at consecutive addresses, 16 bytes each (rows that are not
+//           multiples of it: 4).
 #include "common.cuh"
 
 constexpr int THREADS = 256;
 
+template <class Word>
+DEVICE void copy_words(const Word* from, Word* to, int words) {
+    transform(from, to, words, [](const Word& word, int) { return word; });
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-gather_rows(const uint32_t* __restrict__ x, const uint32_t* __restrict__ rows, uint32_t* __restrict__ out, int words) {
+gather_rows(const uint32_t* x, const uint32_t* rows, uint32_t* out, int words) {
     dependency_wait();
     dependency_launch();
     const uint32_t* from = x + size_t(rows[blockIdx.x]) * words;
     uint32_t* to = out + size_t(blockIdx.x) * words;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < words; i += THREADS) to[i] = from[i];
+    if (words % 4 == 0)
+        copy_words(reinterpret_cast<const uint4*>(from), reinterpret_cast<uint4*>(to), words / 4);
+    else
+        copy_words(from, to, words);
 }
 EXPORT(gather_rows)
 
@@ -33,14 +41,12 @@ struct BlockCopy {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-copy_blocks(const uint4* __restrict__ from, BlockStrides from_strides, uint4* __restrict__ to, BlockStrides to_strides,
-            const BlockCopy* __restrict__ copies, int words) {
+copy_blocks(const uint4* from, BlockStrides from_strides, uint4* to, BlockStrides to_strides,
+            const BlockCopy* copies, int words) {
     dependency_wait();
     dependency_launch();
     const BlockCopy copy = copies[blockIdx.x];
-    const uint4* source = from + copy.from * from_strides.block + blockIdx.y * from_strides.layer;
-    uint4* target = to + copy.to * to_strides.block + blockIdx.y * to_strides.layer;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < words; i += THREADS) target[i] = source[i];
+    copy_words(from + copy.from * from_strides.block + blockIdx.y * from_strides.layer,
+               to + copy.to * to_strides.block + blockIdx.y * to_strides.layer, words);
 }
 EXPORT(copy_blocks)

@@ -6,7 +6,8 @@
 //
 // Data      a row of gate_up has `width` gates, then `width` ups, as one product computes them: [rows][2 width] of
 //           float32. out [rows][width] of T is the operand of the next product.
-// Shape     grid (rows, ceil(width / 1024)); a thread computes 4 values, 256 apart.
+// Shape     grid (rows, ceil(width / 1024)); a thread computes 4 values at once, or, if the width is not a multiple of 4,
+//           256 apart.
 // Limit     bytes: 8 read and 2 written for each value.
 // Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear
 //           Units", section 2 (the approximation with tanh).
@@ -24,31 +25,39 @@ struct GeluTanh {
     }
 };
 
-template <class Activation, class T>
+template <class Activation, class T, int N>
 DEVICE void gated(const float* gate_up, T* out, int width) {
-    dependency_wait();
-    dependency_launch();
     const float* gate = gate_up + size_t(blockIdx.x) * 2 * width;
     const float* up = gate + width;
     T* to = out + size_t(blockIdx.x) * width;
 #pragma unroll
-    for (int part = 0; part < 4; part++) {
-        const int i = (blockIdx.y * 4 + part) * THREADS + threadIdx.x;
-        if (i < width) to[i] = from_float<T>(Activation::of(gate[i]) * up[i]);
+    for (int part = 0; part < 4 / N; part++) {
+        const int i = (blockIdx.y * (4 / N) + part) * THREADS + threadIdx.x;
+        if (i >= width / N) break;
+        const Values<float, N> gates = reinterpret_cast<const Values<float, N>*>(gate)[i];
+        const Values<float, N> ups = reinterpret_cast<const Values<float, N>*>(up)[i];
+        Values<T, N> result;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            result.values[j] = to_operand<T>(Activation::of(gates.values[j]) * ups.values[j]);
+        reinterpret_cast<Values<T, N>*>(to)[i] = result;
     }
 }
 
-#define KERNELS(T)                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS)                             \
-    silu_mul_##T(const float* __restrict__ gate_up, T* __restrict__ out, int width) { \
-        gated<Silu>(gate_up, out, width);                                             \
-    }                                                                                 \
-    EXPORT(silu_mul_##T)                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                             \
-    gelu_mul_##T(const float* __restrict__ gate_up, T* __restrict__ out, int width) { \
-        gated<GeluTanh>(gate_up, out, width);                                         \
-    }                                                                                 \
-    EXPORT(gelu_mul_##T)
+#define KERNEL(name, Activation, T)                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS)                  \
+    name##_##T(const float* gate_up, T* out, int width) {                  \
+        dependency_wait();                                                 \
+        dependency_launch();                                               \
+        if (width % 4 == 0)                                                \
+            gated<Activation, T, 4>(gate_up, out, width);                  \
+        else                                                               \
+            gated<Activation, T, 1>(gate_up, out, width);                  \
+    }                                                                      \
+    EXPORT(name##_##T)
+#define KERNELS(T)               \
+    KERNEL(silu_mul, Silu, T)    \
+    KERNEL(gelu_mul, GeluTanh, T)
 KERNELS(f32)
 KERNELS(bf16)
 KERNELS(f16)

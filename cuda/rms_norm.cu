@@ -6,34 +6,54 @@
 //           or float32. The residual connection before the norm is the epilogue of the product before it (gemm.cu),
 //           and a family with the factor 1 + weight adds the 1 when the weight is loaded: neither needs a variant
 //           here.
-// Shape     one block of 256 threads per row. The sum is 256 chains, thread i adding the squares of x[i], x[i + 256],
-//           ...; then butterflies in the warps, then the 8 warps in order: an order that depends on the width alone.
+// Shape     one block of 256 threads per row, which take 4 values at a time, or 1 if the width is not a multiple of 4.
+//           The sum is 256 chains, thread i adding the squares of values 4 i .. 4 i + 3, 4 (i + 256) ..; then
+//           butterflies in the warps, then the 8 warps in order: an order that depends on the width alone.
 // Limit     bytes: x is read twice, the second time from a cache, and out is written once.
 // Source    Zhang and Sennrich, "Root Mean Square Layer Normalization", section 4.
-#include "common.cuh"
+#include "norm.cuh"
 
 constexpr int THREADS = 256;
 
-template <class T>
-DEVICE void rms_norm(const float* x, const float* weight, T* out, int width, float epsilon) {
+template <class T, int N>
+DEVICE void rms_norm(const float* x, const float* __restrict__ weight, T* out, int width, float epsilon) {
     __shared__ float partial[THREADS / 32];
-    dependency_wait();
-    dependency_launch();
-    const size_t row = size_t(blockIdx.x) * width;
-    float squares = 0;
+    __shared__ double exact_partial[THREADS / 32];
+    using Floats = Values<float, N>;
+    const Floats* from = reinterpret_cast<const Floats*>(x + size_t(blockIdx.x) * width);
+    const float factor = norm_factor(width, epsilon, [&](auto sum) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += THREADS) squares += x[row + i] * x[row + i];
-    const float factor = 1 / sqrtf(block_sum(squares, partial) / width + epsilon);
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width; i += THREADS) out[row + i] = from_float<T>(x[row + i] * factor * weight[i]);
+        for (int i = threadIdx.x; i < width / N; i += THREADS) {
+            const Floats v = from[i];
+#pragma unroll
+            for (int j = 0; j < N; j++) sum += decltype(sum)(v.values[j]) * v.values[j];
+        }
+        if constexpr (sizeof sum == sizeof(double))
+            return block_sum(sum, exact_partial);
+        else
+            return block_sum(sum, partial);
+    });
+    Values<T, N>* to = reinterpret_cast<Values<T, N>*>(out + size_t(blockIdx.x) * width);
+    transform(from, to, width / N, [&](const Floats& v, int i) {
+        const Floats factors = reinterpret_cast<const Floats*>(weight)[i];
+        Values<T, N> result;
+#pragma unroll
+        for (int j = 0; j < N; j++) result.values[j] = to_operand<T>(v.values[j] * factor * factors.values[j]);
+        return result;
+    });
 }
 
-#define KERNELS(T)                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                       \
-    rms_norm_##T(const float* __restrict__ x, const float* __restrict__ weight,                 \
-                 T* __restrict__ out, int width, float epsilon) {                               \
-        rms_norm(x, weight, out, width, epsilon);                                               \
-    }                                                                                           \
+#define KERNELS(T)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                            \
+    rms_norm_##T(const float* x, const float* __restrict__ weight, T* out, int width,                \
+                 float epsilon) {                                                                    \
+        dependency_wait();                                                                           \
+        dependency_launch();                                                                         \
+        if (width % 4 == 0)                                                                          \
+            rms_norm<T, 4>(x, weight, out, width, epsilon);                                          \
+        else                                                                                         \
+            rms_norm<T, 1>(x, weight, out, width, epsilon);                                          \
+    }                                                                                                \
     EXPORT(rms_norm_##T)
 KERNELS(f32)
 KERNELS(bf16)

@@ -17,6 +17,7 @@
 // Sources   Su et al., "RoFormer", section 3.4.2; Henry et al., "Query-Key Normalization for Transformers";
 //           kv_page.cuh.
 #include "kv_page.cuh"
+#include "norm.cuh"
 
 constexpr int WARPS = 4;
 constexpr uint32_t EXTRA = 1u << 31;
@@ -40,9 +41,10 @@ struct RopeWriteKv {
 
 DEVICE void normalise(float* x, const float* weight, int count, float epsilon) {
     const int lane = threadIdx.x % 32;
-    float squares = 0;
-    for (int i = lane; i < count; i += 32) squares += x[i] * x[i];
-    const float factor = 1 / sqrtf(warp_sum(squares) / count + epsilon);
+    const float factor = norm_factor(count, epsilon, [&](auto sum) {
+        for (int i = lane; i < count; i += 32) sum += decltype(sum)(x[i]) * x[i];
+        return warp_sum(sum);
+    });
     for (int i = lane; i < count; i += 32) x[i] = x[i] * factor * weight[i];
     __syncwarp();
 }
@@ -101,8 +103,9 @@ constexpr float ROUND = 1.5f * (1 << 23);
 
 template <class E>
 DEVICE void write(const Page& page, int part, int token, float* x) {
-    E* row = reinterpret_cast<E*>(part == 0 ? page.key<E>(token) : page.value<E>(token));
-    for (int i = threadIdx.x % 32; i < page.head_dim; i += 32) row[i] = from_float<E>(x[i]);
+    auto* row = reinterpret_cast<Values<E, 2>*>(part == 0 ? page.key<E>(token) : page.value<E>(token));
+    for (int i = threadIdx.x % 32; i < page.head_dim / 2; i += 32)
+        row[i] = {from_float<E>(x[2 * i]), from_float<E>(x[2 * i + 1])};
 }
 
 // The least bf16 that is not below x, which is between 0 and the largest float32.
@@ -245,8 +248,10 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     const Page page = cache.page<E>(call.blocks[row], kv_head);
     if constexpr (BITS<E> >= 16) {
         const float* value = is_value ? from : from + cache.kv_heads * count;
-        if (!all_representable<E>(value, count))
+        if (!all_representable<E>(value, count)) {
             for (int i = lane; i < count; i += 32) x[i] = is_value ? 0 : not_a_number();
+            __syncwarp();
+        }
     }
     write<E>(page, is_value, int(call.offsets[row]), x);
 }

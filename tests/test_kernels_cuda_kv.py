@@ -144,6 +144,14 @@ def test_heads_are_normed_rotated_and_written(
             page.check(offset, k[row, head], v[row, head])
 
 
+@pytest.mark.parametrize("magnitude", [1e-25, 1e25])
+def test_heads_of_extreme_values_are_normed(kernels: cuda.HostKernels, magnitude: float) -> None:
+    step = Step(KvLayout("f32", 1, 64, 16), 2, 32, norms=True, query_scales=False, epsilon=0)
+    step.qkv[:, :3] *= np.float32(magnitude)
+    queries, _ = step.run(kernels)
+    assert np.allclose(queries, step.expected()[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", cuda_kv.DTYPES)
 def test_only_the_bytes_of_the_tokens_are_written(kernels: cuda.HostKernels, dtype: str) -> None:
     layout = KvLayout(dtype, 2, 64, 16)

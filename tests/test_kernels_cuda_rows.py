@@ -62,6 +62,22 @@ def test_rms_norm_equals_its_formula(kernels: cuda.HostKernels, dtype: str, widt
     assert np.allclose(cuda.to_floats(out), expected, rtol=TOLERANCE[dtype], atol=1e-7)
 
 
+@pytest.mark.parametrize("width", [64, 577])
+@pytest.mark.parametrize("magnitude", [1e-42, 3e-25, 3e19, 3e38])
+def test_rms_norm_of_extreme_values_equals_its_formula(
+    kernels: cuda.HostKernels, width: int, magnitude: float
+) -> None:
+    signs = np.where(np.arange(2 * width) % 3, 1, -1).reshape(2, width)
+    x = (signs * magnitude).astype(np.float32)
+    x[1, 5] = 0
+    weight, out = np.full(width, 2, np.float32), empty(2, width, "f32")
+    kernels.launch("rms_norm_f32", [2], 256, x, weight, out, width, 1e-60)
+    # As on the CPU, the factor is of float32: it is subnormal for large values, infinite for subnormal ones.
+    with np.errstate(invalid="ignore", over="ignore"):
+        factor = np.float32(1 / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)))
+        assert np.allclose(out, x * factor * 2, rtol=1e-6, equal_nan=True)
+
+
 def test_rms_norm_bits_do_not_depend_on_the_batch(kernels: cuda.HostKernels) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((9, 577)).astype(np.float32)
@@ -119,7 +135,24 @@ def test_gated_activation_of_extreme_gates(kernels: cuda.HostKernels, function: 
     assert np.array_equal(out, [[0, 0, 0, 200]])
 
 
-@pytest.mark.parametrize("words", [1, 200, 300])
+def test_operands_of_f16_are_saturated(kernels: cuda.HostKernels) -> None:
+    gate_up = np.array(
+        [[300, -300, 300, 1, 3e19, 255, np.nan], [300, 300, 1, 70000, 3e19, 256.9, 1]], np.float32
+    )
+    expected = [65504, 0, 300, 51168, np.inf, 65504, np.nan]  # of f16; infinite is infinite in float32 only
+    out = empty(1, 7, "f16")
+    kernels.launch("silu_mul_f16", [1, 1], 256, gate_up, out, 7)
+    assert np.allclose(out[0], expected, rtol=1e-3, equal_nan=True)
+    wide = empty(1, 7, "f32")
+    kernels.launch("silu_mul_f32", [1, 1], 256, gate_up, wide, 7)
+    assert np.array_equal(np.isinf(out), np.isinf(wide))
+    weight = np.array([7e4, -7e4, 1, 65519], np.float32)
+    out = empty(1, 4, "f16")
+    kernels.launch("rms_norm_f16", [1], 256, np.ones((1, 4), np.float32), weight, out, 4, 0.0)
+    assert np.array_equal(out[0], np.array([65504, -65504, 1, 65504], np.float16))
+
+
+@pytest.mark.parametrize("words", [1, 200, 300, 2304])
 def test_gather_copies_the_rows(kernels: cuda.HostKernels, words: int) -> None:
     x = np.arange(7 * words, dtype=np.uint32).reshape(7, words)
     rows = np.array([6, 0, 0, 3], np.uint32)
