@@ -32,6 +32,8 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 #: PENSTOCK_CHECK_KERNELS=1: the emulated driver runs the kernels and checks every access of memory.
 CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
+#: PENSTOCK_TEST_GPU=1: kernels, and programs of the tests, run on the first device of the system's driver.
+ON_GPU = os.environ.get("PENSTOCK_TEST_GPU") == "1"
 
 #: Variants of a file that is compiled for one of them at a time.
 VARIANTS = {
@@ -58,8 +60,12 @@ class Resources:
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
     files = importlib.metadata.files("nvidia-cuda-nvrtc") or ()
-    paths = [file.locate() for file in files if re.fullmatch(r"libnvrtc\.so\.\d+", file.name)]
-    return ctypes.CDLL(str(paths[0]))
+    paths = [Path(str(file.locate())) for file in files]
+    # The compiler loads its library of builtins by name. Version 13.0 does not find it beside itself.
+    for path in paths:
+        if re.fullmatch(r"libnvrtc-builtins\.so\.[\d.]+", path.name):
+            ctypes.CDLL(str(path))
+    return ctypes.CDLL(next(str(path) for path in paths if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)))
 
 
 def _compile(path: Path, target: str, defines: Sequence[str] = ()) -> tuple[bytes, str]:
@@ -110,8 +116,10 @@ def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
     if not log.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         code, text = _compile(path, target, defines)
-        cubin.write_bytes(code)
-        log.write_text(text)
+        for file, content in ((cubin, code), (log, text.encode())):  # other processes read complete files
+            partial = file.with_name(f"{file.name}.{os.getpid()}")
+            partial.write_bytes(content)
+            partial.replace(file)
     return cubin.read_bytes(), log.read_text()
 
 
@@ -163,15 +171,22 @@ class HostKernels:
             raise RuntimeError(f"{name}: {error.decode()}")
 
 
-#: The arrays of `addresses` since the last launch, if the kernels are checked.
+#: The arrays of `addresses` since the last launch, if the kernels run on a device.
 arrays_in_structures: list[Array] = []
 
 
 def addresses(*arrays: Array | None) -> list[int | None]:
     """The addresses of arrays, for the fields of an argument that is a structure."""
-    if CHECKED:
+    if CHECKED or ON_GPU:
         arrays_in_structures.extend(array for array in arrays if array is not None)
     return [None if array is None else array.ctypes.data for array in arrays]
+
+
+def arrays_of(arguments: Sequence[Any]) -> dict[int, Array]:
+    """The arrays of a launch by their addresses, those in structures included."""
+    values = (*arguments, *arrays_in_structures)
+    arrays_in_structures.clear()
+    return {value.ctypes.data: value for value in values if isinstance(value, np.ndarray)}
 
 
 def _argument(value: Any) -> Any:
@@ -208,6 +223,10 @@ def to_floats(values: Array) -> Array:
 @functools.cache
 def host_kernels() -> HostKernels:
     """The library of all kernels."""
+    if ON_GPU:
+        from support.gpu import GpuKernels
+
+        return GpuKernels()
     if CHECKED:
         from support.emulator import CheckedKernels
 

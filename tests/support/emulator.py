@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from emu import build
 from emu.client import Device, DriverError, Pointer
@@ -93,6 +94,16 @@ class Ended:
         return json.loads(self.output.splitlines()[-1])
 
 
+def emulation(*, checked: bool = False) -> dict[str, str]:
+    """The environment of a process that finds the emulated driver, with plain or with checked kernels."""
+    return {
+        "EMU": "1",
+        "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
+        "LD_LIBRARY_PATH": str(driver().parent),
+        "PENSTOCK_CACHE": str(CACHE),
+    }
+
+
 def run_program(
     program: str | Callable[..., object], *arguments: object, checked: bool = False, **environment: str
 ) -> Ended:
@@ -100,22 +111,25 @@ def run_program(
 
     The arguments are passed as texts. A function returns a value for JSON. The process uses the device and
     ends with status 0. The findings are those at its end; a context that is still in use is one of them.
+
+    With PENSTOCK_TEST_GPU=1, the program runs on the device of the system's driver, which has no findings.
+    Tests of checked kernels and with settings of the emulated device are skipped.
     """
+    if cuda.ON_GPU and (checked or any(name.startswith("EMU_") for name in environment)):
+        pytest.skip("needs the emulated device")
     code = program if isinstance(program, str) else CALL.format(program.__module__, program.__name__)
     command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
     with tempfile.NamedTemporaryFile("r") as report:
         settings = {
-            "EMU": "1",
             "EMU_FINDINGS": report.name,
-            "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
-            "LD_LIBRARY_PATH": str(driver().parent),
-            "PENSTOCK_CACHE": str(CACHE),
             "PYTHONPATH": os.pathsep.join([str(build.HERE.parent), *sys.path]),
         }
-        process = os.environ | settings | environment
+        process = os.environ | settings | ({} if cuda.ON_GPU else emulation(checked=checked)) | environment
         done = subprocess.run(command, env=process, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         lines = report.read().splitlines()
+    if cuda.ON_GPU:
+        return Ended(done.stdout, done.stderr, [])
     assert lines[-1:] == [END], f"the process has not used the device, or not ended in order\n{done.stderr}"
     return Ended(done.stdout, done.stderr, lines[:-1])
 
@@ -138,12 +152,7 @@ class CheckedKernels(cuda.HostKernels):
 
     def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
         """Run a kernel on copies of the arrays."""
-        arrays = {
-            array.ctypes.data: array
-            for array in (*arguments, *cuda.arrays_in_structures)
-            if isinstance(array, np.ndarray)
-        }
-        cuda.arrays_in_structures.clear()
+        arrays = cuda.arrays_of(arguments)
         d = self.device.open(image(name))
         stream = d.output(ctypes.c_void_p, "cuStreamCreate", 1)
         failure = ""

@@ -1,0 +1,78 @@
+"""The tests of kernels through the driver, as on a GPU: here, the driver is the emulated one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import emulator
+from support.gpu import variant_of
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
+HERE = Path(__file__).parent
+
+
+def on_the_driver(tmp_path: Path, *command: str) -> str:
+    """The output of Python, which launches kernels on the device of the system's driver."""
+    report = tmp_path / "report"
+    settings = emulator.emulation() | {
+        "EMU_FINDINGS": str(report),
+        "PENSTOCK_TEST_GPU": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, *command], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert emulator.END in report.read_text(), "the driver was not used"
+    return done.stdout
+
+
+def test_tests_of_kernels_run_through_the_driver(tmp_path: Path) -> None:
+    tests = [str(HERE / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
+    chosen = "bits_do_not_depend_on_the_batch or gather or only_the_bytes"
+    output = on_the_driver(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
+    assert "9 passed" in output
+
+
+FAILING = """
+import numpy as np
+from support import cuda
+
+kernels = cuda.host_kernels()
+x, out = np.arange(8, dtype=np.uint32), np.zeros(4, np.uint32)
+try:
+    kernels.launch("gather_rows", [1], 256, x, np.array([1 << 29], np.uint32), out, 4)
+except RuntimeError as error:
+    assert "gather_rows: cuStreamSynchronize returned 700" in str(error), error
+else:
+    raise AssertionError("no error")
+kernels.launch("gather_rows", [1], 256, x, np.array([1], np.uint32), out, 4)
+assert out.tolist() == [4, 5, 6, 7]
+assert "gather_rows" in kernels and "gather_columns" not in kernels
+"""
+
+
+def test_kernels_run_after_an_error_of_the_device(tmp_path: Path) -> None:
+    on_the_driver(tmp_path, "-c", FAILING)
+
+
+def test_variants_of_kernels_by_their_names() -> None:
+    def definition(name: str) -> list[str]:
+        variant = variant_of(name)
+        assert variant is not None
+        return [variant[0].name, *variant[1]]
+
+    assert definition("attention_decode_bf16_uint4_64") == ["attention.cu", "VARIANT=bf16,u4,uint4,64"]
+    assert definition("gemm_narrow_e4m3_32_scale16_centred") == [
+        "codes.cu",
+        "VARIANT=e4m3,32,scale16,centred",
+    ]
+    assert definition("embed_code4_32_nested_affine") == ["codes.cu", "VARIANT=code4,32,nested,affine"]
+    assert variant_of("attention_decode_f32_bf16") is None
+    assert variant_of("gemv_bf16") is None
