@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,27 @@ def test_change_of_any_input_compiles_again(sources: Path, cache: Path) -> None:
             file.write("// a comment\n")
         hooks.compile_cuda_kernel("scale.cu", "sm_80")
     assert len(list(cache.iterdir())) == 4
+
+
+@pytest.mark.usefixtures("sources")
+def test_other_file_of_the_compiler_compiles_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    code = """
+from support import hooks
+
+hooks.compile_cuda_kernel("scale.cu", "sm_80")
+"""
+    for library in Path(str(penstock.cuda_info().compiler_path)).parent.glob("libnvrtc*"):
+        shutil.copy(library, tmp_path)
+    copy = tmp_path / Path(str(penstock.cuda_info().compiler_path)).name
+    monkeypatch.setenv("PENSTOCK_NVRTC", str(copy))
+    counts = []
+    for seconds in (1e9, 1e9, 1.1e9):
+        os.utime(copy, (seconds, seconds))
+        run(code)
+        counts.append(len(list(cache.iterdir())))
+    assert counts == [1, 1, 2]
 
 
 @pytest.mark.usefixtures("sources")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from emu import build
 from support import fake_driver
-from support.emulator import driver
+from support.emulator import Ended, driver, run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ from emu.client import Device
 from support import hooks
 
 emulator = Device("libcuda.so.1")
-rows, width = map(int, sys.argv[1:3])
+code, rows, width = map(int, sys.argv[1:4])
 x = np.random.default_rng(1).standard_normal((rows, width), np.float32)
 weight = np.random.default_rng(2).standard_normal(width, np.float32)
 
@@ -41,14 +40,14 @@ def run():
         return str(error)
 
 
-def outcome(call=None, code=2):
+def outcome(call=None):
     emulator.library.emuClear()
     if call is not None:
         assert emulator.fault(call, 1, code)
     return {"result": run(), "findings": emulator.findings()}
 
 
-calls = sys.argv[3:]
+calls = sys.argv[4:]
 print(json.dumps({call: outcome(call) for call in calls} | {"": outcome()}))
 """
 #: The functions that the program calls besides those that free, in the order of the calls.
@@ -68,35 +67,17 @@ FREES = (
 )
 
 
-def run(cache: Path, *calls: str, **variables: str) -> dict[str, Any]:
+def run(*calls: str, code: int = 2, checked: bool = False, **variables: str) -> dict[str, Any]:
     """The outcomes of the program: one in which each call fails once, and one without a failure."""
-    checked = bool(variables.pop("checked", ""))
-    path = os.pathsep.join([str(build.HERE.parent), *sys.path])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "LD_LIBRARY_PATH": str(driver().parent),
-        "PENSTOCK_CACHE": str(cache),
-        "EMU": "1",
-        "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
-        **variables,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROWS), str(WIDTH), *calls],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes: dict[str, Any] = json.loads(done.stdout)
+    ended = run_program(PROGRAM, code, ROWS, WIDTH, *calls, checked=checked, **variables)
+    outcomes: dict[str, Any] = ended.result
     return outcomes
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def run_own(program: str, *, checked: bool = False, **variables: str) -> Ended:
+    """The end of a program of the crate."""
+    code = f"from support import hooks; hooks.cuda_program({program!r})"
+    return run_program(code, checked=checked, **variables)
 
 
 def expected() -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -113,23 +94,23 @@ def check(outcome: dict[str, Any]) -> None:
     assert np.abs(norms - expected()).max() < 1e-5
 
 
-@pytest.mark.parametrize("variables", [{}, {"checked": "1"}, {"checked": "1", "EMU_DELAY_US": "200"}])
-def test_program_on_two_streams_is_right(cache: Path, variables: dict[str, str]) -> None:
-    outcome = run(cache, **variables)[""]
+@pytest.mark.parametrize("variables", [{}, {"checked": True}, {"checked": True, "EMU_DELAY_US": "200"}])
+def test_program_on_two_streams_is_right(variables: dict[str, Any]) -> None:
+    outcome = run(**variables)[""]
     check(outcome)
     assert outcome["findings"] == []
 
 
-def test_other_library_of_the_driver_is_an_error(cache: Path, tmp_path: Path) -> None:
+def test_other_library_of_the_driver_is_an_error(tmp_path: Path) -> None:
     folder = fake_driver.build(tmp_path / "lib")
     (folder / "libcuda.so.1").rename(folder / "libcuda.so")
     path = f"{folder}:{driver().parent}"
-    result = run(cache, LD_LIBRARY_PATH=path)[""]["result"]
+    result = run(LD_LIBRARY_PATH=path)[""]["result"]
     assert result.startswith("libcuda.so is another library than libcuda.so.1")
     assert "LD_LIBRARY_PATH" in result
 
 
-def test_driver_without_a_function_is_an_error(cache: Path, tmp_path: Path) -> None:
+def test_driver_without_a_function_is_an_error(tmp_path: Path) -> None:
     code = """
 import penstock
 from support import hooks
@@ -141,15 +122,15 @@ except penstock.GenerationError as error:
 """
     path = os.pathsep.join([str(build.HERE.parent), *sys.path])
     folder = fake_driver.build(tmp_path / "lib")
-    settings = {"PYTHONPATH": path, "PENSTOCK_CACHE": str(cache), "LD_LIBRARY_PATH": str(folder)}
+    settings = {"PYTHONPATH": path, "LD_LIBRARY_PATH": str(folder)}
     command = [sys.executable, "-c", code]
     environment = os.environ | settings
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=100)
     assert done.stdout == "libcuda.so.1 has no function cuModuleLoadData; update the NVIDIA driver\n"
 
 
-def test_each_call_that_fails_is_an_error_without_a_leak(cache: Path) -> None:
-    outcomes = run(cache, *CALLS)
+def test_each_call_that_fails_is_an_error_without_a_leak() -> None:
+    outcomes = run(*CALLS)
     for call in CALLS:
         error = outcomes[call]["result"]
         assert isinstance(error, str), call
@@ -158,15 +139,37 @@ def test_each_call_that_fails_is_an_error_without_a_leak(cache: Path) -> None:
     check(outcomes[""])
 
 
-def test_capture_that_does_not_end_is_an_error(cache: Path) -> None:
-    outcome = run(cache, "cuStreamEndCapture")["cuStreamEndCapture"]
+def test_capture_that_does_not_end_is_an_error() -> None:
+    outcome = run("cuStreamEndCapture")["cuStreamEndCapture"]
     assert outcome["result"].startswith("cuStreamEndCapture failed with CUDA_ERROR_OUT_OF_MEMORY")
     # The driver does not destroy a stream that is captured.
     assert outcome["findings"] == ["leak at the release of the context: 1 streams"]
 
 
-def test_call_that_frees_may_fail(cache: Path) -> None:
-    outcomes = run(cache, *FREES)
+def test_code_of_a_newer_driver_is_an_error() -> None:
+    result = run("cuMemAlloc_v2", code=919)["cuMemAlloc_v2"]["result"]
+    assert result == "cuMemAlloc failed with CUDA error 919"
+
+
+def test_defects_inside_steps_and_arenas_are_found() -> None:
+    allocation, access = run_own("defects", checked=True).findings
+    assert allocation == "call inside a step: cuMemAlloc_v2"
+    assert access.startswith("use after free: memset, write of 64 bytes")
+
+
+def test_constructors_bind_and_drops_restore_the_context() -> None:
+    assert run_own("threads").findings == []
+
+
+def test_child_of_a_fork_frees_nothing() -> None:
+    lines = run_own("fork", EMU_TRACE="1").errors.splitlines()
+    begin = lines.index("child begins")
+    assert lines[begin + 1] == "child ends"
+    assert "cuDevicePrimaryCtxRelease_v2" in lines[begin:]
+
+
+def test_call_that_frees_may_fail() -> None:
+    outcomes = run(*FREES)
     for call in FREES:
         check(outcomes[call])
         leaks = [] if call == "cuDevicePrimaryCtxRelease_v2" else ["leak at the release of the context: 1"]

@@ -88,8 +88,8 @@ def test_each_call_that_fails_ends_the_program_with_its_error() -> None:
     assert outcome.findings == []
 
 
-def test_codes_that_the_bindings_lack_are_not_injected() -> None:
-    assert run("unknown_fault_code").result == [True, False, False]
+def test_codes_of_newer_drivers_are_injected() -> None:
+    assert run("unknown_fault_code").result == [True, True, False, False]
 
 
 def test_bindings_are_those_of_the_lock_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

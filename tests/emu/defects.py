@@ -332,6 +332,6 @@ def order_of_use() -> list[int]:
 
 
 def unknown_fault_code() -> list[bool]:
-    """Codes that the bindings lack are not injected."""
+    """Codes that a newer driver may have are injected, others are not."""
     d = Device()
-    return [d.fault("cuInit", 1, code) for code in (2, 12345, -1)]
+    return [d.fault("cuInit", 1, code) for code in (2, 919, 12345, -1)]

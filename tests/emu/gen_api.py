@@ -129,7 +129,7 @@ class Bindings:
         return f"CUresult {name}({', '.join(self.type(part) for part in parameters)});\n"
 
     def error_names(self) -> str:
-        """A table of all codes, for cuGetErrorName and to reject codes that the bindings lack."""
+        """A table of all codes, for cuGetErrorName."""
         body = self.find(ATTRIBUTES + r"pub enum cudaError_enum \{\n(?P<body>.*?)\n\}", "cudaError_enum")[
             "body"
         ]

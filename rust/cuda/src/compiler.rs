@@ -56,8 +56,9 @@ impl KernelCompiler {
 
     fn entry(&self, program: Program<'_>, architecture: &str, options: &[&str]) -> Entry {
         let version = self.nvrtc.version().to_string();
-        let texts = [env!("CARGO_PKG_VERSION"), version.as_str(), architecture, program.name, program.source];
+        let texts = [env!("CARGO_PKG_VERSION"), &version, self.nvrtc.file(), architecture, program.name];
         let headers = program.headers.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]);
-        Entry::new(texts.into_iter().chain(options.iter().copied()).chain(headers))
+        let options = options.iter().copied();
+        Entry::new(texts.into_iter().chain([program.source]).chain(options).chain(headers))
     }
 }

@@ -133,9 +133,10 @@ impl Drop for Context {
     }
 }
 
-/// Logs the error of a call that frees something.
+/// Logs the error of a call that frees something. After a sticky error, which has been reported, all of them fail.
 fn log_error(freed: Result<(), CallError>) {
     if let Err(error) = freed {
-        log::warn!("{error}");
+        let level = if error.is_sticky() { log::Level::Debug } else { log::Level::Warn };
+        log::log!(level, "{error}");
     }
 }

@@ -40,6 +40,11 @@ impl CallError {
         self.code
     }
 
+    /// Whether every later call for the device fails, too: an operation of the device has failed.
+    pub fn is_sticky(&self) -> bool {
+        STICKY.contains(&self.code)
+    }
+
     /// The driver's name of the code, or its number.
     pub fn name(&self) -> String {
         driver::error_name(self.code).unwrap_or_else(|| format!("CUDA error {}", self.code))
@@ -89,9 +94,9 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// Whether every later call for the device fails, too: an operation of the device has failed.
+    /// Whether every later call for the device fails, too.
     pub fn is_sticky(&self) -> bool {
-        matches!(self, Self::Call(error) if STICKY.contains(&error.code))
+        matches!(self, Self::Call(error) if error.is_sticky())
     }
 
     /// Whether the device, or the host for pinned memory, has not as much free memory.

@@ -1,8 +1,10 @@
 //! [`Nvrtc`]: NVIDIA's compiler of kernels, a library that is found when the program runs.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fmt::{self, Display, Formatter};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
@@ -96,7 +98,7 @@ pub struct Program<'a> {
     pub headers: &'a [(String, String)],
 }
 
-type Handle = *mut std::ffi::c_void;
+type Handle = *mut c_void;
 type Status = c_int;
 
 /// Declares the functions, which are looked up when the library is loaded.
@@ -145,6 +147,7 @@ pub struct Nvrtc {
     functions: Functions,
     version: Version,
     path: PathBuf,
+    file: String,
     /// Never unloaded: the library keeps threads and state of its own.
     _library: ManuallyDrop<Library>,
 }
@@ -181,7 +184,10 @@ impl Nvrtc {
             _ if version.major < MAJORS[MAJORS.len() - 1] => {
                 Err(format!("its version is {version}, and 12.0 or newer is required"))
             }
-            _ => Ok(Self { functions, version, path: path.to_owned(), _library: library }),
+            _ => {
+                let file = describe_file(functions.version as *const c_void);
+                Ok(Self { functions, version, path: path.to_owned(), file, _library: library })
+            }
         }
     }
 
@@ -193,6 +199,12 @@ impl Nvrtc {
     /// The path of the library, or its name if the system found it.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The size and the modification time of the library. A patch release, which may correct the code of kernels, does not
+    /// change the version.
+    pub(crate) fn file(&self) -> &str {
+        &self.file
     }
 
     /// Compiles a program to an image for one architecture, such as `sm_90a`.
@@ -302,6 +314,24 @@ impl Functions {
         };
         Err(NvrtcError::Call { function, reason })
     }
+}
+
+/// The size and the modification time of the file that a function is in; empty if they cannot be found.
+fn describe_file(function: *const c_void) -> String {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the pointer is valid, and any address may be passed.
+    let is_found = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
+    // SAFETY: all fields are pointers, which are null or were written.
+    let info = unsafe { info.assume_init() };
+    if !is_found || info.dli_fname.is_null() {
+        return String::new();
+    }
+    // SAFETY: the name is a string of the loader, and the library is not unloaded.
+    let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()));
+    path.metadata().map_or_else(
+        |_| String::new(),
+        |file| format!("{} {}.{:09}", file.len(), file.mtime(), file.mtime_nsec()),
+    )
 }
 
 fn strings<'a>(texts: impl IntoIterator<Item = &'a str>, noun: &str) -> Result<Vec<CString>, NvrtcError> {
