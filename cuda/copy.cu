@@ -3,11 +3,11 @@
 //     gather_rows    out[i] = x[rows[i]]
 //     copy_blocks    to[part][copy.to] = from[part][copy.from]   for every copy and every part (a layer)
 //
-// Data      Rows are multiples of 4 bytes and blocks multiples of 16. The blocks of a cache have a part in every
+// Data      Rows are multiples of 4 bytes (gather_halves: of 2) and blocks multiples of 16. The blocks of a cache have a part in every
 //           layer; in the device's cache the parts of a layer are adjacent, [layer][block], in the host tier those of
 //           a block, [block][layer]. Strides describe both, so one kernel saves (device to pinned host memory), loads
 //           and swaps. The copies of a launch are independent: none reads a block that another one writes.
-// Shape     gather_rows: one block per row. copy_blocks: grid (copies, layers).
+// Shape     gather_*: one block per row. copy_blocks: grid (copies, layers).
 // Limit     bytes; across PCIe its bandwidth: consecutive threads at consecutive addresses, 16 bytes each (rows that are not
 //           multiples of it: 4).
 #include "common.cuh"
@@ -31,6 +31,14 @@ gather_rows(const uint32_t* x, const uint32_t* rows, uint32_t* out, int words) {
         copy_words(from, to, words);
 }
 EXPORT(gather_rows)
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gather_halves(const uint16_t* x, const uint32_t* rows, uint16_t* out, int halves) {
+    dependency_wait();
+    dependency_launch();
+    copy_words(x + size_t(rows[blockIdx.x]) * halves, out + size_t(blockIdx.x) * halves, halves);
+}
+EXPORT(gather_halves)
 
 // Numbers of 16-byte words from one block, and from one layer, to the next.
 struct BlockStrides {

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
-TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128)}
+TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128), "gemm_any": (8, 1)}
 #: Kernels and types of operands; those of float32 are in a file of their own.
-KERNELS = [(kernel, dtype) for kernel in TILES for dtype in ("bf16", "f16")]
+KERNELS = [(kernel, dtype) for kernel in ("gemv", "gemm_narrow", "gemm_wide") for dtype in ("bf16", "f16")]
 KERNELS += [("gemv", "f32"), ("gemm_narrow", "f32")]
 DTYPES = ("bf16", "f16", "f32")
 
@@ -76,6 +76,8 @@ class Operands:
         if kernel == "gemv":
             threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SEGMENT))
             kernels.launch(f"gemv_{dtype}", tiles, threads, product)
+        elif kernel == "gemm_any":
+            kernels.launch(f"gemm_any_{dtype}", tiles, 256, product)
         else:
             kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
         assert np.isnan(out[rows]).all()
@@ -108,7 +110,19 @@ def test_product_equals_float64(
     assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 333), (9, 8, 70)], ids=str)
+def test_product_of_any_columns_equals_float64(
+    kernels: cuda.HostKernels, dtype: str, shape: tuple[int, int, int]
+) -> None:
+    operands = random_operands(*shape, dtype)
+    out = operands.run(kernels, "gemm_any")
+    assert np.allclose(out, operands.expected(), rtol=1e-5, atol=3e-6)
+    first = Operands(operands.x[:1], operands.w)
+    assert np.array_equal(first.run(kernels, "gemm_any"), out[:1])
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), [*KERNELS, *(("gemm_any", dtype) for dtype in DTYPES)])
 @pytest.mark.parametrize("inner", [64, 4104])
 def test_epilogues_add_to_out_and_add_the_bias(
     kernels: cuda.HostKernels, kernel: str, dtype: str, inner: int

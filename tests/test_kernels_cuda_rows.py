@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -152,12 +152,20 @@ def test_operands_of_f16_are_saturated(kernels: cuda.HostKernels) -> None:
     assert np.array_equal(out[0], np.array([65504, -65504, 1, 65504], np.float16))
 
 
-@pytest.mark.parametrize("words", [1, 200, 300, 2304])
-def test_gather_copies_the_rows(kernels: cuda.HostKernels, words: int) -> None:
-    x = np.arange(7 * words, dtype=np.uint32).reshape(7, words)
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "width"),
+    [
+        *(("gather_rows", np.uint32, words) for words in (1, 200, 300, 2304)),
+        ("gather_halves", np.uint16, 333),
+    ],
+)
+def test_gather_copies_the_rows(
+    kernels: cuda.HostKernels, kernel: str, dtype: type[np.integer[Any]], width: int
+) -> None:
+    x = np.arange(7 * width, dtype=dtype).reshape(7, width)
     rows = np.array([6, 0, 0, 3], np.uint32)
-    out = np.zeros((4, words), np.uint32)
-    kernels.launch("gather_rows", [4], 256, x, rows, out, words)
+    out = np.zeros((4, width), dtype)
+    kernels.launch(kernel, [4], 256, x, rows, out, width)
     assert np.array_equal(out, x[rows])
 
 

@@ -392,7 +392,9 @@ impl Backend for Cuda {
         let tiles = |rows_of_tile: usize, outputs: usize| {
             Shape::new(count.div_ceil(rows_of_tile) * weight.rows.div_ceil(outputs), 128)
         };
-        let (kernel, shape) = if count <= MOST_GEMV_ROWS {
+        let (kernel, shape) = if !(weight.columns * dtype.bytes()).is_multiple_of(16) {
+            (kernels.gemm_any.get(dtype), Shape::of([weight.rows.div_ceil(8), count, 1], 256))
+        } else if count <= MOST_GEMV_ROWS {
             let warps = if dtype == Dtype::F32 { 4 } else { weight.columns.div_ceil(2048).min(8) };
             let blocks = [weight.rows.div_ceil(16), count.div_ceil(8), 1];
             (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
@@ -515,7 +517,7 @@ impl Backend for Cuda {
         x: &CudaBuffer,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        self.launch_gather(step, width, &x.0, &out.0)
+        self.launch_gather(step, width * size_of::<f32>(), &x.0, &out.0)
     }
 
     fn gather_operand(
@@ -525,8 +527,7 @@ impl Backend for Cuda {
         x: &CudaOperand,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        let words = reader.columns * reader.operand.bytes() / size_of::<u32>();
-        self.launch_gather(step, words, &x.0, &out.0)
+        self.launch_gather(step, reader.columns * reader.operand.bytes(), &x.0, &out.0)
     }
 
     fn sample(
@@ -613,17 +614,22 @@ impl Cuda {
         self.queue.launch(self.kernels.rms_norm.get(dtype), Shape::new(rows, 256), &arguments)
     }
 
-    /// Gathers the output rows, of `words` 4-byte words.
+    /// Gathers the output rows, of `bytes` bytes.
     fn launch_gather(
         &self,
         step: CudaStep<'_>,
-        words: usize,
+        bytes: usize,
         x: &Region,
         out: &Region,
     ) -> Result<(), DeviceError> {
         let pointers = [self.memory.pointer(x), step.output_rows, self.memory.pointer(out)];
         let [x, rows, out] = pointers.each_ref().map(Argument::from);
-        let (words, shape) = (words as i32, Shape::new(step.inputs.output_rows.len(), 256));
-        self.queue.launch(&self.kernels.gather, shape, &[x, rows, out, (&words).into()])
+        let shape = Shape::new(step.inputs.output_rows.len(), 256);
+        let (kernel, unit) = match bytes.is_multiple_of(size_of::<u32>()) {
+            true => (&self.kernels.gather, size_of::<u32>()),
+            false => (&self.kernels.gather_halves, size_of::<u16>()),
+        };
+        let count = (bytes / unit) as i32;
+        self.queue.launch(kernel, shape, &[x, rows, out, (&count).into()])
     }
 }

@@ -21,8 +21,8 @@ const TENSOR_CORE_HEADS: [usize; 4] = [32, 64, 96, 128];
 const MOST_HEAD_DIM: usize = 256;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
-/// Page-locked buffers of copies. More of them than launches that are not complete in common steps.
-const COPY_BUFFERS: usize = 4;
+/// Lists of copies: more than launches that are not complete in common steps.
+const COPY_LISTS: usize = 4;
 
 /// The KV cache.
 pub struct CudaCache {
@@ -36,9 +36,9 @@ pub struct CudaCache {
 /// The host tier, and what its copies need.
 struct HostTier {
     blocks: PinnedMemory,
-    buffers: Vec<Staging>,
+    /// The lists of copies, which the kernel reads where they are.
+    lists: Vec<Staging>,
     next: usize,
-    copies: Region,
 }
 
 /// The kernels of attention for each type of arithmetic, as far as they were used.
@@ -196,12 +196,11 @@ impl Cuda {
             reason: error.to_string(),
         };
         let copies = MOST_COPIES * size_of::<Copy>();
-        let buffers = (0..COPY_BUFFERS).map(|_| Staging::new(&self.context, copies));
+        let lists = (0..COPY_LISTS).map(|_| Staging::new(&self.context, copies));
         Ok(HostTier {
             blocks: PinnedMemory::new(&self.context, bytes).map_err(refused)?,
-            buffers: buffers.collect::<Result<_, _>>().map_err(refused)?,
+            lists: lists.collect::<Result<_, _>>().map_err(refused)?,
             next: 0,
-            copies: self.memory.allocate_workspace(copies, "workspace")?,
         })
     }
 
@@ -239,13 +238,12 @@ impl Cuda {
             return Ok(());
         }
         let host = cache.host.as_mut().expect("copies without a host tier; this is a bug");
-        let buffer = &mut host.buffers[host.next];
-        host.next = (host.next + 1) % COPY_BUFFERS;
-        buffer.wait()?;
+        let list = &mut host.lists[host.next];
+        host.next = (host.next + 1) % COPY_LISTS;
+        list.wait()?;
         let bytes: &[u8] = bytemuck::cast_slice(batch);
-        buffer.memory.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        let copies = self.memory.pointer(&host.copies);
-        buffer.upload(&self.queue, bytes.len(), copies)?;
+        list.memory.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let copies = list.memory.device_pointer();
         let device: DevicePointer = self.memory.pointer(&cache.blocks);
         let tier = host.blocks.device_pointer();
         let [own, other] = cache.shape.strides();
@@ -263,6 +261,7 @@ impl Cuda {
                 (&copies).into(),
                 (&words).into(),
             ],
-        )
+        )?;
+        list.keep(&self.queue)
     }
 }

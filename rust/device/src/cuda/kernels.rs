@@ -112,11 +112,14 @@ pub(super) struct CommonKernels {
     pub rms_norm: ByDtype,
     pub silu_mul: ByDtype,
     pub gather: Kernel,
+    pub gather_halves: Kernel,
     pub copy_blocks: Kernel,
     pub gemv: ByDtype,
     pub gemm_narrow: ByDtype,
     /// Of the types of tensor cores.
     pub gemm_wide: ByHalf,
+    /// For rows that are not multiples of 16 bytes.
+    pub gemm_any: ByDtype,
 }
 
 impl CommonKernels {
@@ -126,10 +129,12 @@ impl CommonKernels {
             rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,
             silu_mul: ByDtype::load(loader, "gated.cu", "silu_mul")?,
             gather: loader.kernel("copy.cu", "", "gather_rows")?,
+            gather_halves: loader.kernel("copy.cu", "", "gather_halves")?,
             copy_blocks: loader.kernel("copy.cu", "", "copy_blocks")?,
             gemv: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemv")?,
             gemm_narrow: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemm_narrow")?,
             gemm_wide: ByHalf::load(loader, "gemm.cu", "gemm_wide")?,
+            gemm_any: ByDtype::load(loader, "gemm_any.cu", "gemm_any")?,
         })
     }
 }

@@ -19,23 +19,28 @@ const MAX_THREADS: usize = 16;
 /// A page-locked buffer, and the event after which it may be changed.
 pub(super) struct Staging {
     pub memory: PinnedMemory,
-    copied: Event,
+    unused: Event,
 }
 
 impl Staging {
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { memory: PinnedMemory::new(context, bytes.max(1))?, copied: Event::new(context)? })
+        Ok(Self { memory: PinnedMemory::new(context, bytes.max(1))?, unused: Event::new(context)? })
     }
 
-    /// Waits until the last copy from it has ended. In a ring of enough buffers, it has.
+    /// Waits until the device has read it. In a ring of enough buffers, it has.
     pub fn wait(&self) -> Result<(), DeviceError> {
-        self.copied.synchronize().map_err(lost)
+        self.unused.synchronize().map_err(lost)
     }
 
     /// Copies the first `bytes` to the device.
     pub fn upload(&self, queue: &Queue, bytes: usize, target: DevicePointer) -> Result<(), DeviceError> {
         queue.upload(&self.memory, bytes, target)?;
-        queue.stream()?.record(&self.copied).map_err(lost)
+        self.keep(queue)
+    }
+
+    /// Keeps it as it is until everything so far is complete.
+    pub fn keep(&self, queue: &Queue) -> Result<(), DeviceError> {
+        queue.stream()?.record(&self.unused).map_err(lost)
     }
 }
 
