@@ -264,7 +264,9 @@ DEVICE void dependency_wait() {
 
 // Allows the next kernel's blocks to become resident, up to their dependency_wait().
 DEVICE void dependency_launch() {
-#if !defined(PENSTOCK_HOST) && __CUDA_ARCH__ >= 900
+#ifdef PENSTOCK_HOST
+    emu::dependency_launch();
+#elif __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

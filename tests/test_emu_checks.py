@@ -13,7 +13,13 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
 # ---- Defects of programs.
 
-#: Defects that only instrumented kernels show, and what is reported.
+#: A dependent launch that does not wait.
+EARLY = [
+    "access before dependency_wait: scale, read of 4 bytes of device memory .* at sound.cu:LINE",
+    "kernel failed: kernel scale, .*: a block of a dependent launch ends without dependency_wait",
+]
+
+#: Defects that only instrumented kernels show, and the reports.
 CHECKED = {
     # The operation that is executed second is reported.
     "missing_wait": ["not ordered after a (read|write) of another stream: .* of device memory at 0x0.*"],
@@ -21,9 +27,8 @@ CHECKED = {
     "graph_without_edge": [
         "not ordered after a write of another stream: saxpy, read of 4 bytes of .* at sound.cu:LINE"
     ],
-    "early_read_by_dependent_launch": [
-        "access before dependency_wait: scale, read of 4 bytes of device memory .* at sound.cu:LINE"
-    ],
+    "early_read_by_dependent_launch": EARLY,
+    "early_read_in_a_graph": EARLY,
     "never_written": [
         "read of memory that was never written: saxpy, read of 4 bytes of device memory .* at sound.cu:LINE"
     ],
@@ -133,6 +138,8 @@ KERNELS_FAIL = {
         LAUNCH_FAILED,
         ".*planted.cu:LINE: the threads of a block arrive at different barriers; .*planted.cu:LINE",
     ),
+    "launch_before_wait": (LAUNCH_FAILED, "dependency_launch before dependency_wait"),
+    "block_without_wait": (LAUNCH_FAILED, "a block of a dependent launch ends without dependency_wait"),
     "divergent_shuffle": (
         LAUNCH_FAILED,
         ".*: the lanes of a warp arrive at different operations or with different masks; .*planted.cu:LINE",
@@ -163,7 +170,7 @@ def test_defect_of_a_kernel_ends_it_with_an_error(kernel: str, *, checked: bool)
     outcome = run("kernel", kernel, checked=checked)
     assert outcome.error is not None
     assert outcome.error[1] == code
-    place = rf"kernel failed: kernel {kernel}, block \(0,0,0\), thread \(\d+,0,0\): "
+    place = rf"kernel failed: kernel {kernel}, block \(\d,0,0\), thread \(\d+,0,0\): "
     assert_findings(outcome.findings, [place + reason])
 
 

@@ -67,7 +67,7 @@ class Codes(ctypes.Structure):
         format_ = matrix.format
         shift = format_.group.bit_length() - 1 if format_.group else 31
         is_bf16, has_zeros = format_.scales == "bf16", format_.minimum == "zero_point"
-        return cls(*cuda.addresses(data), *matrix.codes.shape, shift, is_bf16, has_zeros)
+        return cls(*cuda.addresses(cuda.constant(data)), *matrix.codes.shape, shift, is_bf16, has_zeros)
 
 
 class Product(ctypes.Structure):

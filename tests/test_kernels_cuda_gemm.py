@@ -69,7 +69,11 @@ class Operands:
         if self.base is not None:
             out[:rows] = self.base
         product = Product(
-            *cuda.addresses(self.x, self.w, self.bias, out), rows, outputs, inner, self.base is not None
+            *cuda.addresses(self.x, cuda.constant(self.w), self.bias, out),
+            rows,
+            outputs,
+            inner,
+            self.base is not None,
         )
         tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
         dtype = {"float16": "f16", "float32": "f32"}.get(self.x.dtype.name, "bf16")

@@ -142,7 +142,8 @@ def run(
     tile_array = np.array(tiles, TILE)
 
     def launch(name: str, blocks: int, threads: int) -> None:
-        places = cuda.addresses(x, hidden, result, tile_array, memory, table)
+        uploaded = cuda.constant(tile_array), memory, cuda.constant(table)
+        places = cuda.addresses(x, hidden, result, *uploaded)
         call = LowRank(*places, columns, width, pitch, table.shape[1])
         kernels.launch(name, [len(tiles), blocks, MAX_UPDATES], threads, call)
 

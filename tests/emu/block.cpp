@@ -212,13 +212,17 @@ void barrier(unsigned number, unsigned threads, const char* file, int line) {
 static void end_thread(Runner& r) {
     Thread* me = self;
     if (r.any_copies && r.copies[me->linear].num_copies) fail("an asynchronous copy is pending at the end");
+    // The end of a block counts as its dependency_launch.
+    const Block& b = r.block;
+    if (b.live == 1 && b.is_dependent && !b.has_waited)
+        fail("a block of a dependent launch ends without dependency_wait");
     Warp& warp = *me->warp;
     warp.live &= ~(1u << me->lane);
     r.block.live--;
     me->stack_pointer = nullptr, me->waits_for = NOTHING, me->has_waited = false;
     if (warp.arrived && warp.arrived == (warp.mask & warp.live)) complete(warp);
-    Block::Barrier& b = r.block.barriers[0];
-    if (b.arrived && b.arrived == expected(b)) release(0);
+    const Block::Barrier& all = r.block.barriers[0];
+    if (all.arrived && all.arrived == expected(all)) release(0);
 }
 
 // The first function of every fiber. A thread that ends leaves its stack to a thread that has not begun, so threads

@@ -214,7 +214,9 @@ def build_driver() -> Path:
 
 def build_kernels(*, instrumented: bool = False) -> Path:
     """Compile the kernels of the product."""
-    return build_library("kernels", sorted(KERNELS.glob("*.cu")), instrumented=instrumented)
+    sources = sorted(KERNELS.glob("*.cu"))
+    own = [HERE / "plants" / "rewrite.cu"] if instrumented else []
+    return build_library("kernels", [*sources, *own], instrumented=instrumented)
 
 
 def main() -> None:

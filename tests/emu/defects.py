@@ -57,6 +57,18 @@ def early_read_by_dependent_launch() -> None:
     d.wait(stream)
 
 
+def early_read_in_a_graph() -> None:
+    """The same in a graph."""
+    d = opened()
+    stream = d.stream()
+    x, y = ready(d, stream)
+    d.begin_capture(stream)
+    saxpy(d, stream, x, y)
+    d.launch(stream, "scale", (BLOCKS, 256), 0.5, y, N, 0, dependent=True)
+    d.call("cuGraphLaunch", d.end_capture(stream), stream)
+    d.wait(stream)
+
+
 # ---- Programs with a defect in the use of memory.
 
 

@@ -77,7 +77,7 @@ void Runner::prepare(const Kernel* k, Launch* l, unsigned number) {
     b.grid = {l->grid[0], l->grid[1], l->grid[2]};
     b.index = {number % b.grid.x, number / b.grid.x % b.grid.y, number / b.grid.x / b.grid.y};
     b.warps = (n + WARP - 1) / WARP, b.live = n, b.interval = 0, b.linear = number;
-    b.observer = l->observer, b.is_dependent = l->is_dependent;
+    b.observer = l->observer, b.is_dependent = l->is_dependent, b.has_waited = false;
     b.stacks = uintptr_t(all_stacks), b.stacks_size = STACK * MAX_THREADS;
     memset(b.barriers, 0, sizeof b.barriers);
 

@@ -70,7 +70,7 @@ struct Block {
         const char* file;
         int line;
     } barriers[MAX_BARRIERS];
-    bool is_dependent;
+    bool is_dependent, has_waited;
     Observer* observer;
     uintptr_t stacks, stacks_size;  // of its threads
 };

@@ -333,11 +333,13 @@ def kernel(name: str) -> list[float]:
         "divergent_shuffle": ((1, 32), (out,)),
         "lane_outside_of_mask": ((1, 32), (out,)),
         "shuffle_from_absent_lane": ((1, 32), (out,)),
+        "launch_before_wait": ((1, 32), (out,)),
+        "block_without_wait": ((2, 32), (out, 32)),
         "deadlock": ((1, 32), (out,)),
         "deep_recursion": ((1, 1), (out, 1000)),
     }
     shape, arguments = shapes.get(name, ((1, 32), (x, out)))
-    d.launch(stream, name, shape, *arguments)
+    d.launch(stream, name, shape, *arguments, dependent=name == "block_without_wait")
     d.download(stream, result, out)
     d.wait(stream)
     values = list(result.values)

@@ -103,6 +103,11 @@ inline void copy_async16(void* to, const void* from, unsigned filled = 16) { cop
 
 // --------------------------------------------------------------------------------------- programmatic launches
 
-inline void dependency_wait() { self->has_waited = true; }
+inline void dependency_wait() { self->has_waited = block->has_waited = true; }
+
+// The next kernel may begin while this one waits, and then overlap with the one before, too: every block waits first.
+inline void dependency_launch() {
+    if (!self->has_waited) fail("dependency_launch before dependency_wait");
+}
 
 }  // namespace emu

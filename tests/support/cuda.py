@@ -171,8 +171,20 @@ class HostKernels:
             raise RuntimeError(f"{name}: {error.decode()}")
 
 
-#: The arrays of `addresses` since the last launch, if the kernels run on a device.
+#: The arrays of :func:`addresses` since the last launch, if the kernels run on a device.
 arrays_in_structures: list[Array] = []
+#: The addresses of the arrays of :func:`constant` since the last launch, if the kernels are checked.
+constants: set[int] = set()
+
+
+def constant(array: Array) -> Array:
+    """Mark an array as one that no kernel writes, such as weights: the next launch may read it early.
+
+    Early is before dependency_wait.
+    """
+    if CHECKED:
+        constants.add(array.ctypes.data)
+    return array
 
 
 def addresses(*arrays: Array | None) -> list[int | None]:

@@ -98,6 +98,7 @@ def emulation(*, checked: bool = False) -> dict[str, str]:
     """The environment of a process that finds the emulated driver, with plain or with checked kernels."""
     return {
         "EMU": "1",
+        "EMU_MEMORY": str(256 << 20),
         "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
         "LD_LIBRARY_PATH": str(driver().parent),
         "PENSTOCK_CACHE": str(CACHE),
@@ -107,7 +108,7 @@ def emulation(*, checked: bool = False) -> dict[str, str]:
 def run_program(
     program: str | Callable[..., object], *arguments: object, checked: bool = False, **environment: str
 ) -> Ended:
-    """Run Python code, or a function of a module, with Penstock on the emulated device.
+    """Run Python code, or a function of a module, with Penstock on an emulated device of 256 MiB.
 
     The arguments are passed as texts. A function returns a value for JSON. The process uses the device and
     ends with status 0. The findings are those at its end; a context that is still in use is one of them.
@@ -138,11 +139,20 @@ def run_program(
 MAX_DYNAMIC_SHARED = 8
 
 
+class Arrays(ctypes.Structure):
+    """`Arrays` of `rewrite.cu`."""
+
+    _fields_ = (("begin", ctypes.c_uint64 * 32), ("bytes", ctypes.c_uint64 * 32))
+
+
 class CheckedKernels(cuda.HostKernels):
     """Kernels in the emulated driver, which checks every access of memory; a finding is an error.
 
-    An array has a copy on the device for the time of a launch. The driver stays in the process, where later
-    code finds it under its name: processes with checked kernels do nothing else.
+    An array has a copy on the device for the time of a launch. The launch depends on one that writes all of
+    them but the constant ones (`cuda.constant`), so an access before dependency_wait is found.
+
+    The driver stays in the process, where later code finds it under its name: processes with checked kernels
+    do nothing else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -153,7 +163,9 @@ class CheckedKernels(cuda.HostKernels):
     def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
         """Run a kernel on copies of the arrays."""
         arrays = cuda.arrays_of(arguments)
-        d = self.device.open(image(name))
+        constants = set(cuda.constants)
+        cuda.constants.clear()
+        d = self.device.open(image(name, "rewrite"))
         stream = d.output(ctypes.c_void_p, "cuStreamCreate", 1)
         failure = ""
         try:
@@ -161,7 +173,13 @@ class CheckedKernels(cuda.HostKernels):
             values = [on_device(argument, copies) for argument in arguments]
             if shared:
                 d.call("cuFuncSetAttribute", d.function(name), MAX_DYNAMIC_SHARED, shared)
-            d.launch(stream, name, (tuple(grid), block, shared), *values)
+            rewritten = [
+                (copies[address], array.nbytes)
+                for address, array in arrays.items()
+                if array.nbytes and address not in constants
+            ]
+            self.rewrite(stream, rewritten)
+            d.launch(stream, name, (tuple(grid), block, shared), *values, dependent=True)
             d.wait(stream)
             for address, array in arrays.items():
                 if array.flags.writeable and array.nbytes:
@@ -176,6 +194,15 @@ class CheckedKernels(cuda.HostKernels):
         d.library.emuClear()
         if failure or findings:
             raise RuntimeError(f"{name}: {failure}" + "\n".join(findings))
+
+    def rewrite(self, stream: int, arrays: list[tuple[Pointer, int]]) -> None:
+        """Launch a kernel that writes arrays."""
+        if not arrays:
+            return
+        argument = Arrays()
+        for i, (begin, size) in enumerate(arrays):
+            argument.begin[i], argument.bytes[i] = begin, size
+        self.device.launch(stream, "rewrite", (len(arrays), 128), argument)
 
 
 def upload(d: Device, array: cuda.Array) -> Pointer:

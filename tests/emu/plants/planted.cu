@@ -3,6 +3,7 @@
 
 extern "C" __global__ void sums_without_barrier(const float* x, float* out, int width) {
     __shared__ float partial[32];
+    dependency_wait();
     float sum = 0;
     for (int i = threadIdx.x; i < width; i += blockDim.x) sum += x[blockIdx.x * width + i];
     sum = warp_sum(sum);
@@ -93,6 +94,7 @@ extern "C" __global__ void histogram_without_atomics(const unsigned* values, uns
 EXPORT(histogram_without_atomics)
 
 extern "C" __global__ void divergent_barrier(float* out) {
+    dependency_wait();
     if (threadIdx.x < 32) {
         __syncthreads();
         out[threadIdx.x] = 1;
@@ -102,6 +104,22 @@ extern "C" __global__ void divergent_barrier(float* out) {
     }
 }
 EXPORT(divergent_barrier)
+
+// The next kernel would begin, and overlap with the kernel before this one.
+extern "C" __global__ void launch_before_wait(float* out) {
+    dependency_launch();
+    dependency_wait();
+    out[threadIdx.x] = 1;
+}
+EXPORT(launch_before_wait)
+
+extern "C" __global__ void block_without_wait(float* out, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    dependency_wait();
+    out[i] = 1;
+}
+EXPORT(block_without_wait)
 
 extern "C" __global__ void divergent_shuffle(float* out) {
     out[threadIdx.x] = threadIdx.x < 16 ? __shfl_sync(0xffffffffu, 1.0f, 0) : warp_sum(1.0f);

@@ -2,6 +2,7 @@
 #include "common.cuh"
 
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
+    dependency_wait();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] += a * x[i];
 }
@@ -12,6 +13,7 @@ struct Vectors {
     float* sum;
 };
 extern "C" __global__ void add_vectors(Vectors v, int n) {
+    dependency_wait();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) v.sum[i] = v.x[i] + v.y[i];
 }
