@@ -23,7 +23,7 @@ LAYERS = {
     "cuda": set(),
     "engine": {"types"},
     "guidance": set(),
-    "device": {"types", "kernels"},
+    "device": {"types", "kernels", "cuda"},
     "models": {"types", "device", "checkpoint"},
     "text": {"checkpoint"},
     "runner": {"types", "device", "cuda", "models", "checkpoint", "engine"},
@@ -35,6 +35,7 @@ LAYERS = {
 MAY_BE_UNSAFE = (
     "kernels/src/",
     "cuda/src/",
+    "device/src/cuda/",
     "engine/src/result_queue",
     "engine/src/port",
     "engine/src/process.rs",

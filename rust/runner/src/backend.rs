@@ -1,5 +1,6 @@
 //! The choice of the backend. Everything else in this crate is generic over `Backend`.
 
+use std::fmt::Display;
 use std::sync::Once;
 
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
@@ -32,12 +33,9 @@ pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device,
     static SAID: Once = Once::new();
     match device {
         Device::Cpu => Ok(device),
-        Device::Cuda(index) => match settings.find(index) {
-            Ok(_) => Ok(device),
-            Err(reason) => {
-                Err(LaunchError::DeviceUnavailable(format!("device='cuda:{index}' cannot be used: {reason}")))
-            }
-        },
+        Device::Cuda(index) => {
+            settings.find(index).map(|_| device).map_err(|reason| unusable(index, &reason))
+        }
         Device::Auto => {
             let (found, text) = match settings.find(0) {
                 Ok(found) => (Device::Cuda(0), format!("cuda:0, {}", found.device.name)),
@@ -49,6 +47,11 @@ pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device,
     }
 }
 
+/// The error of a CUDA device that cannot be used.
+fn unusable(index: u32, reason: &dyn Display) -> LaunchError {
+    LaunchError::DeviceUnavailable(format!("device='cuda:{index}' cannot be used: {reason}"))
+}
+
 /// Opens a CUDA device for a valid configuration.
 pub(crate) fn open_cuda(
     index: u32,
@@ -56,10 +59,12 @@ pub(crate) fn open_cuda(
     host: &Host,
 ) -> Result<(Cuda, DeviceInfo), LaunchError> {
     if let Some(nodes) = &config.numa_nodes {
-        return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), "None on a CUDA device").into());
+        let limit = format!("None with device='cuda:{index}'");
+        return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
-    let found = config.cuda.find(index).map_err(LaunchError::DeviceUnavailable)?;
-    let backend = Cuda::open(&found.driver, &found.device, found.compiler, host.device())?;
+    let found = config.cuda.find(index).map_err(|reason| unusable(index, &reason))?;
+    let backend = Cuda::open(&found.driver, &found.device, found.compiler, host.device())
+        .map_err(|reason| unusable(index, &reason))?;
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
     let info =
         DeviceInfo { device: Device::Cuda(index), threads, isa: found.device.architecture(), numa: None };

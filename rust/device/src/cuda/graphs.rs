@@ -16,7 +16,7 @@ const MOST_GRAPHS: usize = 64;
 /// Shapes that are remembered.
 const MOST_SHAPES: usize = 4 * MOST_GRAPHS;
 
-/// What the launches of a step depend on.
+/// The properties of a step that its launches depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StepShape {
     pub rows: usize,
