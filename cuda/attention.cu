@@ -15,8 +15,8 @@
 #include "attention.cuh"
 
 constexpr int PREFILL_WARPS = 4, COMBINE_WARPS = 4;
-// Without it, NVRTC 13.2 limits the registers of `combine` on sm_120a until it spills.
-constexpr int MIN_COMBINE_BLOCKS = 4;
+// Blocks on a multiprocessor. Without them, NVRTC limits registers for more blocks until it spills.
+constexpr int MIN_DECODE_BLOCKS = 8, MIN_PREFILL_BLOCKS = 2, MIN_COMBINE_BLOCKS = 4;
 
 // The dimension of column `column` of accumulator n.
 template <class E>
@@ -35,7 +35,9 @@ DEVICE void attend(const Attention& call) {
     const WorkRows<WARPS * ROWS> rows(call);
     const int split = rows.first_split() + int(blockIdx.z);
     if (IS_DECODE && split > rows.last_split()) return;
-    const Keys keys = {call.cache, call.blocks + rows.sequence.first_block, int(blockIdx.y), rows.first(0),
+    KvCache cache = call.cache;
+    cache.head_dim = D;  // a constant, as for the compiler
+    const Keys keys = {cache, call.blocks + rows.sequence.first_block, int(blockIdx.y), rows.first(0),
                        rows.last(rows.count - 1)};
 
     Queries<T, D> queries = {query_fragments[warp], {}};
@@ -57,10 +59,10 @@ DEVICE void attend(const Attention& call) {
     Weighted<D> now, total;
     now.clear();
     total.clear();
-    copy_tile(stages[tile % 2], keys, tile);
+    copy_tile<32 * WARPS>(stages[tile % 2], keys, tile);
     copy_commit();
     for (; tile < end; tile++) {
-        if (tile + 1 < end) copy_tile(stages[(tile + 1) % 2], keys, tile + 1);
+        if (tile + 1 < end) copy_tile<32 * WARPS>(stages[(tile + 1) % 2], keys, tile + 1);
         copy_commit();
         copy_wait<1>();
         __syncthreads();
@@ -134,21 +136,16 @@ DEVICE void combine(const Attention& call) {
     }
 }
 
-#define KERNELS(T, E, name, D)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(32) attention_decode_##T##_##name##_##D(Attention call) {        \
-        attend<T, E, D, 1, true>(call);                                                                              \
-    }                                                                                                                \
-    EXPORT(attention_decode_##T##_##name##_##D)                                                                      \
-    extern "C" __global__ void __launch_bounds__(32 * PREFILL_WARPS)                                                 \
-    attention_prefill_##T##_##name##_##D(Attention call) {                                                        \
-        attend<T, E, D, PREFILL_WARPS, false>(call);                                                                 \
-    }                                                                                                                \
-    EXPORT(attention_prefill_##T##_##name##_##D)                                                                     \
-    extern "C" __global__ void __launch_bounds__(32 * COMBINE_WARPS, MIN_COMBINE_BLOCKS)                             \
-    attention_combine_##T##_##name##_##D(Attention call) {                                                        \
-        combine<E, D>(call);                                                                                      \
-    }                                                                                                                \
-    EXPORT(attention_combine_##T##_##name##_##D)
+#define KERNEL(name, threads, min_blocks, ...)                                                     \
+    extern "C" __global__ void __launch_bounds__(threads, min_blocks) name(Attention call) {       \
+        __VA_ARGS__(call);                                                                         \
+    }                                                                                              \
+    EXPORT(name)
+#define KERNELS(T, E, name, D)                                                                     \
+    KERNEL(attention_decode_##T##_##name##_##D, 32, MIN_DECODE_BLOCKS, attend<T, E, D, 1, true>)   \
+    KERNEL(attention_prefill_##T##_##name##_##D, 32 * PREFILL_WARPS, MIN_PREFILL_BLOCKS,           \
+           attend<T, E, D, PREFILL_WARPS, false>)                                                  \
+    KERNEL(attention_combine_##T##_##name##_##D, 32 * COMBINE_WARPS, MIN_COMBINE_BLOCKS, combine<E, D>)
 // For a model, its variant alone is compiled: -DVARIANT=bf16,u4,uint4,128. Without it, those of the tests are.
 #define INSTANTIATE(...) KERNELS(__VA_ARGS__)
 #ifdef VARIANT

@@ -85,43 +85,61 @@ DEVICE const void* parameter_word<u4>(const Page& page, int token, int word) {
     return page.rotated_scale((word - scales) / 2, token) + (word - scales) % 2 * 8;
 }
 
-// A sequence's pages of one head, and the positions that any row of a block sees.
-struct Keys {
-    const KvCache& cache;
-    const uint32_t* blocks;
-    int kv_head, first, last;
+// 16 tokens of a tile. They are in one page, from token `first` of its block on.
+struct Tokens {
+    Page page;
+    int first;
 
-    template <class E>
-    DEVICE Page page(int position) const {
-        return cache.page<E>(blocks[position / cache.block_size], kv_head);
+    DEVICE static Tokens choose(bool is_second, const Tokens& a, const Tokens& b) {
+        const Page page = {is_second ? b.page.start : a.page.start, a.page.block_size, a.page.head_dim};
+        return {page, is_second ? b.first : a.first};
     }
 };
 
-// Begins to copy a tile. What no row sees becomes 0: it may be another sequence's, or not a number.
-template <class E, int D>
+// A sequence's pages of one head, and the positions that any row of a block sees.
+struct Keys {
+    KvCache cache;
+    const uint32_t* blocks;
+    int kv_head, first, last;
+
+    DEVICE bool sees_any(int position) const { return first < position + 16 && position <= last; }
+    // The tokens from a position on; if no row sees any of them, those of some page, which is not read.
+    template <class E>
+    DEVICE Tokens tokens(int position) const {
+        const int block = position / cache.block_size;
+        const uint32_t number = sees_any(position) ? blocks[block] : 0;
+        return {cache.page<E>(number, kv_head), position - block * cache.block_size};
+    }
+};
+
+// Begins to copy a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be another sequence's, or
+// not a number.
+template <int THREADS, class E, int D>
 DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
     constexpr int WORDS = Stage<E, D>::WORDS, PARAMETERS = PARAMETER_WORDS<E, D>;
-    const int block_size = keys.cache.block_size;
-    for (int i = threadIdx.x; i < TILE * WORDS; i += blockDim.x) {
-        const int token = i / WORDS, word = i % WORDS, position = tile * TILE + token;
-        const void *key = keys.cache.pages, *value = key;
-        const bool exists = keys.first <= position && position <= keys.last;
-        if (exists) {
-            const Page page = keys.page<E>(position);
-            key = page.key<E>(position % block_size) + word * 16;
-            value = page.value<E>(position % block_size) + word * 16;
-        }
+    constexpr int KEY_COPIES = TILE * WORDS, PARAMETER_COPIES = TILE / 16 * PARAMETERS;
+    const int start = tile * TILE;
+    const Tokens first = keys.tokens<E>(start), second = keys.tokens<E>(start + 16);
+#pragma unroll 2  // registers are short
+    for (int n = 0; n < (KEY_COPIES + THREADS - 1) / THREADS; n++) {
+        const int i = n * THREADS + threadIdx.x, token = i / WORDS, word = i % WORDS;
+        if (KEY_COPIES % THREADS != 0 && i >= KEY_COPIES) break;
+        const bool exists = keys.first <= start + token && start + token <= keys.last;
+        const Tokens tokens = Tokens::choose(token >= 16, first, second);
+        const uint8_t* key = tokens.page.key<E>(tokens.first + token % 16) + word * 16;
         const int place = Stage<E, D>::place(token, word);
         copy_async16(&stage.keys[token][place], key, exists ? 16 : 0);
-        copy_async16(&stage.values[token][place], value, exists ? 16 : 0);
+        copy_async16(&stage.values[token][place], key + keys.cache.block_size * tokens.page.row_bytes<E>(),
+                     exists ? 16 : 0);
     }
     if constexpr (PARAMETERS > 0) {
-        for (int i = threadIdx.x; i < TILE / 16 * PARAMETERS; i += blockDim.x) {
-            const int part = i / PARAMETERS, word = i % PARAMETERS, position = tile * TILE + part * 16;
-            const bool exists = keys.first < position + 16 && position <= keys.last;
-            const void* from = keys.cache.pages;
-            if (exists) from = parameter_word<E>(keys.page<E>(position), position % block_size, word);
-            copy_async16(&stage.parameters[part][word], from, exists ? 16 : 0);
+#pragma unroll
+        for (int n = 0; n < (PARAMETER_COPIES + THREADS - 1) / THREADS; n++) {
+            const int i = n * THREADS + threadIdx.x, part = i / PARAMETERS, word = i % PARAMETERS;
+            if (i >= PARAMETER_COPIES) break;
+            const Tokens tokens = Tokens::choose(part == 1, first, second);
+            copy_async16(&stage.parameters[part][word], parameter_word<E>(tokens.page, tokens.first, word),
+                         keys.sees_any(start + part * 16) ? 16 : 0);
         }
     }
 }

@@ -37,7 +37,10 @@ ON_GPU = os.environ.get("PENSTOCK_TEST_GPU") == "1"
 
 #: Variants of a file that is compiled for one of them at a time.
 VARIANTS = {
-    "attention": ["bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128", "f16,f16,f16,64"],
+    "attention": [
+        *("bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128"),
+        *("f16,f16,f16,64", "f16,int8,int8,64", "f16,u4,uint4,64"),
+    ],
     "codes": [
         *("code4,32,nested,affine", "code6,16,nested,centred"),
         *("code8,32,scale16,affine", "e4m3,64,scale32,centred"),
