@@ -71,8 +71,10 @@ def _nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(next(str(path) for path in paths if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)))
 
 
-def _compile(path: Path, target: str, defines: Sequence[str] = ()) -> tuple[bytes, str]:
-    """The cubin of a file and the log of its compilation."""
+def _compile(
+    path: Path, target: str, defines: Sequence[str] = (), output: str = "CUBIN"
+) -> tuple[bytes, str]:
+    """The cubin, or ``PTX``, of a file and the log of its compilation."""
     lib, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
 
     def check(status: int) -> None:
@@ -95,10 +97,10 @@ def _compile(path: Path, target: str, defines: Sequence[str] = ()) -> tuple[byte
     check(lib.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None))
     try:
         check(lib.nvrtcCompileProgram(program, len(options), values))
-        check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)))
-        cubin = ctypes.create_string_buffer(size.value)
-        check(lib.nvrtcGetCUBIN(program, cubin))
-        return cubin.raw, log()
+        check(lib[f"nvrtcGet{output}Size"](program, ctypes.byref(size)))
+        code = ctypes.create_string_buffer(size.value)
+        check(lib[f"nvrtcGet{output}"](program, code))
+        return code.raw, log()
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -124,6 +126,14 @@ def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
             partial.write_bytes(content)
             partial.replace(file)
     return cubin.read_bytes(), log.read_text()
+
+
+@functools.cache
+def ptx(name: str, target: str = "sm_90a") -> dict[str, str]:
+    """The PTX of every kernel of a file, by name."""
+    code, _ = _compile(SOURCES / name, target, output="PTX")
+    parts = re.split(r"\.entry (\w+)\(", code.decode())
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def variants(path: Path) -> list[list[str]]:
