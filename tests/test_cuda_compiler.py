@@ -22,6 +22,11 @@ extern "C" __global__ void scale(float* x, int n) {
     if (i < n) x[i] = FACTOR * x[i];
 }
 """
+COMPILE = """
+from support import hooks
+
+hooks.compile_cuda_kernel("scale.cu", "sm_80")
+"""
 HEADER = "#pragma once\n#define FACTOR 2.0f\n"
 
 
@@ -43,6 +48,18 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (folder / "scale.cuh").write_text(HEADER)
     monkeypatch.setenv("PENSTOCK_KERNEL_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def own_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of the compiler, which is used."""
+    library = Path(str(penstock.cuda_info().compiler_path))
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for file in library.parent.glob("libnvrtc*"):
+        shutil.copy(file, folder)
+    monkeypatch.setenv("PENSTOCK_NVRTC", str(folder / library.name))
+    return folder / library.name
 
 
 def inode(folder: Path) -> int:
@@ -143,24 +160,22 @@ def test_change_of_any_input_compiles_again(sources: Path, cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("sources")
-def test_other_file_of_the_compiler_compiles_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
-) -> None:
-    code = """
-from support import hooks
-
-hooks.compile_cuda_kernel("scale.cu", "sm_80")
-"""
-    for library in Path(str(penstock.cuda_info().compiler_path)).parent.glob("libnvrtc*"):
-        shutil.copy(library, tmp_path)
-    copy = tmp_path / Path(str(penstock.cuda_info().compiler_path)).name
-    monkeypatch.setenv("PENSTOCK_NVRTC", str(copy))
+def test_other_file_of_the_compiler_compiles_again(own_compiler: Path, cache: Path) -> None:
     counts = []
     for seconds in (1e9, 1e9, 1.1e9):
-        os.utime(copy, (seconds, seconds))
-        run(code)
+        os.utime(own_compiler, (seconds, seconds))
+        run(COMPILE)
         counts.append(len(list(cache.iterdir())))
     assert counts == [1, 1, 2]
+
+
+@pytest.mark.usefixtures("sources")
+def test_builtins_beside_the_compiler_are_found(own_compiler: Path, cache: Path) -> None:
+    library = own_compiler.read_bytes()
+    assert library.count(b"$ORIGIN\0") == 1
+    own_compiler.write_bytes(library.replace(b"$ORIGIN\0", b"/absent\0"))  # the path in which it searches
+    run(COMPILE)
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.usefixtures("sources")

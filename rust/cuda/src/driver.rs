@@ -8,6 +8,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::{CallError, NO_DEVICE};
 use crate::functions::{Address, functions};
+use crate::library::reason;
 use crate::{Unavailable, Version};
 
 /// The oldest version of CUDA that a driver may support.
@@ -138,7 +139,7 @@ fn load() -> Result<&'static Functions, Unavailable> {
     }
     // SAFETY: the initialisers of the system's driver have no requirements.
     let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| Unavailable::NoLibrary(crate::nvrtc::reason(LIBRARY.as_ref(), &error)))?;
+        .map_err(|error| Unavailable::NoLibrary(reason(LIBRARY.as_ref(), &error)))?;
     // SAFETY: the function is not called with this signature.
     let find = |name: &[u8]| unsafe { library.get::<Address>(name) }.ok().map(|found| *found);
     // SAFETY: the library is the driver's.

@@ -13,6 +13,7 @@ mod driver;
 mod error;
 mod functions;
 mod graph;
+mod library;
 mod memory;
 mod module;
 mod nvrtc;

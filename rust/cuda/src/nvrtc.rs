@@ -1,16 +1,15 @@
 //! [`Nvrtc`]: NVIDIA's compiler of kernels, a library that is found when the program runs.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt::{self, Display, Formatter};
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::Version;
+use crate::library::{describe_file, reason};
 
 /// The major versions of the library, in the order of the search.
 const MAJORS: [u32; 2] = [13, 12];
@@ -185,6 +184,7 @@ impl Nvrtc {
                 Err(format!("its version is {version}, and 12.0 or newer is required"))
             }
             _ => {
+                load_builtins(path);
                 let file = describe_file(functions.version as *const c_void);
                 Ok(Self { functions, version, path: path.to_owned(), file, _library: library })
             }
@@ -316,22 +316,17 @@ impl Functions {
     }
 }
 
-/// The size and the modification time of the file that a function is in; empty if they cannot be found.
-fn describe_file(function: *const c_void) -> String {
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the pointer is valid, and any address may be passed.
-    let is_found = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
-    // SAFETY: all fields are pointers, which are null or were written.
-    let info = unsafe { info.assume_init() };
-    if !is_found || info.dli_fname.is_null() {
-        return String::new();
+/// Loads the libraries of built-in functions beside a compiler. It loads one by its name, and not every package lets the
+/// loader search the folder of the compiler.
+fn load_builtins(compiler: &Path) {
+    let files = compiler.parent().and_then(|folder| folder.read_dir().ok());
+    for file in files.into_iter().flatten().flatten() {
+        if file.file_name().as_encoded_bytes().starts_with(b"libnvrtc-builtins.so") {
+            // SAFETY: as for the compiler. A library that cannot be loaded is an error of the compilation, if it is used.
+            let library = unsafe { Library::open(Some(file.path()), RTLD_NOW | RTLD_LOCAL) };
+            std::mem::forget(library);
+        }
     }
-    // SAFETY: the name is a string of the loader, and the library is not unloaded.
-    let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()));
-    path.metadata().map_or_else(
-        |_| String::new(),
-        |file| format!("{} {}.{:09}", file.len(), file.mtime(), file.mtime_nsec()),
-    )
 }
 
 fn strings<'a>(texts: impl IntoIterator<Item = &'a str>, noun: &str) -> Result<Vec<CString>, NvrtcError> {
@@ -341,16 +336,6 @@ fn strings<'a>(texts: impl IntoIterator<Item = &'a str>, noun: &str) -> Result<V
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
-}
-
-/// The loader's reason for an error, without the path, with which it begins.
-pub(crate) fn reason(path: &Path, error: &libloading::Error) -> String {
-    let text = match error {
-        libloading::Error::DlOpen { source } => source.to_string(),
-        other => other.to_string(),
-    };
-    let prefix = format!("{}: ", path.display());
-    text.strip_prefix(&prefix).unwrap_or(&text).to_owned()
 }
 
 #[cfg(test)]
