@@ -258,7 +258,7 @@ def test_cuda_is_refused_unless_the_cpu_replaces_it(
     monkeypatch.delenv(environment.DEVICE, raising=False)
     status, reason = refusal(model, compute_unit="CUDA:0")
     assert status is AsStatus.ALLSPARK_PARAM_ERROR
-    assert "CUDA is not supported" in reason
+    assert "packed for the CPU" in reason
     monkeypatch.setenv(environment.DEVICE, "cpu")
     assert "numa_nodes" not in options(model, compute_unit="CUDA:0,1")
     monkeypatch.setenv(environment.DEVICE, "gpu")

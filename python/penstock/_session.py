@@ -83,7 +83,6 @@ class Session:
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
-        self._device = self.config.device
         self._nvrtc_folders: Sequence[Path] = ()
         self._path: str | bytes = ""  # the model's files, once it was opened
         self._tokenizer: Tokenizer  # of `_native`
@@ -104,11 +103,11 @@ class Session:
         self._phase = "starting"
         return True
 
-    def resolve_device(self) -> None:
+    def check_device(self) -> None:
         """Find the device, before a model is downloaded for it; slow, can run in any thread."""
         if self.config.device != "cpu":
             self._nvrtc_folders = nvrtc_folders()
-        self._device = _core.resolve_device(self.config, self._nvrtc_folders)
+        _core.resolve_device(self.config, self._nvrtc_folders)
 
     def must_wake(self) -> bool:
         """Whether the caller has to call `reopen`; false if the engine is open."""
@@ -156,7 +155,7 @@ class Session:
             if self._progress is not None:
                 self._progress(done, total)
 
-        config = self.config.replace(device=self._device)
+        config = self.config
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
         native = _core.Engine.open(path, config, self.host, on_progress, self._nvrtc_folders)

@@ -43,7 +43,7 @@ class Blocking:
         """Load the model, after downloading it if necessary; see `Engine.start`."""
         if self._session.must_start():
             try:
-                self._session.resolve_device()
+                self._session.check_device()
                 self._session.open(_hub.find(self._session.model))
             except BaseException:
                 self._session.close()

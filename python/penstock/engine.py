@@ -116,7 +116,7 @@ class Engine:
         """
         if self._session.must_start():
             try:
-                await run_in_thread(self._session.resolve_device, abandon_on_cancel=False)
+                await run_in_thread(self._session.check_device, abandon_on_cancel=False)
                 path = await _find_files(self._session.model)
                 load = partial(self._session.open, path, anyio.from_thread.check_cancelled)
                 await run_in_thread(load, abandon_on_cancel=False)

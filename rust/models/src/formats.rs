@@ -74,7 +74,9 @@ impl WeightFormats {
         };
         let layout = backend.packed_layout().name;
         if conversion.layout != layout {
-            let supported = format!("{layout}; convert the model again with this version of penstock");
+            let supported = format!(
+                "{layout}; convert the model again with this version of penstock, or open the original"
+            );
             return Err(unsupported("layout", format!("{:?}", conversion.layout), supported).into());
         }
         let residence = if checkpoint.is_mapped() { Residence::Mapped } else { Residence::Memory };

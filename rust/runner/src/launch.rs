@@ -30,7 +30,10 @@ pub fn launch(
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    match backend::resolve_device(config.device, &config.cuda)? {
+    // Converted models are packed for the CPU.
+    let is_for_cpu = config.device == Device::Auto && checkpoint.conversion().is_some();
+    let device = if is_for_cpu { Device::Cpu } else { config.device };
+    match backend::resolve_device(device, &config.cuda)? {
         Device::Cuda(index) => {
             let (backend, device) = backend::open_cuda(index, config, host)?;
             start_profiled(backend, device, checkpoint, config, host, progress)

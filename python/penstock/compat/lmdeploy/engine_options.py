@@ -194,6 +194,8 @@ def resolve(
     options: EngineOptions = {"max_logprobs": _MAX_LOGPROBS, "prefix_cache_ttl": _NO_TTL}
     if values["session_len"] is not None:
         options["max_model_len"] = values["session_len"]
+    if values.get("device_type") == "cpu":
+        options["device"] = "cpu"
     if values.get("dtype", "auto") != "auto":
         options["dtype"] = values["dtype"]
     _add_cache(options, values, config)

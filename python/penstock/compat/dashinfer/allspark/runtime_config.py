@@ -352,14 +352,15 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
     _check(config)
     if not has_device:
         raise _param_error(
-            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: CUDA is not supported "
-            f"(the environment variable {environment.DEVICE}=cpu selects the CPU in its place)"
+            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: serialised models are packed "
+            f"for the CPU (the environment variable {environment.DEVICE}=cpu selects the CPU in its place)"
         )
     files = ModelFiles(Path(config.model_path), Path(config.weights_path))
     graph = files.read()
     block_size = config.cache_span_size or DEFAULT_BLOCK_SIZE
     budget = config.engine_max_prefill_length or DEFAULT_STEP_TOKENS
     options: EngineOptions = {
+        "device": "cpu",
         "max_model_len": config.engine_max_length,
         "max_num_seqs": config.engine_max_batch,
         "max_num_batched_tokens": max(budget, config.engine_max_batch, block_size),
