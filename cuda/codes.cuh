@@ -139,7 +139,7 @@ struct Codes {
     const uint8_t* data;
     int rows, columns;
     int group_shift;  // of groups of 64 columns and more: 2^group_shift columns; 31 if a row is a group
-    int has_bf16_scales, has_zero_points;
+    uint16_t has_bf16_scales, has_zero_points;
 };
 
 DEVICE int count_blocks(const Codes& codes) { return ceil_div(codes.columns, BLOCK); }

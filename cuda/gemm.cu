@@ -2,8 +2,8 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Data      x [rows][inner] and w [outputs][inner] of bf16 or f16 (of float32: gemm_f32.cu), out [rows][outputs] of
-//           float32; inner is a multiple of 8.
+// Data      x [rows][inner] and w [outputs][inner] of bf16 or f16 (of float32: gemm_f32.cu), out of float32 with rows
+//           at a distance of `pitch`, so that it can be some columns of a wider matrix; inner is a multiple of 8.
 //
 // The order of the sum is the same for every number of rows, so a row has the same bits in every batch, whichever
 // kernel computes it:
@@ -119,7 +119,7 @@ DEVICE void gemv(const Product<T>& product) {
         for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
             const int output = first_output + i % 16, row = first_row + i / 16;
             if (output >= product.outputs || row >= product.rows) continue;
-            float& out = product.out[size_t(row) * product.outputs + output];
+            float& out = product.out[size_t(row) * product.pitch + output];
             float sum = adds_to_out(product, first) ? out : 0;
             for (int segment = first; segment < last; segment++)
                 sum = sum + chains[segment - first][i % 16][i / 16] + bias_of(product, output, segment);
@@ -155,7 +155,7 @@ DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tile
         const float bias[2] = {bias_of(product, output, segment), bias_of(product, output + 8, segment)};
 #pragma unroll
         for (int first = 0; first < Shape::row_tiles; first += BATCH) {
-            float* const out = product.out + size_t(first_row + first * 8) * product.outputs + output;
+            float* const out = product.out + size_t(first_row + first * 8) * product.pitch + output;
             const int rows = product.rows - first_row - first * 8;
             auto for_elements = [&](auto of) {
 #pragma unroll
@@ -164,7 +164,7 @@ DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tile
                     for (int e = 0; e < 4; e++) {
                         const int row = j * 8 + e % 2;
                         if (output + e / 2 * 8 < product.outputs && row < rows)
-                            of(out[size_t(row) * product.outputs + e / 2 * 8], d[i][first + j][e], bias[e / 2]);
+                            of(out[size_t(row) * product.pitch + e / 2 * 8], d[i][first + j][e], bias[e / 2]);
                     }
             };
             if (adds) for_elements([](float& out, float& sum, float) { sum += out; });

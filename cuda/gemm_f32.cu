@@ -2,7 +2,7 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Data      x [rows][inner], w [outputs][inner], out [rows][outputs] of float32; inner is a multiple of 4.
+// Data      x [rows][inner], w [outputs][inner] and out as in gemm.cu, of float32; inner is a multiple of 4.
 //
 // The order of the sum is the same for every number of rows and both kernels: `inner` is divided into segments of 256
 // columns; a chain of fused multiply-adds goes through a segment, and the chains are added in order. So the rounding
@@ -90,7 +90,7 @@ DEVICE void gemm(const Product<float>& product, TilePlace place) {
         for (int j = 0; j < ROWS; j++) {
             const int row = place.row + thread_row + 8 * j;
             if (row >= product.rows) break;
-            float& out = product.out[size_t(row) * product.outputs + output];
+            float& out = product.out[size_t(row) * product.pitch + output];
             out = __fadd_rn(__fadd_rn(product.accumulates ? out : 0, sums[i][j]), bias);
         }
     }

@@ -9,6 +9,7 @@ struct Product {
     const float* bias;  // or null
     float* out;
     int rows, outputs, inner;
+    int pitch;  // from one row of `out` to the next
     int accumulates;
 };
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from support import cuda
-from support.cuda_codes import Format, Matrix, packed, random_matrix
+from support.cuda_codes import FORMATS, Format, Matrix, hash_lines, packed, random_matrix
 
 if TYPE_CHECKING:
     from support.cuda import Array
@@ -21,27 +22,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_wide": (128, 64)}
 SEGMENT = 512
 FOLLOWS = 1 << 31
-
-FORMATS = [
-    Format("code4", 32, "f16"),  # Q4_0
-    Format("code4", 32, "f16", "stored"),  # Q4_1
-    Format("code4", 32, "bf16", "stored"),  # int4
-    Format("code4", 32, "nested", "stored"),  # Q4_K
-    Format("code4", 128, "bf16"),  # compressed-tensors
-    Format("code4", 128, "f16", "zero_point"),  # AWQ, GPTQ
-    Format("code4", 64, "bf16", "zero_point"),
-    Format("code5", 32, "f16"),  # Q5_0
-    Format("code5", 32, "f16", "stored"),  # Q5_1
-    Format("code5", 32, "nested", "stored"),  # Q5_K
-    Format("code6", 16, "nested"),  # Q6_K
-    Format("code8", 32, "f16"),  # Q8_0
-    Format("code8", 32, "f16", "zero_point"),
-    Format("code8", 128, "bf16"),  # int8
-    Format("code8", 128, "bf16", "stored"),
-    Format("code8", 0, "f32"),
-    Format("e4m3", 128, "bf16"),
-    Format("e4m3", 0, "f32"),  # fp8
-]
+HASHES = Path(__file__).parent / "data" / "cuda_codes.txt"
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +38,8 @@ class Codes(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("columns", ctypes.c_int),
         ("group_shift", ctypes.c_int),
-        ("has_bf16_scales", ctypes.c_int),
-        ("has_zero_points", ctypes.c_int),
+        ("has_bf16_scales", ctypes.c_uint16),
+        ("has_zero_points", ctypes.c_uint16),
     )
 
     @classmethod
@@ -119,7 +100,7 @@ class Operands:
         kernels.launch(f"{kernel}_{self.matrix.format.kernels}", tiles, threads, product)
         assert np.isnan(out[rows]).all()
         assert np.isnan(out[:, outputs:]).all()
-        return out[:rows, :outputs]
+        return np.ascontiguousarray(out[:rows, :outputs])
 
     def expected(self) -> tuple[Array, Array]:
         """The product in float64, and the sum of the magnitudes that are added in float32."""
@@ -217,3 +198,7 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
     expected = table.weights()[[0, 36, 7, 8, 29, 15, 16]]
     assert np.array_equal(out[:-1].view(np.uint32), expected.view(np.uint32))
     assert np.isnan(out[-1]).all()
+
+
+def test_packing_in_rust_is_tested_with_this_layout() -> None:
+    assert HASHES.read_text().splitlines() == hash_lines()

@@ -48,6 +48,7 @@ class Product(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("outputs", ctypes.c_int),
         ("inner", ctypes.c_int),
+        ("pitch", ctypes.c_int),
         ("accumulates", ctypes.c_int),
     )
 
@@ -62,19 +63,14 @@ class Operands:
     base: Array | None = None
 
     def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
-        """The product by a kernel; guard rows behind it stay as they were."""
+        """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
         (rows, inner), outputs = self.x.shape, len(self.w)
         tile_outputs, tile_rows = TILES[kernel]
-        out = np.full((rows + 1, outputs), np.nan, np.float32)
+        out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
         if self.base is not None:
-            out[:rows] = self.base
-        product = Product(
-            *cuda.addresses(self.x, cuda.constant(self.w), self.bias, out),
-            rows,
-            outputs,
-            inner,
-            self.base is not None,
-        )
+            out[:rows, :outputs] = self.base
+        arrays = cuda.addresses(self.x, cuda.constant(self.w), self.bias, out)
+        product = Product(*arrays, rows, outputs, inner, outputs + 3, self.base is not None)
         tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
         dtype = {"float16": "f16", "float32": "f32"}.get(self.x.dtype.name, "bf16")
         if kernel == "gemv":
@@ -85,7 +81,8 @@ class Operands:
         else:
             kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
         assert np.isnan(out[rows]).all()
-        return out[:rows]
+        assert np.isnan(out[:, outputs:]).all()
+        return np.ascontiguousarray(out[:rows, :outputs])
 
     def expected(self) -> Array:
         """The product in float64."""

@@ -57,6 +57,29 @@ class Format:
         return -(-columns // self.group) if self.group else 1
 
 
+#: The formats of the checkpoints and of quantisation.
+FORMATS = [
+    Format("code4", 32, "f16"),  # Q4_0
+    Format("code4", 32, "f16", "stored"),  # Q4_1
+    Format("code4", 32, "bf16", "stored"),  # int4
+    Format("code4", 32, "nested", "stored"),  # Q4_K
+    Format("code4", 128, "bf16"),  # compressed-tensors
+    Format("code4", 128, "f16", "zero_point"),  # AWQ, GPTQ
+    Format("code4", 64, "bf16", "zero_point"),
+    Format("code5", 32, "f16"),  # Q5_0
+    Format("code5", 32, "f16", "stored"),  # Q5_1
+    Format("code5", 32, "nested", "stored"),  # Q5_K
+    Format("code6", 16, "nested"),  # Q6_K
+    Format("code8", 32, "f16"),  # Q8_0
+    Format("code8", 32, "f16", "zero_point"),
+    Format("code8", 128, "bf16"),  # int8
+    Format("code8", 128, "bf16", "stored"),
+    Format("code8", 0, "f32"),
+    Format("e4m3", 128, "bf16"),
+    Format("e4m3", 0, "f32"),  # fp8
+]
+
+
 @dataclass
 class Matrix:
     """Rows of codes; scales and minima are those of groups, as integers if they are nested."""
@@ -203,3 +226,45 @@ def packed(matrix: Matrix) -> Array:
     size = sum(part.shape[1] for part in parts)
     parts.append(np.zeros((tiles, -size % 64), np.uint8))
     return np.concatenate(parts, axis=1)
+
+
+def numbered_matrix(format_: Format, rows: int, columns: int) -> Matrix:
+    """A matrix of numbers that follow from their index, as a test of ``penstock-device`` makes it."""
+
+    def indices(columns: int) -> Array:
+        return np.arange(rows * columns).reshape(rows, columns)
+
+    codes, groups = indices(columns), indices(format_.groups(columns))
+    outers = indices(-(-columns // OUTER_GROUP))
+    codes = (codes * 7 + codes // 11) & ((1 << CODES[format_.code][0]) - 1)
+    is_nested = format_.scales == "nested"
+    scales = groups * 5 % 256 - 128 if is_nested else (groups % 61 - 30) / 64
+    minima = None
+    if format_.minimum == "zero_point":
+        minima = groups * 3 % 256
+    elif format_.minimum == "stored":
+        minima = groups * 3 % 256 - 128 if is_nested else (groups % 53 - 26) / 32
+    outer_scales = (outers % 13 + 1) / 1024 if is_nested else None
+    outer_minima = (outers % 11 - 5) / 256 if is_nested and format_.has_minima else None
+    return Matrix(format_, codes.astype(np.uint8), scales, minima, outer_scales, outer_minima)
+
+
+def fnv1a(data: bytes) -> int:
+    """The hash FNV-1a of 64 bits."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+def hash_lines() -> list[str]:
+    """The lines of ``tests/data/cuda_codes.txt``: hashes of packed bytes, for the packing in Rust."""
+    rows, columns = 37, 328
+    return [
+        f"{format_} {rows} {columns} {fnv1a(packed(numbered_matrix(format_, rows, columns)).tobytes()):016x}"
+        for format_ in FORMATS
+    ]
+
+
+if __name__ == "__main__":
+    print(*hash_lines(), sep="\n")

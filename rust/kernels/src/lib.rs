@@ -70,3 +70,4 @@ pub use pages::resident_bytes;
 pub use pool::{Pool, Turn};
 pub use rope_kv::RopeWriteKv;
 pub use rows::{Rows, RowsMut};
+pub use weight_quantiser::quantise;

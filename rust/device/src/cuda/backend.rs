@@ -12,12 +12,12 @@ use penstock_types::{
     AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
 };
 
-use super::matrix::{matrix_bytes, pack, packed_bytes};
+use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::memory::MOST_OPERAND_BYTES;
 use super::queue::Shape;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
-    CudaTicket, attention,
+    CudaTicket, attention, codes,
 };
 use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
@@ -26,25 +26,6 @@ use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
 
 /// The layout of packed matrices in files.
 const PACKED_LAYOUT: &str = "cuda-rows-1";
-/// Rows up to which a product is one of matrix and vectors, and up to which its tiles are narrow.
-const MOST_GEMV_ROWS: usize = 8;
-const MOST_NARROW_ROWS: usize = 64;
-
-/// A product, as `gemm.cu` reads it.
-#[repr(C)]
-#[derive(Clone, Copy, NoUninit)]
-struct Product {
-    x: DevicePointer,
-    w: DevicePointer,
-    /// Or null.
-    bias: DevicePointer,
-    out: DevicePointer,
-    rows: i32,
-    outputs: i32,
-    inner: i32,
-    accumulates: i32,
-}
-
 /// The pages of a layer, as kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
@@ -97,8 +78,6 @@ struct Attention {
     padding: u32,
 }
 
-// SAFETY: the type is that of `gemm.cu`.
-unsafe impl Parameter for Product {}
 // SAFETY: the type is that of `rope_kv.cu`.
 unsafe impl Parameter for RopeWriteKv {}
 // SAFETY: the type is that of `attention_call.cuh`.
@@ -138,8 +117,11 @@ impl Backend for Cuda {
         Some(self.host.available_memory())
     }
 
-    fn supports(&self, format: WeightFormat, _columns: usize) -> bool {
-        matches!(format, WeightFormat::Float(_))
+    fn supports(&self, format: WeightFormat, columns: usize) -> bool {
+        match format {
+            WeightFormat::Float(_) => true,
+            WeightFormat::Grid(grid) => codes::supports(&grid, columns),
+        }
     }
 
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
@@ -201,7 +183,7 @@ impl Backend for Cuda {
     }
 
     fn packed_layout(&self) -> PackedLayout {
-        PackedLayout { name: PACKED_LAYOUT, rows: 1 }
+        PackedLayout { name: PACKED_LAYOUT, rows: PACKED_ROWS }
     }
 
     fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
@@ -336,13 +318,7 @@ impl Backend for Cuda {
         table: &CudaMatrix,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        let pointers =
-            [self.memory.pointer(&table.region), step.tokens, self.memory.pointer(&slots.last_tokens)];
-        let (out, width) = (self.memory.pointer(&out.0), table.columns as i32);
-        let [from, tokens, last] = pointers.each_ref().map(Argument::from);
-        let kernel = self.kernels.embed.get(table.operand);
-        let shape = Shape::new(step.inputs.tokens.len(), 256);
-        self.queue.launch(kernel, shape, &[from, tokens, last, (&out).into(), (&width).into()])
+        self.copy_rows_of_tokens(step, slots, table, out)
     }
 
     fn rms_norm(
@@ -376,34 +352,7 @@ impl Backend for Cuda {
         epilogue: Epilogue<&CudaBuffer>,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        let dtype = weight.operand;
-        let bias = epilogue.bias().map_or(DevicePointer::NULL, |bias| self.memory.pointer(&bias.0));
-        let product = Product {
-            x: self.memory.pointer(&x.0).offset(rows.start * weight.columns * dtype.bytes()),
-            w: self.memory.pointer(&weight.region),
-            bias,
-            out: self.memory.pointer(&out.0),
-            rows: rows.len() as i32,
-            outputs: weight.rows as i32,
-            inner: weight.columns as i32,
-            accumulates: matches!(epilogue, Epilogue::Add | Epilogue::AddBias(_)).into(),
-        };
-        let (kernels, count) = (&self.kernels, rows.len());
-        let tiles = |rows_of_tile: usize, outputs: usize| {
-            Shape::new(count.div_ceil(rows_of_tile) * weight.rows.div_ceil(outputs), 128)
-        };
-        let (kernel, shape) = if !(weight.columns * dtype.bytes()).is_multiple_of(16) {
-            (kernels.gemm_any.get(dtype), Shape::of([weight.rows.div_ceil(8), count, 1], 256))
-        } else if count <= MOST_GEMV_ROWS {
-            let warps = if dtype == Dtype::F32 { 4 } else { weight.columns.div_ceil(2048).min(8) };
-            let blocks = [weight.rows.div_ceil(16), count.div_ceil(8), 1];
-            (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
-        } else if count <= MOST_NARROW_ROWS || dtype == Dtype::F32 {
-            (kernels.gemm_narrow.get(dtype), tiles(32, 64))
-        } else {
-            (kernels.gemm_wide.get(dtype), tiles(128, 128))
-        };
-        self.queue.launch(kernel, shape, &[(&product).into()])
+        self.multiply(rows, x, weight, &epilogue, out)
     }
 
     fn add_adapters(

@@ -1,16 +1,20 @@
 //! Weight matrices on the device.
 //!
-//! A part of plain numbers is its rows, dense. All parts read the same operand: a matrix of plain numbers reads that type, and
-//! one with integer codes bfloat16, in which its other parts are stored, too.
+//! A part of plain numbers is its rows, dense; one of integer codes has the layout of [`codes`]. All parts read the same operand: a
+//! matrix of plain numbers reads that type, and one with integer codes bfloat16, in which its other parts are stored,
+//! too.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
-use penstock_types::{Dtype, WeightFormat};
+use penstock_cuda::DevicePointer;
+use penstock_types::{Activations, Dtype, WeightFormat};
 
-use super::Cuda;
+use super::product::CodesKernels;
+use super::{Cuda, codes};
 use crate::arena::Region;
 use crate::backend::{DeviceError, MatrixPart, RowSource};
 
@@ -18,6 +22,8 @@ use crate::backend::{DeviceError, MatrixPart, RowSource};
 const TILE: usize = 1 << 14;
 /// Alignment of a part: that of 16-byte accesses and more.
 const ALIGNMENT: usize = 256;
+/// Packed matrices of multiples of these rows can be one behind the other in a file.
+pub(super) const PACKED_ROWS: usize = codes::TILE_ROWS;
 
 /// A weight matrix.
 pub struct CudaMatrix {
@@ -29,13 +35,60 @@ pub struct CudaMatrix {
     pub(super) region: Region,
 }
 
-/// Rows of a matrix that have the same format.
-#[derive(Clone, Copy, Debug)]
+/// Consecutive rows of a matrix that have the same format, which one launch multiplies.
 pub(super) struct Part {
     pub rows: usize,
-    pub format: WeightFormat,
     /// The first byte in the region of the matrix.
     pub offset: usize,
+    /// The kernels and the grid of codes; `None` for plain numbers of the operand's type.
+    pub codes: Option<Arc<CodesKernels>>,
+}
+
+/// The rows, the format and the first byte of a part.
+#[derive(Clone, Copy)]
+struct Place {
+    rows: usize,
+    format: WeightFormat,
+    offset: usize,
+}
+
+/// The places of a matrix's parts.
+struct Layout {
+    operand: Dtype,
+    /// Those that are given.
+    given: Vec<Place>,
+    /// The same, without a division between parts that can be multiplied as one.
+    joined: Vec<Place>,
+    bytes: usize,
+}
+
+impl Layout {
+    fn new(columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
+        let operand = operand(parts.iter().map(|(_, format)| *format));
+        let (mut given, mut joined) = (Vec::new(), Vec::<Place>::new());
+        let mut end = 0_usize;
+        for (rows, format) in parts {
+            let (format, unit) = match format {
+                WeightFormat::Float(_) => (WeightFormat::Float(operand), 1),
+                WeightFormat::Grid(_) => (format.with_activations(Activations::Float), codes::TILE_ROWS),
+            };
+            let before = joined.last_mut().filter(|before| before.format == format);
+            let offset = match before.filter(|before| before.rows.is_multiple_of(unit)) {
+                Some(before) => {
+                    before.rows += rows;
+                    end
+                }
+                None => {
+                    let offset = end.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
+                    joined.push(Place { rows: *rows, format, offset });
+                    offset
+                }
+            };
+            given.push(Place { rows: *rows, format, offset });
+            end = offset.saturating_add(part_bytes(columns, *rows, format));
+        }
+        Self { operand, given, joined, bytes: end }
+    }
 }
 
 /// The type of the operand of a matrix.
@@ -48,34 +101,17 @@ fn operand(formats: impl Iterator<Item = WeightFormat>) -> Dtype {
     if dtypes.all(|dtype| dtype == first) { first } else { Dtype::Bf16 }
 }
 
-/// Bytes of a row of a part.
-fn row_bytes(columns: usize, format: WeightFormat) -> usize {
-    format.bytes(1, columns)
-}
-
-/// The parts of a matrix in its region, the type of its operand, and its size.
-fn layout(columns: usize, parts: &[(usize, WeightFormat)]) -> (Vec<Part>, Dtype, usize) {
-    let operand = operand(parts.iter().map(|(_, format)| *format));
-    let mut offset = 0_usize;
-    let parts = parts
-        .iter()
-        .map(|(rows, format)| {
-            let format = match format {
-                WeightFormat::Float(_) => WeightFormat::Float(operand),
-                grid @ WeightFormat::Grid(_) => *grid,
-            };
-            let part = Part { rows: *rows, format, offset };
-            let bytes = rows.saturating_mul(row_bytes(columns, format));
-            offset = offset.saturating_add(bytes).saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1);
-            part
-        })
-        .collect();
-    (parts, operand, offset)
+/// Bytes of some rows.
+fn part_bytes(columns: usize, rows: usize, format: WeightFormat) -> usize {
+    match format {
+        WeightFormat::Float(dtype) => rows.saturating_mul(columns * dtype.bytes()),
+        WeightFormat::Grid(grid) => codes::bytes(rows, columns, &grid),
+    }
 }
 
 /// Bytes of a matrix.
 pub(super) fn matrix_bytes(columns: usize, parts: &[(usize, WeightFormat)]) -> usize {
-    layout(columns, parts).2
+    Layout::new(columns, parts).bytes
 }
 
 /// Writes rows in a type of plain numbers.
@@ -134,25 +170,45 @@ impl RowSource for Stored<'_> {
 }
 
 impl Cuda {
-    /// A matrix with any contents.
+    /// A matrix with any contents, and the places of the parts that are given.
     fn new_matrix(
         &mut self,
         columns: usize,
         parts: &[(usize, WeightFormat)],
-    ) -> Result<CudaMatrix, DeviceError> {
-        let (parts, operand, bytes) = layout(columns, parts);
-        let region = self.memory.allocate(bytes, "weights")?;
+    ) -> Result<(CudaMatrix, Vec<Place>), DeviceError> {
+        let layout = Layout::new(columns, parts);
+        let mut parts = Vec::new();
+        for Place { rows, format, offset } in layout.joined {
+            let codes = match format {
+                WeightFormat::Float(_) => None,
+                WeightFormat::Grid(grid) => Some(self.codes.get(&mut self.loader, &grid)?),
+            };
+            parts.push(Part { rows, offset, codes });
+        }
+        let region = self.memory.allocate(layout.bytes, "weights")?;
         let rows = parts.iter().map(|part| part.rows).sum();
-        Ok(CudaMatrix { rows, columns, operand, parts, region })
+        Ok((CudaMatrix { rows, columns, operand: layout.operand, parts, region }, layout.given))
     }
 
     /// A matrix of these rows.
     pub(super) fn read_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CudaMatrix, DeviceError> {
         let columns = parts.first().map_or(0, |part| part.source.columns());
         let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
-        let matrix = self.new_matrix(columns, &sizes)?;
-        for (part, stored) in parts.iter().zip(&matrix.parts) {
-            self.upload_part(&matrix, stored, part.source)?;
+        let (matrix, places) = self.new_matrix(columns, &sizes)?;
+        for (part, Place { rows, format, offset }) in parts.iter().zip(places) {
+            let target = self.memory.pointer(&matrix.region).offset(offset);
+            match format {
+                WeightFormat::Float(dtype) => {
+                    self.upload_floats(target, (rows, columns), part.source, dtype)?;
+                }
+                WeightFormat::Grid(grid) => {
+                    let table = (rows.div_ceil(codes::TILE_ROWS), codes::bytes(1, columns, &grid));
+                    self.uploader.upload(&self.queue, target, table, 1, &|tiles, out| {
+                        let end = rows.min(tiles.end * codes::TILE_ROWS);
+                        codes::read(part.source, &grid, tiles.start * codes::TILE_ROWS..end, out);
+                    })?;
+                }
+            }
         }
         Ok(matrix)
     }
@@ -164,40 +220,50 @@ impl Cuda {
         parts: &[(usize, WeightFormat)],
         bytes: &[u8],
     ) -> Result<CudaMatrix, DeviceError> {
-        let matrix = self.new_matrix(columns, parts)?;
+        let (matrix, places) = self.new_matrix(columns, parts)?;
         let mut rest = bytes;
-        for ((rows, format), stored) in parts.iter().zip(&matrix.parts) {
+        for ((rows, format), place) in parts.iter().zip(places) {
             let (bytes, others) = rest.split_at(packed_bytes(columns, *rows, *format));
             rest = others;
-            let WeightFormat::Float(dtype) = *format else { unreachable!("no codes yet") };
-            let bytes = &bytes[..rows * row_bytes(columns, *format)];
-            self.upload_part(&matrix, stored, &Stored { bytes, columns, dtype })?;
+            let bytes = &bytes[..part_bytes(columns, *rows, *format)];
+            let target = self.memory.pointer(&matrix.region).offset(place.offset);
+            match *format {
+                WeightFormat::Float(dtype) => {
+                    let stored = Stored { bytes, columns, dtype };
+                    self.upload_floats(target, (*rows, columns), &stored, matrix.operand)?;
+                }
+                WeightFormat::Grid(_) => {
+                    let copy = |range: Range<usize>, out: &mut [u8]| out.copy_from_slice(&bytes[range]);
+                    self.uploader.upload(&self.queue, target, (bytes.len(), 1), 1, &copy)?;
+                }
+            }
         }
         Ok(matrix)
     }
 
-    fn upload_part(
+    fn upload_floats(
         &mut self,
-        matrix: &CudaMatrix,
-        part: &Part,
+        target: DevicePointer,
+        (rows, columns): (usize, usize),
         source: &dyn RowSource,
+        dtype: Dtype,
     ) -> Result<(), DeviceError> {
-        let target = self.memory.pointer(&matrix.region).offset(part.offset);
-        let table = (part.rows, row_bytes(matrix.columns, part.format));
-        let WeightFormat::Float(dtype) = part.format else { unreachable!("no codes yet") };
+        let table = (rows, columns * dtype.bytes());
         self.uploader.upload(&self.queue, target, table, 1, &|rows, out| read_as(source, rows, dtype, out))
     }
 }
 
 /// Bytes of a packed part in a file.
 pub(super) fn packed_bytes(columns: usize, rows: usize, format: WeightFormat) -> usize {
-    rows.saturating_mul(row_bytes(columns, format)).next_multiple_of(64)
+    part_bytes(columns, rows, format).next_multiple_of(64)
 }
 
 /// Packs a part of a matrix for a file.
 pub(super) fn pack(part: MatrixPart<'_>, out: &mut [u8]) {
-    let WeightFormat::Float(dtype) = part.format else { unreachable!("no codes yet") };
-    let rows = part.source.rows();
-    let bytes = rows * row_bytes(part.source.columns(), part.format);
-    read_as(part.source, 0..rows, dtype, &mut out[..bytes]);
+    let (rows, columns) = (part.source.rows(), part.source.columns());
+    let out = &mut out[..part_bytes(columns, rows, part.format)];
+    match part.format {
+        WeightFormat::Float(dtype) => read_as(part.source, 0..rows, dtype, out),
+        WeightFormat::Grid(grid) => codes::read(part.source, &grid, 0..rows, out),
+    }
 }

@@ -12,10 +12,12 @@ mod adapters;
 mod attention;
 mod backend;
 mod cache;
+mod codes;
 mod graphs;
 mod kernels;
 mod matrix;
 mod memory;
+mod product;
 mod queue;
 mod sampling;
 mod step;
@@ -35,6 +37,7 @@ use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
 use memory::Memory;
 pub use memory::{CudaBuffer, CudaOperand};
+use product::LoadedCodes;
 use queue::Queue;
 pub use sampling::{CudaSlots, CudaTicket};
 pub use step::{CudaRope, CudaStep};
@@ -48,6 +51,7 @@ pub struct Cuda {
     kernels: CommonKernels,
     loader: Loader,
     attention: LoadedAttention,
+    codes: LoadedCodes,
     /// Rows of the partial results of attention that the scratch memory has room for.
     most_partial_rows: usize,
     /// For copies to the host that it waits for.
@@ -74,6 +78,7 @@ impl Cuda {
             kernels: CommonKernels::load(&mut loader)?,
             loader,
             attention: LoadedAttention::default(),
+            codes: LoadedCodes::default(),
             most_partial_rows: 0,
             downloads: PinnedMemory::new(&context, DOWNLOADED_AT_ONCE * size_of::<f32>())
                 .map_err(|error| start(&error))?,

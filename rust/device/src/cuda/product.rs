@@ -1,0 +1,273 @@
+//! Products of operands and matrices, and rows of tables: a launch for each part of a matrix. Which kernel computes a product
+//! does not change its bits.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::NoUninit;
+use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter};
+use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
+
+use super::kernels::{CommonKernels, Loader};
+use super::queue::{Queue, Shape};
+use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes};
+use crate::backend::DeviceError;
+
+/// Rows up to which a product is one of matrix and vectors, and up to which its tiles are narrow.
+const MOST_GEMV_ROWS: usize = 8;
+const MOST_NARROW_ROWS: usize = 64;
+/// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
+const SEGMENT: usize = 2048;
+const CODES_SEGMENT: usize = 512;
+const MAX_WARPS: usize = 8;
+/// Of a table of codes.
+const COLUMNS_OF_A_THREAD: usize = 16;
+
+/// The product of a part of a matrix.
+#[derive(Clone, Copy)]
+struct PartProduct {
+    x: DevicePointer,
+    w: DevicePointer,
+    /// Or null.
+    bias: DevicePointer,
+    out: DevicePointer,
+    rows: usize,
+    outputs: usize,
+    inner: usize,
+    /// The distance of rows of `out`.
+    pitch: usize,
+    accumulates: bool,
+}
+
+/// A product of plain numbers, as `gemm.cu` reads it.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Product {
+    x: DevicePointer,
+    w: DevicePointer,
+    bias: DevicePointer,
+    out: DevicePointer,
+    rows: i32,
+    outputs: i32,
+    inner: i32,
+    pitch: i32,
+    accumulates: i32,
+    padding: u32,
+}
+// SAFETY: the same fields as in the kernel's type.
+unsafe impl Parameter for Product {}
+
+/// A matrix of codes, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Codes {
+    data: DevicePointer,
+    rows: i32,
+    columns: i32,
+    group_shift: i32,
+    has_bf16_scales: u16,
+    has_zero_points: u16,
+}
+
+/// A product, as `codes.cu` reads it.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct CodesProduct {
+    w: Codes,
+    x: DevicePointer,
+    bias: DevicePointer,
+    out: DevicePointer,
+    rows: i32,
+    pitch: i32,
+    accumulates: i32,
+    padding: u32,
+}
+// SAFETY: the same fields as in the kernel's type.
+unsafe impl Parameter for CodesProduct {}
+
+/// Rows of a table, as `codes.cu` reads them.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct CodesRows {
+    table: Codes,
+    tokens: DevicePointer,
+    last_tokens: DevicePointer,
+    out: DevicePointer,
+}
+// SAFETY: the same fields as in the kernel's type.
+unsafe impl Parameter for CodesRows {}
+
+/// The kernels of a format.
+pub(super) struct CodesKernels {
+    grid: Grid,
+    gemv: Kernel,
+    gemm_narrow: Kernel,
+    gemm_wide: Kernel,
+    embed: Kernel,
+}
+
+impl CodesKernels {
+    fn load(loader: &mut Loader, grid: &Grid) -> Result<Self, DeviceError> {
+        let variant = codes::variant(grid);
+        let suffix = variant.replace(',', "_");
+        let mut kernel = |name| loader.kernel("codes.cu", &variant, &format!("{name}_{suffix}"));
+        Ok(Self {
+            grid: *grid,
+            gemv: kernel("gemv")?,
+            gemm_narrow: kernel("gemm_narrow")?,
+            gemm_wide: kernel("gemm_wide")?,
+            embed: kernel("embed")?,
+        })
+    }
+
+    fn codes(&self, data: DevicePointer, rows: usize, columns: usize) -> Codes {
+        let grid = &self.grid;
+        Codes {
+            data,
+            rows: rows as i32,
+            columns: columns as i32,
+            group_shift: grid.group.map_or(31, u16::ilog2).cast_signed(),
+            has_bf16_scales: (grid.scales == ScaleFormat::Bf16).into(),
+            has_zero_points: (grid.minimum == Minimum::ZeroPoint).into(),
+        }
+    }
+
+    /// Launches a product.
+    fn multiply(&self, queue: &Queue, product: &PartProduct) -> Result<(), DeviceError> {
+        let PartProduct { rows, outputs, inner, .. } = *product;
+        let warps = inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
+        let (kernel, tile_outputs, tile_rows, threads) = if rows <= MOST_GEMV_ROWS {
+            (&self.gemv, 16, 8, 32 * warps)
+        } else if rows <= MOST_NARROW_ROWS {
+            (&self.gemm_narrow, 32, 32, 32 * warps)
+        } else {
+            (&self.gemm_wide, 128, 64, 256)
+        };
+        let call = CodesProduct {
+            w: self.codes(product.w, outputs, inner),
+            x: product.x,
+            bias: product.bias,
+            out: product.out,
+            rows: rows as i32,
+            pitch: product.pitch as i32,
+            accumulates: product.accumulates.into(),
+            padding: 0,
+        };
+        let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
+        queue.launch(kernel, Shape::of(blocks, threads), &[(&call).into()])
+    }
+}
+
+/// The kernels of formats, loaded once.
+#[derive(Default)]
+pub(super) struct LoadedCodes(HashMap<Grid, Arc<CodesKernels>>);
+
+impl LoadedCodes {
+    pub fn get(&mut self, loader: &mut Loader, grid: &Grid) -> Result<Arc<CodesKernels>, DeviceError> {
+        if let Some(kernels) = self.0.get(grid) {
+            return Ok(Arc::clone(kernels));
+        }
+        let kernels = Arc::new(CodesKernels::load(loader, grid)?);
+        self.0.insert(*grid, Arc::clone(&kernels));
+        Ok(kernels)
+    }
+}
+
+impl CommonKernels {
+    /// Launches a product of plain numbers.
+    fn multiply(&self, queue: &Queue, product: &PartProduct, dtype: Dtype) -> Result<(), DeviceError> {
+        let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates } = *product;
+        let call = Product {
+            x,
+            w,
+            bias,
+            out,
+            rows: rows as i32,
+            outputs: outputs as i32,
+            inner: inner as i32,
+            pitch: pitch as i32,
+            accumulates: accumulates.into(),
+            padding: 0,
+        };
+        let tiles = |tile_rows: usize, tile_outputs: usize| {
+            Shape::new(rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs), 128)
+        };
+        let (kernel, shape) = if !(inner * dtype.bytes()).is_multiple_of(16) {
+            (self.gemm_any.get(dtype), Shape::of([outputs.div_ceil(8), rows, 1], 256))
+        } else if rows <= MOST_GEMV_ROWS {
+            let warps = if dtype == Dtype::F32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
+            let blocks = [outputs.div_ceil(16), rows.div_ceil(8), 1];
+            (self.gemv.get(dtype), Shape::of(blocks, 32 * warps))
+        } else if rows <= MOST_NARROW_ROWS || dtype == Dtype::F32 {
+            (self.gemm_narrow.get(dtype), tiles(32, 64))
+        } else {
+            (self.gemm_wide.get(dtype), tiles(128, 128))
+        };
+        queue.launch(kernel, shape, &[(&call).into()])
+    }
+}
+
+impl Cuda {
+    /// `out[i] = weight * x[rows[i]]`, then the epilogue.
+    pub(super) fn multiply(
+        &self,
+        rows: Range<usize>,
+        x: &CudaOperand,
+        weight: &CudaMatrix,
+        epilogue: &Epilogue<&CudaBuffer>,
+        out: &CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let dtype = weight.operand;
+        let mut output = 0;
+        for part in &weight.parts {
+            let product = PartProduct {
+                x: self.memory.pointer(&x.0).offset(rows.start * weight.columns * dtype.bytes()),
+                w: self.memory.pointer(&weight.region).offset(part.offset),
+                bias: epilogue.bias().map_or(DevicePointer::NULL, |bias| self.memory.float(bias, output)),
+                out: self.memory.float(out, output),
+                rows: rows.len(),
+                outputs: part.rows,
+                inner: weight.columns,
+                pitch: weight.rows,
+                accumulates: matches!(epilogue, Epilogue::Add | Epilogue::AddBias(_)),
+            };
+            match &part.codes {
+                None => self.kernels.multiply(&self.queue, &product, dtype)?,
+                Some(kernels) => kernels.multiply(&self.queue, &product)?,
+            }
+            output += part.rows;
+        }
+        Ok(())
+    }
+
+    /// `out[row] = table[token of row]`.
+    pub(super) fn copy_rows_of_tokens(
+        &self,
+        step: CudaStep<'_>,
+        slots: &CudaSlots,
+        table: &CudaMatrix,
+        out: &CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        let [part] = &table.parts[..] else { panic!("a table of several parts; this is a bug") };
+        let count = step.inputs.tokens.len();
+        let pointers =
+            [self.memory.pointer(&table.region), step.tokens, self.memory.pointer(&slots.last_tokens)];
+        let out = self.memory.pointer(&out.0);
+        let Some(kernels) = &part.codes else {
+            let width = table.columns as i32;
+            let [from, tokens, last] = pointers.each_ref().map(Argument::from);
+            let arguments = [from, tokens, last, (&out).into(), (&width).into()];
+            return self.queue.launch(
+                self.kernels.embed.get(table.operand),
+                Shape::new(count, 256),
+                &arguments,
+            );
+        };
+        let [data, tokens, last_tokens] = pointers;
+        let table = kernels.codes(data, table.rows, table.columns);
+        let threads = (table.columns as usize / COLUMNS_OF_A_THREAD).next_multiple_of(32).clamp(32, 256);
+        let call = CodesRows { table, tokens, last_tokens, out };
+        self.queue.launch(&kernels.embed, Shape::new(count, threads), &[(&call).into()])
+    }
+}
