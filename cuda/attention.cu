@@ -1,5 +1,5 @@
-// Causal attention of query rows over their sequences' pages of the KV cache, by tensor cores. Its formula, rows, splits
-// and results are those of attention_call.cuh.
+// Causal attention of query rows over their sequences' pages of the KV cache, by tensor cores. Its formula, rows,
+// splits and results are those of attention_call.cuh.
 //
 // The same bits need, beyond what is said there, that tiles and splits of which a row sees nothing do not change it:
 // their factors are 1 and their weights 0, and stored values are finite (kv_page.cuh).
@@ -160,7 +160,9 @@ INSTANTIATE(VARIANT)
     KERNELS(f16, int8, int8, D) \
     KERNELS(f16, u4, uint4, D)
 OF_BF16(32)
+OF_F16(32)
 OF_BF16(64)
 OF_F16(64)
+KERNELS(bf16, bf16, bf16, 96)
 OF_BF16(128)
 #endif

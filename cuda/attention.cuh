@@ -112,8 +112,8 @@ struct Keys {
     }
 };
 
-// Begins to copy a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be another sequence's, or
-// not a number.
+// Begins to copy a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be another sequence's,
+// or not a number.
 template <int THREADS, class E, int D>
 DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
     constexpr int WORDS = Stage<E, D>::WORDS, PARAMETERS = PARAMETER_WORDS<E, D>;

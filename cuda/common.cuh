@@ -109,8 +109,8 @@ struct __align__(sizeof(T) * N) Values {
     T values[N];
 };
 
-// Writes of(from[i], i) to to[i], by all threads of a block. Four reads of a thread precede its writes: the compiler does
-// not know that `to` is other memory, and would make each read wait for the write before it.
+// Writes of(from[i], i) to to[i], by all threads of a block. Four reads of a thread precede its writes: the compiler
+// does not know that `to` is other memory, and would make each read wait for the write before it.
 template <class From, class To, class Function>
 DEVICE void transform(const From* from, To* to, int count, Function of) {
     for (int first = threadIdx.x; first < count; first += 4 * blockDim.x) {

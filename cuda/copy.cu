@@ -3,13 +3,14 @@
 //     gather_rows    out[i] = x[rows[i]]
 //     copy_blocks    to[part][copy.to] = from[part][copy.from]   for every copy and every part (a layer)
 //
-// Data      Rows are multiples of 4 bytes (gather_halves: of 2) and blocks multiples of 16. The blocks of a cache have a part in every
-//           layer; in the device's cache the parts of a layer are adjacent, [layer][block], in the host tier those of
-//           a block, [block][layer]. Strides describe both, so one kernel saves (device to pinned host memory), loads
-//           and swaps. The copies of a launch are independent: none reads a block that another one writes.
+// Data      Rows are multiples of 4 bytes (gather_halves: of 2) and blocks multiples of 16. The blocks of a cache have
+//           a part in every layer; in the device's cache the parts of a layer are adjacent, [layer][block], in the host
+//           tier those of a block, [block][layer]. Strides describe both, so one kernel saves (device to pinned host
+//           memory), loads and swaps. The copies of a launch are independent: none reads a block that another one
+//           writes.
 // Shape     gather_*: one block per row. copy_blocks: grid (copies, layers).
-// Limit     bytes; across PCIe its bandwidth: consecutive threads at consecutive addresses, 16 bytes each (rows that are not
-//           multiples of it: 4).
+// Limit     bytes; across PCIe its bandwidth: consecutive threads at consecutive addresses, 16 bytes each, or those of
+//           a word if rows are not multiples of 16.
 #include "common.cuh"
 
 constexpr int THREADS = 256;

@@ -6,8 +6,8 @@
 //
 // Data      a row of gate_up has `width` gates, then `width` ups, as one product computes them: [rows][2 width] of
 //           float32. out [rows][width] of T is the operand of the next product.
-// Shape     grid (rows, ceil(width / 1024)); a thread computes 4 values at once, or, if the width is not a multiple of 4,
-//           256 apart.
+// Shape     grid (rows, ceil(width / 1024)); a thread computes 4 values at once, or, if the width is not a multiple
+//           of 4, 256 apart.
 // Limit     bytes: 8 read and 2 written for each value.
 // Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear
 //           Units", section 2 (the approximation with tanh).

@@ -142,8 +142,8 @@ struct Tile {
 using Narrow = Tile<4, 1, 1, 4, 6>;
 using Wide = Tile<2, 2, 4, 8, 3>;
 
-// Adds the chains of a segment to `out`. The old values of 16 outputs x 32 rows are loaded together, before the first is
-// stored: one after the other, each would wait for the store before it.
+// Adds the chains of a segment to `out`. The old values of 16 outputs x 32 rows are loaded together, before the first
+// is stored: one after the other, each would wait for the store before it.
 template <class Shape, class T>
 DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tiles][Shape::row_tiles][4],
                         int first_output, int first_row, int segment) {

@@ -27,8 +27,8 @@ DEVICE TilePlace place_of_block(const Product<T>& product) {
     return {within / height * Shape::outputs, (group * GROUP + within % height) * Shape::rows};
 }
 
-// Copies a tile of ROWS rows of a matrix to shared memory, COLUMNS columns at a time, by the THREADS threads of a block.
-// A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix becomes 0.
+// Copies a tile of ROWS rows of a matrix to shared memory, COLUMNS columns at a time, by the THREADS threads of a
+// block. A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix becomes 0.
 template <class T, int ROWS, int COLUMNS, int PITCH, int THREADS>
 struct TileCopy {
     static constexpr int WORDS = COLUMNS * sizeof(T) / 16, APART = THREADS / WORDS;

@@ -211,6 +211,8 @@ CASES = [
         for kv in ("int8", "uint4")
         for length, factor in ((201, 1e-3), (202, 1e-4), (203, 3e3))
     ),
+    Case(dtype="f16", kv="f16", head_dim=32, lengths=(40,)),
+    Case(head_dim=96, lengths=(70,)),
     Case(out_dtype="f32", lengths=(70,)),
     Case(out_dtype="f16", kv="uint4", lengths=(70,)),
     Case(dtype="f16", kv="f16", out_dtype="bf16", lengths=(70,)),
@@ -299,6 +301,17 @@ def test_bad_value_changes_the_rows_that_see_it(
         assert np.array_equal(np.isnan(cuda.to_floats(alone[0])), np.isnan(cuda.to_floats(out[position])))
         if not sees[position]:
             assert np.array_equal(alone[0], out[position])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_results_of_f16_are_saturated(kernels: cuda.HostKernels, dtype: str) -> None:
+    case = Case(dtype=dtype, kv="int8", out_dtype="f16", lengths=(40,), value_factor=1e5)
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 3)
+    expected = filled.expected(parts).clip(-65504, 65504)
+    assert np.abs(expected).max() == 65504
+    for kernel in ("decode", "prefill"):
+        assert np.allclose(filled.attend(parts, kernel), expected, rtol=0.02, atol=1500)
 
 
 def test_blocks_before_the_window_are_not_read(kernels: cuda.HostKernels) -> None:
