@@ -10,6 +10,8 @@
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
 // - Memory that other kernels write is not `const __restrict__`: the compiler would read it by ld.global.nc, which
 //   requires that nothing writes it while the kernel is resident, also before dependency_wait().
+// - NVRTC makes fused operations of products and sums, the host compiler does not. A result that must have the same
+//   bits on both, or on the CPU, is computed by intrinsics such as __fmul_rn and __fadd_rn, which are not fused.
 // - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the
 //   kernels before it are complete. It calls dependency_launch() when the next kernel's blocks may become resident.
 #pragma once

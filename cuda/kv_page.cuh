@@ -24,7 +24,9 @@
 // finite after rounding has a value of 0 and a key of NaN. So in attention it makes the rows NaN that see it, and
 // no other: tensor cores multiply the values of hidden tokens, too, by 0.
 //
-// The encodings are those of the CPU (rust/kernels: quantiser.rs, rotated.rs), which has another order in memory.
+// The encodings are those of the CPU (rust/kernels: quantiser.rs, rotated.rs), which has another order in memory: the
+// same bits for int8; the same integers for uint4, if the scale is the same one. Scales of nearly the same error may be
+// confused, because the CPU adds the squares in another order.
 // Sources: DashInfer's documentation of its quantised KV cache (int8); Ashkboos et al., "QuaRot", section 4.2
 // (rotation).
 #pragma once

@@ -143,8 +143,9 @@ struct ScaleChoice {
 };
 constexpr ScaleChoice FAST = {15, 22, 2}, SLOW = {31, 20, 4}, VALUES = {15, 20, 4};
 
+// Each operation is rounded, as on the CPU: the compiler makes no fused operation of these intrinsics.
 DEVICE float nearest_level(float x, float inverse, float levels, float& exact) {
-    exact = x * inverse + 0.5f * levels;
+    exact = __fadd_rn(__fmul_rn(x, inverse), 0.5f * levels);
     return (fminf(fmaxf(exact, 0.0f), levels) + ROUND) - ROUND;
 }
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from support import cuda, cuda_kv
+from emu import build
+from support import cuda, cuda_kv, cuda_kv_cpu
 from support.cuda_kv import KvLayout
 
 if TYPE_CHECKING:
@@ -223,6 +224,75 @@ def test_extreme_values_are_restored(kernels: cuda.HostKernels, dtype: str) -> N
             assert not np.array(page.restored(step.offsets[row])).any()
         else:
             page.check(step.offsets[row], k[row, 0], v[row, 0])
+
+
+@pytest.fixture(scope="module", params=["plain", "contracted"])
+def kernels_of_bits(request: pytest.FixtureRequest) -> cuda.HostKernels:
+    """Kernels without fused operations, and those in which the compiler uses them as NVRTC does."""
+    if request.param == "plain":
+        return cuda.host_kernels()
+    return cuda.HostKernels(build.build_contracted("rope_kv"))
+
+
+def unrotated(dtype: str, head_dim: int) -> Step:
+    """Many rows at position 0, where the rotation changes nothing."""
+    step = Step(KvLayout(dtype, 1, head_dim, 64), 1, 4, norms=False, query_scales=False, rows=250, seed=1)
+    step.positions[:] = 0
+    step.table[0] = [1] * 4 + [0] * 4
+    return step
+
+
+@pytest.mark.parametrize("head_dim", [32, 96, 128])
+def test_bits_of_int8_are_those_of_the_cpu(kernels_of_bits: cuda.HostKernels, head_dim: int) -> None:
+    step = unrotated("int8", head_dim)
+    _, cache = step.run(kernels_of_bits)
+    for row in range(step.rows):
+        page = step.layout.page(cache, step.blocks[row], 0)
+        for part in range(2):
+            expected = cuda_kv_cpu.Int8.of(step.qkv[row, 1 + part])
+            steps, scale, offset = page.encoded(part, step.offsets[row])
+            assert np.array_equal(steps, expected.steps)
+            assert (scale, offset) == (expected.scale, expected.offset)
+
+
+def between_levels(count: int, levels: int, scale: float) -> Array:
+    """A part that is a multiple of the scale plus half of it, but for two values in the middle of two levels.
+
+    Their products with the inverse of the scale are rounded to the middle, unless they are a part of a fused
+    operation.
+    """
+    steps = np.random.default_rng(2).integers(0, levels + 1, count) - levels / 2
+    steps[:3] = [levels / 2, 1 - levels // 2, -(levels // 2)]
+    return cuda_kv_cpu.transform((steps * scale).astype(np.float32))
+
+
+@pytest.mark.parametrize("head_dim", [32, 96, 128])
+def test_bits_of_uint4_are_those_of_the_cpu(kernels_of_bits: cuda.HostKernels, head_dim: int) -> None:
+    step = unrotated("uint4", head_dim)
+    fast, slow = step.layout.parts
+    if len(slow) == 64:  # its transform is exact
+        for eighth in range(8):
+            step.qkv[eighth, 1, slow] = between_levels(64, 31, 1 + eighth / 8)
+    _, cache = step.run(kernels_of_bits)
+    other_scales = 0
+    for row in range(step.rows):
+        page = step.layout.page(cache, step.blocks[row], 0)
+        k, v = step.qkv[row, 1:]
+        (keys, values), fifth, scales = page.quantised(step.offsets[row])
+        for x, scale, steps, rule in (
+            (k[fast], scales[0], keys[: len(fast)], (15, 22, 2)),
+            (k[slow], scales[1], keys[len(fast) :] + 16 * fifth, (31, 20, 4)),
+            (v, scales[2], values, (15, 20, 4)),
+        ):
+            if len(x) == 0:
+                continue
+            part = cuda_kv_cpu.Part.of(x, *rule)
+            assert np.array_equal(steps, part.steps(np.float32(scale)))
+            # The errors are added in another order, so scales with nearly the same error may be confused.
+            errors = part.scales()
+            assert errors[scale] <= min(errors.values()) * (1 + 1e-5)
+            other_scales += errors[scale] != min(errors.values())
+    assert other_scales <= 2
 
 
 def test_scales_of_int8_are_rounded_up(kernels: cuda.HostKernels) -> None:

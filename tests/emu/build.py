@@ -35,12 +35,14 @@ OUTPUT = ROOT / "target" / "emu"
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-ignored-attributes"]
 COMMON = ["-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-pthread", *WARNINGS, f"-I{HERE}"]
 MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
-#: Products and sums are not contracted, so that bits do not depend on the compiler's choice for a loop.
+#: Products and sums are not contracted to fused operations, so that bits do not depend on the compiler's choice
+#: for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`.
 HOST_KERNEL = [
     *("-O3", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
     "-fno-optimize-sibling-calls",  # return addresses are places in kernels
     f"-I{KERNELS}",
 ]
+CONTRACTED = ["-ffp-contract=fast", "-DEMU_CONTRACTED"]
 INSTRUMENTED = ["-O2", "-fsanitize=thread,alignment", "--param", "tsan-instrument-func-entry-exit=0"]
 
 
@@ -154,7 +156,7 @@ def build_runtime() -> Path:
 
 
 def build_library(
-    name: str, sources: Sequence[Path], *, instrumented: bool = False, defines: Sequence[str] = ()
+    name: str, sources: Sequence[Path], *, instrumented: bool = False, options: Sequence[str] = ()
 ) -> Path:
     """Compile kernels for the host; the library's path.
 
@@ -163,7 +165,7 @@ def build_library(
     """
     if instrumented:
         name += "_checked"
-    flags = [*HOST_KERNEL, *(INSTRUMENTED if instrumented else []), *(f"-D{define}" for define in defines)]
+    flags = [*HOST_KERNEL, *(INSTRUMENTED if instrumented else []), *options]
     with locked():
         build_runtime()
         objects = compile_objects(name, sources, flags)
@@ -210,6 +212,11 @@ def build_driver() -> Path:
         if not other.is_symlink():
             other.symlink_to(path.name)
         return path
+
+
+def build_contracted(kernels: str) -> Path:
+    """Compile a file of kernels with fused operations wherever the compiler can have them."""
+    return build_library(f"{kernels}_contracted", [KERNELS / f"{kernels}.cu"], options=CONTRACTED)
 
 
 def build_kernels(*, instrumented: bool = False) -> Path:

@@ -132,6 +132,16 @@ To bit_cast(From from) {
     memcpy(&to, &from, sizeof to);
     return to;
 }
+
+// Where products and sums are contracted (build.py), this value is not a part of a fused operation.
+inline float rounded(float x) {
+#if defined(EMU_CONTRACTED) && defined(__x86_64__)
+    asm("" : "+x"(x));
+#elif defined(EMU_CONTRACTED)
+    asm("" : "+w"(x));
+#endif
+    return x;
+}
 }  // namespace emu
 
 inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
@@ -170,8 +180,8 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return emu::rounded(a + b); }
+inline float __fmul_rn(float a, float b) { return emu::rounded(a * b); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __float2int_rn(float x) { return int(nearbyintf(x)); }

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emu import build
+from support import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,7 @@ def _compile(
         lib.nvrtcGetProgramLog(program, text)
         return text.value.decode()
 
-    options = [f"-arch={target}", "-std=c++17", "-default-device", f"-I{SOURCES}", "--ptxas-options=-v"]
+    options = [f"-arch={target}", *hooks.cuda_compile_options(), f"-I{SOURCES}", "--ptxas-options=-v"]
     options += [f"-D{define}" for define in defines]
     values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     source, name = path.read_bytes(), path.name.encode()
@@ -111,7 +112,7 @@ def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.cuh")))
     key = (
-        f"{target} {defines} {major.value}.{minor.value}".encode()
+        f"{target} {hooks.cuda_compile_options()} {defines} {major.value}.{minor.value}".encode()
         + headers
         + path.read_bytes()
         + Path(__file__).read_bytes()

@@ -104,6 +104,13 @@ class Page:
         end = self._rows()[2]
         return float(to_floats(self._array(end, "u2", 2, self.layout.block_size))[part, token])
 
+    def encoded(self, part: int, token: int) -> tuple[Array, int, np.float32]:
+        """``int8``: the quantised values of a token's key (part 0) or value (1), scale in bits, offset."""
+        size = self.layout.block_size
+        *rows, end = self._rows()
+        scales, offsets = self._array(end, "u2", 2, size), self._array(end + 4 * size, "f4", 2, size)
+        return rows[part][token], int(scales[part, token]), offsets[part, token]
+
     def restored(self, token: int) -> tuple[Array, Array]:
         """The key and the value of a token, in float64."""
         layout, size = self.layout, self.layout.block_size

@@ -93,6 +93,12 @@ def cuda_kernels() -> list[str]:
     return names
 
 
+def cuda_compile_options() -> list[str]:
+    """The options of the compiler of CUDA kernels, besides the architecture."""
+    options: list[str] = _hooks.cuda_compile_options()
+    return options
+
+
 def compile_cuda_kernel(name: str, architecture: str) -> bytes:
     """The image of a CUDA kernel's file for an architecture, by the compiler that the engine finds."""
     image: bytes = _hooks.compile_cuda_kernel(nvrtc_folders(), name, architecture)
