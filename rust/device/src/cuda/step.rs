@@ -179,7 +179,7 @@ impl CudaStep<'_> {
     /// The shape of a step that only decodes. Others seldom have the same shape again, and take longer than their launches.
     fn shape(&self) -> Option<StepShape> {
         let inputs = self.inputs;
-        (self.num_prefill_works == 0).then(|| StepShape {
+        (self.num_prefill_works == 0).then_some(StepShape {
             rows: inputs.tokens.len(),
             outputs: inputs.output_rows.len(),
             works: self.num_decode_works,
