@@ -24,7 +24,9 @@ use penstock_checkpoint::{AdapterFiles, Checkpoint};
 use penstock_device::cpu::Cpu;
 use penstock_device::{AdapterRows, AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_kernels::Pool;
-use penstock_models::{AdapterLimits, Decoder, ModelConfig, WeightFormats, Workspace, load, pack_adapter};
+use penstock_models::{
+    AdapterLimits, Decoder, ModelConfig, WeightFormats, Workspace, adapted_matrices, load, pack_adapter,
+};
 use penstock_types::{Dtype, HeadShape, KvDtype, Quantization, WeightType};
 use roofline::{Machine, Probe, seconds};
 
@@ -233,6 +235,7 @@ impl Model {
             adapters: packed.len(),
             bytes: bytes.sum(),
             rank: options.ranks.iter().copied().max().unwrap_or(1),
+            matrices: adapted_matrices(decoder.config()),
         };
         let mut workspace = Workspace::new(&mut backend, decoder.config(), &spec, Some(&adapters))?;
         let loaded = workspace.adapters.as_mut().ok_or("adapters")?;

@@ -42,6 +42,8 @@ pub struct AdapterSpec {
     pub bytes: u64,
     /// The highest rank of an update.
     pub rank: usize,
+    /// Matrices of the model that can have updates.
+    pub matrices: usize,
 }
 
 /// Adjacent rows that have the same adapter.
@@ -159,6 +161,18 @@ impl StepInputs {
         query_scales.clear();
         sequences.clear();
         adapters.clear();
+    }
+
+    /// The rows of an operation that have adapters, in order.
+    pub fn adapter_rows(&self, rows: StepRows) -> impl Iterator<Item = AdapterRows> {
+        self.adapters.iter().filter_map(move |AdapterRows { rows: all, adapter }| {
+            let first = |row: usize| self.output_rows.partition_point(|output| (*output as usize) < row);
+            let rows = match rows {
+                StepRows::All => all.clone(),
+                StepRows::Outputs => first(all.start)..first(all.end),
+            };
+            (!rows.is_empty()).then_some(AdapterRows { rows, adapter: *adapter })
+        })
     }
 
     /// Checks every index. For [`Backend::upload`](crate::Backend::upload).

@@ -74,7 +74,7 @@ impl Device {
     fn new(count: usize) -> Self {
         let mut cpu = Cpu::new(2).unwrap();
         cpu.reserve(1 << 24).unwrap();
-        let spec = AdapterSpec { adapters: count, bytes: 1 << 40, rank: 8 };
+        let spec = AdapterSpec { adapters: count, bytes: 1 << 40, rank: 8, matrices: 5 };
         let before = cpu.memory().in_use;
         let adapters = cpu.allocate_adapters(&spec, &STEP).unwrap();
         assert_eq!(cpu.memory().in_use - before, cpu.adapters_bytes(&spec, &STEP), "as announced");

@@ -40,6 +40,11 @@ fn targets(config: &ModelConfig) -> Vec<Target> {
     found
 }
 
+/// The number of matrices that adapters can update.
+pub fn adapted_matrices(config: &ModelConfig) -> usize {
+    Product::COUNT * config.num_layers()
+}
+
 /// Bytes that an adapter of all linear layers with updates of this rank and type takes on the device.
 pub fn adapter_bytes<B: Backend>(config: &ModelConfig, rank: usize, dtype: Dtype) -> u64 {
     let bytes = |target: &Target| {

@@ -39,8 +39,10 @@ pub(crate) enum Product {
 }
 
 impl Product {
+    pub(crate) const COUNT: usize = 4;
+
     pub(crate) fn matrix(self, layer: usize) -> u32 {
-        (layer * 4 + self as usize) as u32
+        (layer * Self::COUNT + self as usize) as u32
     }
 }
 

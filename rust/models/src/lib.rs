@@ -21,7 +21,7 @@ mod rope;
 mod rotations;
 mod weights;
 
-pub use adapter::{AdapterLimits, adapter_bytes, pack_adapter};
+pub use adapter::{AdapterLimits, adapted_matrices, adapter_bytes, pack_adapter};
 pub use config::ModelConfig;
 pub use convert::{ConvertOptions, convert};
 pub use decoder::{Decoder, Workspace};

@@ -175,7 +175,7 @@ impl Model {
         let formats = WeightFormats::new(&backend, &checkpoint, &config, Dtype::F32, quantization).unwrap();
         let mut progress = |_, _| ControlFlow::Continue(());
         let decoder = load(&mut backend, &checkpoint, config, &formats, 1, &mut progress).unwrap();
-        let adapters = AdapterSpec { adapters: 4, bytes: 1 << 20, rank: 16 };
+        let adapters = AdapterSpec { adapters: 4, bytes: 1 << 20, rank: 16, matrices: 4 * LAYERS };
         let workspace = Workspace::new(&mut backend, decoder.config(), &SPEC, Some(&adapters)).unwrap();
         let (heads, dtype) = (SPEC.heads, KvDtype::F32);
         let cache = CacheSpec { layers: LAYERS, blocks: 8, host_blocks: 0, block_size: 16, heads, dtype };

@@ -8,7 +8,7 @@ use penstock_checkpoint::{AdapterFiles, CheckpointError};
 use penstock_device::{AdapterSpec, Backend};
 use penstock_engine::{AdapterError, AdapterId, AdapterUse, Engine};
 use penstock_models::{
-    AdapterLimits, ModelConfig, ModelError, ProgressCallback, adapter_bytes, pack_adapter,
+    AdapterLimits, ModelConfig, ModelError, ProgressCallback, adapted_matrices, adapter_bytes, pack_adapter,
 };
 use penstock_types::{Dtype, PackedAdapter};
 
@@ -24,7 +24,8 @@ pub(crate) fn adapter_spec<B: Backend>(config: &EngineConfig, model: &ModelConfi
     let bytes = |rank| adapter_bytes::<B>(model, rank, Dtype::F32);
     let default = || bytes(rank).max(adapters as u64 * bytes(rank.min(DEFAULT_RANK)));
     let bytes = B::adapter_bytes(config.adapter_cache_bytes.unwrap_or_else(default));
-    (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank })
+    let matrices = adapted_matrices(model);
+    (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank, matrices })
 }
 
 /// Bytes of a weight file beside the weights.

@@ -1,6 +1,5 @@
 //! The adapters of the CPU backend, which are used where the host has them, without a copy.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
@@ -46,16 +45,12 @@ impl CpuAdapters {
         hidden: &'a mut [u8],
     ) -> LowRank<'a> {
         self.groups.clear();
-        for AdapterRows { rows: all, adapter } in &step.adapters {
-            let rows = match rows {
-                StepRows::All => all.clone(),
-                StepRows::Outputs => outputs_among(&step.output_rows, all),
-            };
-            let adapter = *adapter as usize;
+        for AdapterRows { rows, adapter } in step.adapter_rows(rows) {
+            let adapter = adapter as usize;
             let loaded = self.loaded[adapter].as_ref().expect("the adapter is loaded; this is a bug");
             let first = loaded.updates.partition_point(|update| update.matrix < matrix);
             let count = loaded.updates[first..].iter().take_while(|update| update.matrix == matrix).count();
-            if !rows.is_empty() && count > 0 {
+            if count > 0 {
                 self.groups.push(LowRankRows { rows, adapter, updates: first..first + count });
             }
         }
@@ -72,10 +67,4 @@ impl CpuAdapters {
     pub(super) fn is_loaded(&self, index: usize) -> bool {
         self.loaded.get(index).is_some_and(Option::is_some)
     }
-}
-
-/// The output rows among some rows of a step, as rows of the output.
-fn outputs_among(output_rows: &[u32], rows: &Range<usize>) -> Range<usize> {
-    let first = |row: usize| output_rows.partition_point(|output| (*output as usize) < row);
-    first(rows.start)..first(rows.end)
 }

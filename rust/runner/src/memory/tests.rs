@@ -97,7 +97,8 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
             }))
             .expect("a valid configuration");
             for kv_dtype in KvDtype::ALL.iter().copied().map(Some) {
-                let spec = AdapterSpec { adapters: 3, bytes: 4096 * below(9), rank: 1 + below(9) as usize };
+                let rank = 1 + below(9) as usize;
+                let spec = AdapterSpec { adapters: 3, bytes: 4096 * below(9), rank, matrices: 4 * layers };
                 let adapters = [None, Some(spec)][below(2) as usize];
                 let max_model_len = 1 + below(64) as usize;
                 let small = MemoryRequest { kv_dtype, max_model_len, adapters, ..request() };
