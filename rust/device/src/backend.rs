@@ -302,8 +302,8 @@ pub trait Backend: Send + 'static {
     /// Drops all state of a slot.
     fn free_slot(&mut self, slots: &mut Self::Slots, slot: u32) -> Result<(), DeviceError>;
 
-    /// Checks the inputs of a step and copies them to the device. Later operations take them as valid. Operands have
-    /// their rows as float32, too, if a row of the step has an adapter.
+    /// Checks the inputs of a step and copies them to the device. Later operations take them as valid. An operand of
+    /// integer codes has its rows as float32, too, if a row of the step has an adapter.
     fn upload<'a>(
         &mut self,
         inputs: &'a StepInputs,
@@ -354,7 +354,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Adds to the rows of `out`, which were computed by [`linear`](Self::linear) with `weight`, the updates of matrix
-    /// number `matrix` of their adapters, times the rows of `x` as float32.
+    /// number `matrix` of their adapters, times the rows of `x`, before those become integer codes.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn add_adapters(
         &mut self,

@@ -175,6 +175,14 @@ impl StepInputs {
         })
     }
 
+    /// Checks that the adapters of the rows are loaded.
+    pub fn check_adapters(&self, is_loaded: impl Fn(usize) -> bool) -> Result<(), DeviceError> {
+        match self.adapters.iter().find(|rows| !is_loaded(rows.adapter as usize)) {
+            Some(rows) => Err(DeviceError::InvalidStep(format!("adapter {} is not loaded", rows.adapter))),
+            None => Ok(()),
+        }
+    }
+
     /// Checks every index. For [`Backend::upload`](crate::Backend::upload).
     pub fn validate(&self, limits: &StepLimits) -> Result<(), DeviceError> {
         let rows = self.tokens.len();

@@ -26,7 +26,7 @@ use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
-use crate::step::{AdapterRows, AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
+use crate::step::{AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
@@ -317,11 +317,7 @@ impl Backend for Cpu {
             blocks: cache.num_blocks,
             block_size: cache.layout.block_size,
         })?;
-        let is_loaded =
-            |rows: &&AdapterRows| adapters.is_some_and(|all| all.is_loaded(rows.adapter as usize));
-        if let Some(rows) = inputs.adapters.iter().find(|rows| !is_loaded(rows)) {
-            return Err(DeviceError::InvalidStep(format!("adapter {} is not loaded", rows.adapter)));
-        }
+        inputs.check_adapters(|number| adapters.is_some_and(|all| all.is_loaded(number)))?;
         self.keeps_floats = !inputs.adapters.is_empty();
         let [table, step] = lend(&mut self.arena, [&rope.table, &rope.step]);
         rope::gather(inputs, cast_slice(table), cast_slice_mut(step), rope.width);

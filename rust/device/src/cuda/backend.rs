@@ -17,7 +17,7 @@ use super::memory::MOST_OPERAND_BYTES;
 use super::queue::Shape;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
-    CudaTicket, attention, codes,
+    CudaTicket, adapters, attention, codes,
 };
 use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
@@ -160,23 +160,25 @@ impl Backend for Cuda {
         }
     }
 
-    fn adapters_bytes(&self, _: &AdapterSpec, _: &StepSpec) -> u64 {
-        0
+    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
+        self.adapters_size(adapters, spec)
     }
 
     fn shared_adapters_bytes(&self, _: &AdapterSpec) -> u64 {
         0
     }
 
-    fn low_rank_bytes(_: &LowRankShape) -> usize {
-        0
+    fn low_rank_bytes(shape: &LowRankShape) -> usize {
+        adapters::low_rank_bytes(shape)
     }
 
     fn adapter_bytes(packed: u64) -> u64 {
-        packed
+        adapters::adapter_bytes(packed)
     }
 
-    fn pack_low_rank(_: &LowRankShape, _: &[f32], _: &[f32], _: &mut [u8]) {}
+    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
+        adapters::pack_low_rank(shape, a, b, out);
+    }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CudaMatrix, DeviceError> {
         self.read_matrix(parts)
@@ -253,21 +255,26 @@ impl Backend for Cuda {
         self.new_cache(spec)
     }
 
-    fn allocate_adapters(&mut self, _: &AdapterSpec, _: &StepSpec) -> Result<CudaAdapters, DeviceError> {
-        Err(DeviceError::Start("adapters are not supported on CUDA".into()))
+    fn allocate_adapters(
+        &mut self,
+        adapters: &AdapterSpec,
+        spec: &StepSpec,
+    ) -> Result<CudaAdapters, DeviceError> {
+        self.new_adapters(adapters, spec)
     }
 
     fn load_adapter(
         &mut self,
-        _: &mut CudaAdapters,
-        _: u32,
-        _: &Arc<PackedAdapter>,
+        adapters: &mut CudaAdapters,
+        number: u32,
+        adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError> {
-        unreachable!("there are no adapters; this is a bug")
+        self.put_adapter(adapters, number as usize, adapter)
     }
 
-    fn unload_adapter(&mut self, _: &mut CudaAdapters, _: u32) -> Result<(), DeviceError> {
-        unreachable!("there are no adapters; this is a bug")
+    fn unload_adapter(&mut self, adapters: &mut CudaAdapters, number: u32) -> Result<(), DeviceError> {
+        adapters.remove(number as usize);
+        Ok(())
     }
 
     fn copy_blocks(
@@ -298,7 +305,7 @@ impl Backend for Cuda {
         rope: &mut CudaRope,
         slots: &CudaSlots,
         cache: &CudaCache,
-        _adapters: Option<&CudaAdapters>,
+        adapters: Option<&CudaAdapters>,
     ) -> Result<CudaStep<'a>, DeviceError> {
         inputs.validate(&StepLimits {
             vocabulary: slots.host.vocabulary,
@@ -308,6 +315,7 @@ impl Backend for Cuda {
             blocks: cache.num_blocks,
             block_size: cache.shape.block_size,
         })?;
+        inputs.check_adapters(|number| adapters.is_some_and(|all| all.is_loaded(number)))?;
         self.upload_inputs(inputs, rope)
     }
 
@@ -357,15 +365,17 @@ impl Backend for Cuda {
 
     fn add_adapters(
         &mut self,
-        _: CudaStep<'_>,
-        _: StepRows,
-        _: &CudaOperand,
-        _: &CudaMatrix,
-        _: u32,
-        _: &mut CudaAdapters,
-        _: &mut CudaBuffer,
+        step: CudaStep<'_>,
+        rows: StepRows,
+        x: &CudaOperand,
+        weight: &CudaMatrix,
+        matrix: u32,
+        adapters: &mut CudaAdapters,
+        out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        unreachable!("there are no adapters; this is a bug")
+        let [x, out] = [self.memory.pointer(&x.0), self.memory.pointer(&out.0)];
+        let x = (x, weight.operand, weight.columns);
+        self.launch_adapters(adapters, matrix, step.adapters[rows as usize], x, (out, weight.rows))
     }
 
     fn rope_write_kv(

@@ -23,7 +23,7 @@ pub(super) struct StepShape {
     pub outputs: usize,
     pub works: usize,
     pub most_splits: usize,
-    pub has_adapters: bool,
+    pub adapter_tiles: [usize; 2],
 }
 
 /// A launch that can be repeated.

@@ -48,7 +48,7 @@ pub(super) struct ByDtype([Kernel; 3]);
 
 impl ByDtype {
     /// The kernels `prefix_f32` and so on.
-    fn load(loader: &mut Loader, file: &'static str, prefix: &str) -> Result<Self, DeviceError> {
+    pub fn load(loader: &mut Loader, file: &'static str, prefix: &str) -> Result<Self, DeviceError> {
         Self::load_from(loader, file, file, prefix)
     }
 

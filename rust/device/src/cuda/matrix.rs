@@ -130,7 +130,7 @@ pub(super) fn read_as(source: &dyn RowSource, rows: Range<usize>, dtype: Dtype, 
 }
 
 /// Writes numbers in a type, rounded to the nearest.
-fn write_as(floats: &[f32], dtype: Dtype, out: &mut [u8]) {
+pub(super) fn write_as(floats: &[f32], dtype: Dtype, out: &mut [u8]) {
     match dtype {
         Dtype::F32 => cast_slice_mut(out).copy_from_slice(floats),
         Dtype::F16 => {

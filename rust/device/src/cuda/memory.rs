@@ -89,11 +89,6 @@ impl Memory {
         Ok(self.arena.allocate(bytes, Placement::High, name)?)
     }
 
-    /// Frees a region. The operations that follow in the stream may use its memory.
-    pub fn free(&mut self, region: Region) {
-        self.arena.free(region).expect("a region of this arena; this is a bug");
-    }
-
     /// The address of a region.
     pub fn pointer(&self, region: &Region) -> DevicePointer {
         let slab = self.arena.slab().0.as_ref().expect("memory is reserved first; this is a bug");

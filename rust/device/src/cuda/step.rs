@@ -7,19 +7,18 @@ use penstock_cuda::DevicePointer;
 use penstock_types::HeadShape;
 
 use super::Cuda;
+use super::adapters::{Tile, Tiles, tiles_of};
 use super::attention::{Sequence, Work, Works};
 use super::graphs::StepShape;
 use super::upload::Staging;
 use crate::arena::Region;
 use crate::backend::{DeviceError, RowSource};
-use crate::step::{StepInputs, StepSpec};
+use crate::step::{StepInputs, StepRows, StepSpec};
 
 /// Page-locked buffers. A step may be uploaded twice, two steps are in flight, and one is being launched.
 const BUFFERS: usize = 6;
 /// Alignment of an array.
 const ALIGNMENT: usize = 16;
-/// The adapter of a row without one.
-pub(super) const NO_ADAPTER: u32 = u32::MAX;
 
 /// A rope table, and the inputs of the current step.
 pub struct CudaRope {
@@ -46,8 +45,8 @@ pub struct CudaStep<'a> {
     pub(super) extra_rotations: DevicePointer,
     /// Null if there are none.
     pub(super) query_scales: DevicePointer,
-    /// The number of the adapter of each row, or [`NO_ADAPTER`]. Null if no row has one.
-    pub(super) adapters: DevicePointer,
+    /// The rows with adapters, of all rows and of the output rows.
+    pub(super) adapters: [Tiles; 2],
     pub(super) sequences: DevicePointer,
     pub(super) blocks: DevicePointer,
     pub(super) decode_works: DevicePointer,
@@ -61,7 +60,7 @@ pub struct CudaStep<'a> {
 fn input_bytes(spec: &StepSpec) -> usize {
     let group = spec.heads.heads / spec.heads.kv_heads.max(1);
     let rotation = rotation_width(spec) * size_of::<f32>();
-    let row = 7 * size_of::<u32>() + rotation;
+    let row = 6 * size_of::<u32>() + 2 * size_of::<Tile>() + rotation;
     let works = Works::most(spec.tokens, spec.sequences, group);
     let arrays = [
         (spec.tokens, row),
@@ -157,7 +156,10 @@ impl Cuda {
             output_rows: arrays.push(&inputs.output_rows),
             extra_rotations: arrays.push_some(&inputs.extra_rotations),
             query_scales: arrays.push_some(&inputs.query_scales),
-            adapters: arrays.push_some(&adapters_of_rows(inputs)),
+            adapters: [StepRows::All, StepRows::Outputs].map(|rows| {
+                let tiles = tiles_of(inputs, rows);
+                Tiles { tiles: arrays.push(&tiles), count: tiles.len() }
+            }),
             sequences: arrays.push(&sequences),
             decode_works: arrays.push(&rope.works.decode),
             prefill_works: arrays.push(&rope.works.prefill),
@@ -184,19 +186,7 @@ impl CudaStep<'_> {
             outputs: inputs.output_rows.len(),
             works: self.num_decode_works,
             most_splits: self.most_splits,
-            has_adapters: !inputs.adapters.is_empty(),
+            adapter_tiles: self.adapters.map(|tiles| tiles.count),
         })
     }
-}
-
-/// The number of the adapter of each row; empty if no row has one.
-fn adapters_of_rows(inputs: &StepInputs) -> Vec<u32> {
-    if inputs.adapters.is_empty() {
-        return Vec::new();
-    }
-    let mut numbers = vec![NO_ADAPTER; inputs.tokens.len()];
-    for rows in &inputs.adapters {
-        numbers[rows.rows.clone()].fill(rows.adapter);
-    }
-    numbers
 }

@@ -59,6 +59,15 @@ impl Uploader {
         Ok(Self { context: Arc::clone(context), buffers: Vec::new(), next: 0, threads })
     }
 
+    /// With its buffers, for uploads between steps.
+    pub fn ready(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        let mut uploader = Self::new(context).map_err(|error| start(&error))?;
+        for _ in 0..2 {
+            uploader.buffer(BUFFER_BYTES)?;
+        }
+        Ok(uploader)
+    }
+
     /// Releases the buffers. They come back when they are used.
     pub fn release(&mut self) -> Result<(), DeviceError> {
         self.buffers.iter().try_for_each(Staging::wait)?;

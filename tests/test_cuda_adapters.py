@@ -1,0 +1,149 @@
+"""LoRA adapters on the emulated CUDA device: as on the CPU, and the same bits in every batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from api_support import check_stats, make_engine
+from support.adapters import write_adapter
+from support.checkpoints import make_config, write_checkpoint
+from support.emulator import Ended, run_program
+from support.running import random_prompt
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
+CONFIG = make_config("llama", num_hidden_layers=2)
+#: Adapters of distinct ranks, modules, scales and types.
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all": {"rank": 8, "lora_alpha": 5},
+    "small": {"rank": 3, "modules": ("q_proj", "v_proj", "down_proj")},
+    "large": {"rank": 40, "modules": ("k_proj", "o_proj", "up_proj"), "dtype": "bfloat16"},
+    "half": {"rank": 16, "modules": ("v_proj", "gate_proj"), "dtype": "float16"},
+}
+NAMES: list[str | None] = [*ADAPTERS, None]
+LIMITS = {"max_adapters": 4, "max_model_len": 64, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of float32, `base`, and its adapters."""
+    root = tmp_path_factory.mktemp("adapters")
+    write_checkpoint(root / "base", CONFIG)
+    for seed, (name, options) in enumerate(ADAPTERS.items()):
+        write_adapter(root / name, CONFIG, seed=seed, **options)
+    return root
+
+
+def open_engine(folder: Path, **options: Any) -> penstock.Engine:
+    """An open engine with all adapters."""
+    engine = make_engine(folder / "base", **LIMITS | {"kv_cache_dtype": "float32"} | options)
+    engine.blocking.start()
+    for name in ADAPTERS:
+        engine.blocking.load_adapter(name, folder / name)
+    return engine
+
+
+def outputs(engine: penstock.Engine, indices: list[int], *, concurrency: int) -> list[Any]:
+    """The tokens and their log probabilities of requests over all adapters and the base, by index."""
+    params = [
+        penstock.SamplingParams(
+            max_tokens=6, temperature=0, ignore_eos=True, logprobs=True, adapter=NAMES[index % len(NAMES)]
+        )
+        for index in indices
+    ]
+    prompts = [random_prompt(3 + 4 * index, seed=index) for index in indices]
+    items = list(engine.blocking.generate_many(prompts, params, concurrency=concurrency))
+    check_stats(engine)
+    return [[list(item.result.token_ids), item.result.logprobs] for item in items if item.result]
+
+
+def run_requests(folder: str, device: str, options: str = "{}") -> dict[str, Any]:
+    """Eight requests, one after the other and together."""
+    with open_engine(Path(folder), device=device, prefix_cache=False, **json.loads(options)) as engine:
+        indices = list(range(8))
+        return {
+            "alone": [outputs(engine, [index], concurrency=1)[0] for index in indices],
+            "together": outputs(engine, indices, concurrency=8),
+        }
+
+
+def on_cuda(folder: Path, *, checked: bool = False, **options: Any) -> dict[str, Any]:
+    ended = run_program(run_requests, folder, "cuda", json.dumps(options), checked=checked)
+    assert ended.findings == []
+    result: dict[str, Any] = ended.result
+    return result
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[Any]:
+    """The output of each request when no other runs."""
+    found = on_cuda(folder)
+    assert found["together"] == found["alone"]
+    assert len(found["alone"]) == 8
+    return list(found["alone"])
+
+
+def test_adapters_give_the_tokens_of_the_cpu(folder: Path, alone: list[Any]) -> None:
+    expected = run_requests(str(folder), "cpu")["alone"]
+    assert [tokens for tokens, _ in alone] == [tokens for tokens, _ in expected]
+    for (_, found), (_, logprobs) in zip(alone, expected, strict=True):
+        assert np.allclose(found, logprobs, atol=1e-4)
+
+
+def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
+    assert on_cuda(folder, max_num_batched_tokens=16)["together"] == alone
+
+
+def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]) -> None:
+    """Adapters are replaced while other steps run."""
+    found = on_cuda(folder, max_adapters=1, max_cpu_adapters=4)
+    assert found == {"alone": alone, "together": alone}
+
+
+def test_memory_for_the_largest_adapter_changes_no_bit(folder: Path, alone: list[Any]) -> None:
+    """The adapters are moved together when a large one needs their room."""
+    with open_engine(folder) as engine:
+        largest = max(adapter.bytes for adapter in engine.adapters.values())
+    found = on_cuda(folder, adapter_cache_bytes=largest + 2048)
+    assert found == {"alone": alone, "together": alone}
+
+
+def change_adapters(folder: str, device: str) -> list[Any]:
+    """Outputs of a request before and after its adapter is replaced, unloaded and loaded again."""
+    root = Path(folder)
+    found = []
+    with open_engine(root, device=device) as engine:
+
+        def add(adapter: str | None) -> None:
+            params = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, adapter=adapter)
+            found.append(engine.blocking.generate(random_prompt(9), params).token_ids)
+
+        add("all")
+        engine.blocking.load_adapter("all", root / "large", replace=True)
+        add("all")
+        engine.blocking.unload_adapter("large")
+        engine.blocking.unload_adapter("all")
+        add(None)
+        engine.blocking.load_adapter("again", root / "all")
+        add("again")
+        check_stats(engine)
+    return found
+
+
+def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
+    ended: Ended = run_program(change_adapters, folder, "cuda")
+    assert ended.findings == []
+    found = [tuple(tokens) for tokens in ended.result]
+    assert found == [tuple(tokens) for tokens in change_adapters(str(folder), "cpu")]
+    assert found[0] == found[3]
+    assert len(set(found)) == 3
+
+
+def test_kernels_use_only_memory_of_loaded_adapters(folder: Path, alone: list[Any]) -> None:
+    assert on_cuda(folder, checked=True, max_adapters=2, max_cpu_adapters=4)["together"] == alone
