@@ -3,11 +3,11 @@
 //     hidden[row][update]  = scale * A x[row]                                  (lora_shrink)
 //     out[row][of update] += B hidden[row][update]                             (lora_expand)
 //
-// Data      x [rows][columns] of T is the operand of the product, out [rows][width] of float32 its result; columns is
-//           a multiple of 4. A matrix has up to 3 updates, each of adjacent columns of out: of the query, key and value
-//           of a fused matrix, for example. A is [rank][columns]; B is [rows][rank], its rows filled up with zeros to
-//           a multiple of 4 values. Both are bf16, f16 or float32, whatever x is. hidden is float32, its ranks filled
-//           up with zeros to a multiple of 16.
+// Data      x [rows][columns] of T is the operand of the product, out [rows][width] of float32 its result. A matrix
+//           has up to 3 updates, each of adjacent columns of out: of the query, key and value of a fused matrix, for
+//           example. A is [rank][columns]; B is [rows][rank], its rows filled up with zeros to a multiple of 4
+//           values. Both are bf16, f16 or float32, whatever x is. hidden is float32, its ranks filled up with zeros to
+//           a multiple of 16. If columns is not a multiple of 4, lora_shrink_any takes the place of lora_shrink.
 //           The host divides the rows with adapters into tiles: up to 16 adjacent rows with the same adapter. A batch
 //           in which each row has an adapter of its own has a tile per row, and a prompt is read 16 rows at a time.
 //           A tile of 0 rows is skipped. `updates` says where A and B of an adapter are; it changes between steps only.
@@ -19,7 +19,7 @@
 //
 // Shapes    lora_shrink  grid (tiles, highest rank / 16, updates), rounded up. The columns are divided into pieces of
 //                        64, and the pieces among the 16 warps: piece p belongs to warp p % 16, the sums of the warps
-//                        are added in order. A warp has loads of a whole piece in flight.
+//                        are added in order. A warp loads a piece, or half of one, at once.
 //           lora_expand  grid (tiles, most rows of an update / 128, updates), rounded up; a warp computes 32 columns of
 //                        out.
 //           A block beyond the rank or the rows of its update ends at once, so the grid is the same for all adapters.
@@ -80,11 +80,20 @@ struct Parts<f32> {
     static constexpr int COUNT = 3;
 };
 
-// The four values at `from`, or zeros.
-template <class T>
-DEVICE typename Parts<T>::Word load(const T* from, bool exists) {
-    typedef typename Parts<T>::Word Word;
-    return exists ? *reinterpret_cast<const Word*>(from) : Word{};
+// The first `count` of the four values at `from`, and zeros. Aligned values exist all four or not at all.
+template <bool IS_ALIGNED = true, class T>
+DEVICE typename Parts<T>::Word load(const T* from, int count) {
+    typename Parts<T>::Word word = {};
+    if constexpr (IS_ALIGNED) {
+        if (count > 0) word = *reinterpret_cast<const typename Parts<T>::Word*>(from);
+    } else {
+        T values[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i < count) values[i] = from[i];
+        memcpy(&word, values, sizeof word);
+    }
+    return word;
 }
 
 template <class T>
@@ -128,30 +137,38 @@ DEVICE void multiply(float (&d)[4], const Vector<W> (&w)[2], const Vector<X>& x)
 
 // ---- The first product
 
-template <class T, class W>
+template <bool IS_ALIGNED, class T, class W>
 DEVICE void shrink(const LowRank& call, const Tile& tile, const Update& update,
                    float (&sums)[SHRINK_WARPS][TILE_ROWS][RANKS]) {
-    constexpr int STEPS = PIECE / STEP;
+    constexpr int STEPS = 8 / sizeof(T);  // as many as there are registers for
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const int columns = call.columns, first_rank = blockIdx.y * RANKS;
     const W* a = reinterpret_cast<const W*>(call.adapters + update.a) + size_t(first_rank + group) * columns;
     const T* x = static_cast<const T*>(call.x) + size_t(tile.first + group) * columns;
     float d[ROW_TILES][4] = {};
-    for (int piece = warp * PIECE; piece < columns; piece += SHRINK_WARPS * PIECE) {
+    // The parts of the pieces of this warp.
+    int part = warp * PIECE;
+    auto next_part = [&] {
+        part += STEPS * STEP;
+        if (part % PIECE == 0) part += (SHRINK_WARPS - 1) * PIECE;
+    };
+    for (; part < columns; next_part()) {
         typename Parts<W>::Word a_words[STEPS][2];
         typename Parts<T>::Word x_words[STEPS][ROW_TILES];
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            const int column = piece + step * STEP + quad * 4;
+            const int column = part + step * STEP + quad * 4;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const bool exists = first_rank + group + half * 8 < update.rank && column < columns;
-                a_words[step][half] = load(a + size_t(half) * 8 * columns + column, exists);
+                const bool exists = first_rank + group + half * 8 < update.rank;
+                const W* from = a + size_t(half) * 8 * columns + column;
+                a_words[step][half] = load<IS_ALIGNED>(from, exists ? columns - column : 0);
             }
 #pragma unroll
             for (int i = 0; i < ROW_TILES; i++) {
-                const bool exists = i * 8 + group < tile.rows && column < columns;
-                x_words[step][i] = load(x + size_t(i) * 8 * columns + column, exists);
+                const bool exists = i * 8 + group < tile.rows;
+                const T* from = x + size_t(i) * 8 * columns + column;
+                x_words[step][i] = load<IS_ALIGNED>(from, exists ? columns - column : 0);
             }
         }
 #pragma unroll
@@ -168,7 +185,7 @@ DEVICE void shrink(const LowRank& call, const Tile& tile, const Update& update,
         for (int e = 0; e < 4; e++) sums[warp][i * 8 + quad * 2 + e % 2][group + e / 2 * 8] = d[i][e];
 }
 
-template <class T>
+template <bool IS_ALIGNED, class T>
 DEVICE void shrink(const LowRank& call) {
     __shared__ float sums[SHRINK_WARPS][TILE_ROWS][RANKS];
     const Tile tile = call.tiles[blockIdx.x];
@@ -177,9 +194,9 @@ DEVICE void shrink(const LowRank& call) {
     dependency_launch();
     const int first_rank = blockIdx.y * RANKS;
     if (tile.rows == 0 || first_rank >= update.rank) return;
-    if (update.type == F32) shrink<T, f32>(call, tile, update, sums);
-    if (update.type == F16) shrink<T, f16>(call, tile, update, sums);
-    if (update.type == BF16) shrink<T, bf16>(call, tile, update, sums);
+    if (update.type == F32) shrink<IS_ALIGNED, T, f32>(call, tile, update, sums);
+    if (update.type == F16) shrink<IS_ALIGNED, T, f16>(call, tile, update, sums);
+    if (update.type == BF16) shrink<IS_ALIGNED, T, bf16>(call, tile, update, sums);
     __syncthreads();
     const int row = threadIdx.x / RANKS, rank = threadIdx.x % RANKS;
     if (row >= tile.rows) return;
@@ -247,9 +264,13 @@ DEVICE void expand(const LowRank& call, const Tile& tile, const Update& update) 
 
 #define SHRINK(T)                                                                                         \
     extern "C" __global__ void __launch_bounds__(32 * SHRINK_WARPS) lora_shrink_##T(LowRank call) {       \
-        shrink<T>(call);                                                                                  \
+        shrink<true, T>(call);                                                                            \
     }                                                                                                     \
-    EXPORT(lora_shrink_##T)
+    EXPORT(lora_shrink_##T)                                                                               \
+    extern "C" __global__ void __launch_bounds__(32 * SHRINK_WARPS) lora_shrink_any_##T(LowRank call) {   \
+        shrink<false, T>(call);                                                                           \
+    }                                                                                                     \
+    EXPORT(lora_shrink_any_##T)
 SHRINK(f32)
 SHRINK(bf16)
 SHRINK(f16)

@@ -49,69 +49,72 @@ def open_engine(folder: Path, **options: Any) -> penstock.Engine:
     return engine
 
 
-def outputs(engine: penstock.Engine, indices: list[int], *, concurrency: int) -> list[Any]:
-    """The tokens and their log probabilities of requests over all adapters and the base, by index."""
+def outputs(engine: penstock.Engine, concurrency: int) -> list[Any]:
+    """The tokens and their log probabilities of eight requests over all adapters and the base."""
     params = [
         penstock.SamplingParams(
             max_tokens=6, temperature=0, ignore_eos=True, logprobs=True, adapter=NAMES[index % len(NAMES)]
         )
-        for index in indices
+        for index in range(8)
     ]
-    prompts = [random_prompt(3 + 4 * index, seed=index) for index in indices]
+    prompts = [random_prompt(3 + 4 * index, seed=index) for index in range(8)]
     items = list(engine.blocking.generate_many(prompts, params, concurrency=concurrency))
     check_stats(engine)
     return [[list(item.result.token_ids), item.result.logprobs] for item in items if item.result]
 
 
-def run_requests(folder: str, device: str, options: str = "{}") -> dict[str, Any]:
-    """Eight requests, one after the other and together."""
-    with open_engine(Path(folder), device=device, prefix_cache=False, **json.loads(options)) as engine:
-        indices = list(range(8))
-        return {
-            "alone": [outputs(engine, [index], concurrency=1)[0] for index in indices],
-            "together": outputs(engine, indices, concurrency=8),
-        }
+def run_requests(folder: str, options: str, concurrencies: str) -> list[Any]:
+    """The outputs of the requests, for each number of requests that run at the same time."""
+    with open_engine(Path(folder), prefix_cache=False, **json.loads(options)) as engine:
+        return [outputs(engine, concurrency) for concurrency in json.loads(concurrencies)]
 
 
-def on_cuda(folder: Path, *, checked: bool = False, **options: Any) -> dict[str, Any]:
-    ended = run_program(run_requests, folder, "cuda", json.dumps(options), checked=checked)
+def on_cuda(folder: Path, *concurrencies: int, checked: bool = False, **options: Any) -> list[Any]:
+    options["device"] = "cuda"
+    ended = run_program(run_requests, folder, json.dumps(options), json.dumps(concurrencies), checked=checked)
     assert ended.findings == []
-    result: dict[str, Any] = ended.result
-    return result
+    return list(ended.result)
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> list[Any]:
     """The output of each request when no other runs."""
-    found = on_cuda(folder)
-    assert found["together"] == found["alone"]
-    assert len(found["alone"]) == 8
-    return list(found["alone"])
+    (found,) = on_cuda(folder, 1)
+    assert len(found) == 8
+    return list(found)
 
 
 def test_adapters_give_the_tokens_of_the_cpu(folder: Path, alone: list[Any]) -> None:
-    expected = run_requests(str(folder), "cpu")["alone"]
+    (expected,) = run_requests(str(folder), "{}", "[1]")
     assert [tokens for tokens, _ in alone] == [tokens for tokens, _ in expected]
     for (_, found), (_, logprobs) in zip(alone, expected, strict=True):
         assert np.allclose(found, logprobs, atol=1e-4)
 
 
+def test_adapters_give_distinct_outputs(folder: Path) -> None:
+    """Otherwise the comparisons would prove nothing."""
+    with open_engine(folder) as engine:
+        prompt = random_prompt(9)
+        params = penstock.SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+        found = {engine.blocking.generate(prompt, params.replace(adapter=name)).token_ids for name in NAMES}
+    assert len(found) == len(NAMES)
+
+
 def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
-    assert on_cuda(folder, max_num_batched_tokens=16)["together"] == alone
+    assert on_cuda(folder, 8) == [alone]
+    assert on_cuda(folder, 8, max_num_batched_tokens=16) == [alone]
 
 
 def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]) -> None:
     """Adapters are replaced while other steps run."""
-    found = on_cuda(folder, max_adapters=1, max_cpu_adapters=4)
-    assert found == {"alone": alone, "together": alone}
+    assert on_cuda(folder, 1, 8, max_adapters=1, max_cpu_adapters=4) == [alone, alone]
 
 
 def test_memory_for_the_largest_adapter_changes_no_bit(folder: Path, alone: list[Any]) -> None:
     """The adapters are moved together when a large one needs their room."""
     with open_engine(folder) as engine:
         largest = max(adapter.bytes for adapter in engine.adapters.values())
-    found = on_cuda(folder, adapter_cache_bytes=largest + 2048)
-    assert found == {"alone": alone, "together": alone}
+    assert on_cuda(folder, 8, 1, 8, adapter_cache_bytes=largest + 2048) == [alone, alone, alone]
 
 
 def change_adapters(folder: str, device: str) -> list[Any]:
@@ -146,4 +149,4 @@ def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
 
 
 def test_kernels_use_only_memory_of_loaded_adapters(folder: Path, alone: list[Any]) -> None:
-    assert on_cuda(folder, checked=True, max_adapters=2, max_cpu_adapters=4)["together"] == alone
+    assert on_cuda(folder, 8, checked=True, max_adapters=2, max_cpu_adapters=4) == [alone]

@@ -38,6 +38,8 @@ const EXPAND_COLUMNS: usize = 128;
 const EXPAND_THREADS: usize = 128;
 /// Values to which a row of B is filled up.
 const B_UNIT: usize = 4;
+/// Values of x and A that a thread reads at once, if they are aligned.
+const ALIGNED_COLUMNS: usize = 4;
 /// Alignment of A and of B.
 const ALIGNMENT: usize = 64;
 
@@ -105,6 +107,8 @@ pub struct CudaAdapters {
     largest: Vec<Largest>,
     uploader: Uploader,
     shrink: ByDtype,
+    /// For operands of any number of columns.
+    shrink_any: ByDtype,
     expand: Kernel,
 }
 
@@ -266,6 +270,7 @@ impl Cuda {
             largest: vec![Largest::default(); adapters.matrices],
             uploader: Uploader::ready(&self.context)?,
             shrink: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink")?,
+            shrink_any: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink_any")?,
             expand: self.loader.kernel("lora.cu", "", "lora_expand")?,
         })
     }
@@ -348,10 +353,12 @@ impl Cuda {
             hidden_pitch: adapters.hidden_pitch as i32,
             update_pitch: (adapters.largest.len() * MAX_UPDATES) as i32,
         };
-        let shrink = Shape::of([count, rank.div_ceil(SHRINK_RANKS), updates], SHRINK_THREADS);
-        self.queue.launch(adapters.shrink.get(dtype), shrink, &[(&call).into()])?;
-        let expand = Shape::of([count, rows.div_ceil(EXPAND_COLUMNS), updates], EXPAND_THREADS);
-        self.queue.launch(&adapters.expand, expand, &[(&call).into()])
+        let is_aligned = columns.is_multiple_of(ALIGNED_COLUMNS);
+        let shrink = if is_aligned { &adapters.shrink } else { &adapters.shrink_any };
+        let shape = Shape::of([count, rank.div_ceil(SHRINK_RANKS), updates], SHRINK_THREADS);
+        self.queue.launch(shrink.get(dtype), shape, &[(&call).into()])?;
+        let shape = Shape::of([count, rows.div_ceil(EXPAND_COLUMNS), updates], EXPAND_THREADS);
+        self.queue.launch(&adapters.expand, shape, &[(&call).into()])
     }
 }
 
