@@ -161,6 +161,11 @@ def test_constructors_bind_and_drops_restore_the_context() -> None:
     assert run_own("threads").findings == []
 
 
+def test_lost_device_is_used_again_in_a_new_context() -> None:
+    (finding,) = run_own("lost").findings
+    assert finding.startswith("kernel failed: kernel rms_norm_f32")
+
+
 def test_child_of_a_fork_frees_nothing() -> None:
     lines = run_own("fork", EMU_TRACE="1").errors.splitlines()
     begin = lines.index("child begins")

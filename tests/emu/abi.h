@@ -30,6 +30,7 @@ struct Access {
 struct Observer {
     void (*access)(const Access&);
     void (*begin_block)(const Observer&);  // the content of shared memory is undefined again
+    bool (*is_pinned)(const void*, size_t);  // memory of the host that kernels may use
     uintptr_t device, device_end;
     uintptr_t dynamic_shared, dynamic_shared_end;
     uintptr_t static_shared, static_shared_end;

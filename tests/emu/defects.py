@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 
-from emu.client import INVALID_HANDLE, Device
+from emu.client import INVALID_HANDLE, Device, Pointer
 from emu.scenarios import BLOCKS, SIZE, N, Vectors, call_on_host, image, numbers, opened, ready, saxpy
 
 # ---- Programs with a defect in the order of operations.
@@ -139,11 +139,12 @@ def bad_pointer() -> int:
 
 
 def host_pointer() -> int:
-    """A kernel reads host memory."""
+    """A kernel reads host memory that is not pinned."""
     d = opened()
     stream = d.stream()
     _, y = ready(d, stream)
-    saxpy(d, stream, numbers(d).address, y)
+    pageable = (ctypes.c_float * N)()
+    saxpy(d, stream, Pointer(ctypes.addressof(pageable)), y)
     return d.code("cuStreamSynchronize", stream)
 
 

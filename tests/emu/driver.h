@@ -65,6 +65,7 @@ bool is_initialised();  // in this process, not in the parent of a fork
 void reserve_memory();
 bool is_device_address(uintptr_t);
 void device_range(uintptr_t& begin, uintptr_t& end);  // of all addresses
+bool is_pinned(const void*, size_t);                   // page-locked memory of the host
 // Device memory is accessible to this OS thread from open to close.
 void open_device_memory();
 void close_device_memory();

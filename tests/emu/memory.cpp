@@ -150,7 +150,7 @@ struct Pinned {
 };
 static std::map<uintptr_t, Pinned> pinned;
 
-static bool is_pinned(const void* p, size_t size) {
+bool is_pinned(const void* p, size_t size) {
     Guard guard(state_mutex);
     const uintptr_t begin = reinterpret_cast<uintptr_t>(p);
     auto next = pinned.upper_bound(begin);

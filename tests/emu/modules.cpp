@@ -136,7 +136,7 @@ static void observe_block(const Observer& observer) { shadow.begin_block(observe
 static CUresult run_kernel(const Kernel* kernel, Launch launch) {
     Observer observer{};
     if (shadow.is_on) {
-        observer.access = observe_access, observer.begin_block = observe_block;
+        observer.access = observe_access, observer.begin_block = observe_block, observer.is_pinned = is_pinned;
         device_range(observer.device, observer.device_end);
         launch.observer = &observer;
         shadow.begin_launch();

@@ -22,6 +22,7 @@ inline __attribute__((always_inline)) void observe(const volatile void* pointer,
                              (p >= o.static_shared && p < o.static_shared_end);
     if (!is_observed) {
         if (pointer == &self || pointer == &block || is_private(p)) return;
+        if (o.is_pinned(const_cast<const void*>(pointer), size)) return;
         fail_at(pc, "%s of host memory at %p", kind.is_write ? "write" : "read", const_cast<const void*>(pointer));
     }
     o.access({p, unsigned(size), kind.is_write, kind.is_atomic, kind.is_pending, b->is_dependent && !self->has_waited,

@@ -6,8 +6,8 @@ use std::{ptr, thread};
 
 use crate::error::INVALID_VALUE;
 use crate::{
-    Argument, Context, CudaError, Device, DeviceMemory, Driver, Event, GraphExec, Grid, Kernel,
-    KernelCompiler, Module, PinnedMemory, Stream,
+    Argument, Context, CudaError, Device, DeviceMemory, DevicePointer, Driver, Event, GraphExec, Grid,
+    Kernel, KernelCompiler, Module, PinnedMemory, Stream,
 };
 
 /// Shared memory of a launch that needs [`Kernel::set_shared_limit`].
@@ -23,8 +23,9 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
     Ok((device, context))
 }
 
-/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` and `weight` are
-/// uploaded in one stream, a graph with the kernel runs in another, and the result is downloaded in the first.
+/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` is uploaded in one
+/// stream, a graph with the kernel runs in another, and the result is downloaded in the first. The kernel reads `weight` in
+/// the memory of the host.
 ///
 /// # Errors
 ///
@@ -36,12 +37,12 @@ pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
     let (copies, compute) = (Stream::new(&context)?, Stream::new(&context)?);
     let (uploaded, computed, done) = (Event::new(&context)?, Event::new(&context)?, Event::new(&context)?);
-    let (source, weights) = (pinned(&context, x)?, pinned(&context, weight)?);
+    let source = pinned(&context, x)?;
     let mut target = PinnedMemory::new(&context, source.len() + TAIL)?;
     let norms = Norms {
         rows: DeviceMemory::new(&context, target.len())?,
         staged: DeviceMemory::new(&context, source.len())?,
-        weight: DeviceMemory::new(&context, weights.len())?,
+        weight: pinned(&context, weight)?,
         num_rows: (x.len() / weight.len()) as u32,
         width: weight.len() as i32,
     };
@@ -54,7 +55,6 @@ pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<
     // waited for.
     let launched = (|| unsafe {
         copies.upload(&source, 0..source.len(), norms.rows.pointer())?;
-        copies.upload(&weights, 0..weights.len(), norms.weight.pointer())?;
         copies.record(&uploaded)?;
         compute.wait(&uploaded)?;
         graph.launch(&compute)?;
@@ -92,7 +92,7 @@ fn pinned(context: &Arc<Context>, values: &[f32]) -> Result<PinnedMemory, CudaEr
 struct Norms {
     rows: DeviceMemory,
     staged: DeviceMemory,
-    weight: DeviceMemory,
+    weight: PinnedMemory,
     num_rows: u32,
     width: i32,
 }
@@ -124,7 +124,7 @@ impl Norms {
         num_arguments: usize,
     ) -> Result<(), CudaError> {
         let grid = Grid { blocks: [self.num_rows, 1, 1], threads: 256, shared_bytes, is_dependent: false };
-        let pointers = [self.staged.pointer(), self.weight.pointer(), self.rows.pointer()];
+        let pointers = [self.staged.pointer(), self.weight.device_pointer(), self.rows.pointer()];
         let [from, by, to] = pointers.each_ref().map(Argument::from);
         let arguments = [from, by, to, (&self.width).into(), (&1e-6_f32).into()];
         // SAFETY: the caller's.
@@ -165,6 +165,33 @@ pub fn defects() -> Result<(), Box<dyn Error>> {
         unsafe { stream.fill(memory.pointer().offset(part), 0, TAIL) }?;
     }
     Ok(stream.synchronize()?)
+}
+
+/// Loses the device by a kernel with addresses that do not exist, and uses it again in a new context.
+///
+/// # Errors
+///
+/// Any other error of the driver, or a call that succeeds on the lost device.
+pub fn lost(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
+    let (device, context) = open()?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
+    // SAFETY: the image is the compiler's.
+    let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
+    let (stream, event) = (Stream::new(&context)?, Event::new(&context)?);
+    let memory = DeviceMemory::new(&context, TAIL)?;
+    let grid = Grid { blocks: [1, 1, 1], threads: 256, shared_bytes: 0, is_dependent: false };
+    let [nowhere, width] = [(&DevicePointer::NULL).into(), (&1_i32).into()];
+    // SAFETY: the kernel fails, which is the purpose of the program.
+    unsafe { kernel.launch(&stream, grid, &[nowhere, nowhere, nowhere, width, (&1e-6_f32).into()]) }?;
+    for lost in [stream.synchronize(), stream.record(&event), Event::new(&context).map(drop)] {
+        if !lost.is_err_and(|error| error.is_sticky()) {
+            return Err("the error is not sticky".into());
+        }
+    }
+    drop((stream, event, memory, kernel, context));
+    let (_, context) = open()?;
+    Stream::new(&context)?.synchronize()?;
+    Ok(())
 }
 
 /// Uses each constructor in a thread of its own, and drops the objects in another one.

@@ -121,6 +121,7 @@ impl CudaSettings {
         let ended = match name {
             "defects" => testing::defects(),
             "fork" => testing::fork(),
+            "lost" => testing::lost(&compiler),
             "threads" => testing::threads(&compiler),
             other => Err(format!("there is no program {other}").into()),
         };
