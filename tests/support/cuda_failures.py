@@ -1,0 +1,149 @@
+"""Programs in which calls of the emulated driver fail while an engine starts, and while it computes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import penstock
+from api_support import LONG, PROMPT, SHORT, engine_threads
+from emu.client import LAUNCH_FAILED, OUT_OF_MEMORY, Device
+from support.checkpoints import make_config, write_checkpoint
+
+SIZES: dict[str, Any] = {
+    "device": "cuda",
+    "threads": 1,
+    "max_model_len": 128,
+    "max_num_batched_tokens": 16,
+    "max_num_seqs": 2,
+    "kv_cache_blocks": 20,
+    "host_cache_blocks": 4,
+}
+#: Calls that take memory.
+ALLOCATIONS = ("cuMemAlloc_v2", "cuMemHostAlloc")
+#: Calls that end the use of something: an engine that closes does not report their failures.
+ENDS = ("Destroy", "Free", "Unload", "Release", "Unregister")
+
+
+def call_names() -> list[str]:
+    """The functions of the emulated driver that can fail."""
+    names = Path(__file__).parents[1].joinpath("emu", "calls.txt").read_text().split()
+    return [name for name in names if not name.startswith("cuGetError")]
+
+
+def code_of(call: str) -> int:
+    return OUT_OF_MEMORY if call in ALLOCATIONS else LAUNCH_FAILED
+
+
+class Failing:
+    """A driver with calls that fail, and a model."""
+
+    def __init__(self, folder: str) -> None:
+        self.driver = Device("libcuda.so.1")
+        self.model = write_checkpoint(Path(folder), make_config("llama", num_hidden_layers=1))
+
+    def open(self) -> penstock.Engine:
+        """An engine that has not started."""
+        return penstock.Engine(self.model, **SIZES)
+
+    def counts(self) -> dict[str, int]:
+        """The calls since the last `clear`."""
+        count = self.driver.library.emuCount
+        return {name: number for name in call_names() if (number := count(name.encode()))}
+
+    def clear(self) -> list[str]:
+        """Removes the faults and the findings; returns the findings."""
+        findings = self.driver.findings()
+        self.driver.library.emuClear()
+        return findings
+
+    def check_next_engine(self) -> None:
+        """Another engine in this process works, and leaves nothing."""
+        with self.open() as engine:
+            assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
+        assert self.clear() == []
+        assert engine_threads() == []
+
+
+def describe(error: BaseException | None) -> list[str]:
+    """The type and the message of an error."""
+    return [type(error).__name__, str(error)] if error else []
+
+
+def fail_in_start() -> dict[str, Any]:
+    """Lets the first call of each function fail in the start of an engine, then one in the middle."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        failing.check_next_engine()
+        engine = failing.open()
+        engine.blocking.start()
+        counts = failing.counts()
+        engine.blocking.close()
+        failing.clear()
+        for call, count in counts.items():
+            for nth in sorted({1, count // 2 + 1}):
+                failing.driver.fault(call, nth, code_of(call))
+                error: BaseException | None = None
+                try:
+                    with failing.open() as engine:
+                        engine.blocking.start()
+                except penstock.PenstockError as raised:
+                    error = raised
+                threads = engine_threads()
+                found[f"{call} {nth}"] = [describe(error), failing.clear(), threads]
+        failing.check_next_engine()
+    return found
+
+
+def fail_in_step() -> dict[str, Any]:
+    """Lets a call of each function that steps use fail while two requests run."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        with failing.open() as engine:
+            engine.blocking.start()
+            failing.clear()
+            engine.blocking.generate(PROMPT, SHORT)
+            counts = failing.counts()
+        for call in counts:
+            if any(end in call for end in ENDS):
+                continue
+            failing.clear()
+            with failing.open() as engine:
+                requests = [engine.blocking.start_request(PROMPT, LONG, max_tokens=100) for _ in range(2)]
+                next(requests[0])
+                failing.driver.fault(call, 1, code_of(call))
+                errors = []
+                for request in requests:
+                    try:
+                        request.result()
+                    except penstock.PenstockError as raised:
+                        errors.append(describe(raised))
+                try:
+                    engine.blocking.generate(PROMPT, SHORT)
+                except penstock.PenstockError as raised:
+                    errors.append(describe(raised))
+            found[call] = [errors, failing.clear(), engine_threads()]
+            failing.check_next_engine()
+    return found
+
+
+def lose_device() -> list[Any]:
+    """Lets every call fail in a step, as on a device that is lost, and then lets the device work again."""
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        with failing.open() as engine:
+            request = engine.blocking.start_request(PROMPT, LONG, max_tokens=100)
+            next(request)
+            for call in failing.counts():
+                failing.driver.fault(call, 0, LAUNCH_FAILED)
+            try:
+                request.result()
+            except penstock.EngineStoppedError as raised:
+                error = describe(raised)
+        failing.clear()
+        threads = engine_threads()
+        failing.check_next_engine()
+    return [error, threads]

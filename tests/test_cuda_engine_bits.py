@@ -1,0 +1,56 @@
+"""On the emulated device, tokens and the bits of their logprobs depend on the request alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support import cuda_bits
+from support.checkpoints import make_config
+from support.emulator import run_program
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": (make_config("llama", num_attention_heads=6, num_key_value_heads=2), {}),
+    "mistral with a short window, bfloat16, int8 cache": (
+        make_config("mistral", sliding_window=40, dtype="bfloat16", head_dim=64),
+        {"kv_cache_dtype": "int8"},
+    ),
+    "qwen3, float16, uint4 cache": (
+        make_config("qwen3", dtype="float16", head_dim=64),
+        {"kv_cache_dtype": "uint4"},
+    ),
+    "qwen2 with dynamic rope, bfloat16": (
+        make_config(
+            "qwen2",
+            dtype="bfloat16",
+            max_position_embeddings=60,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        ),
+        {},
+    ),
+}
+#: The counter that shows that the engine has worked in this way.
+COUNTERS = {
+    "cache": "hits",
+    "recompute": "preemptions",
+    "swap": "swaps",
+    "host cache": "host_hits",
+    "speculation": "accepted",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_way_of_running_changes_a_bit(model: str) -> None:
+    config, options = MODELS[model]
+    ended = run_program(cuda_bits.compare, json.dumps(config), json.dumps(options))
+    assert ended.findings == []
+    assert ended.result.keys() == cuda_bits.WAYS.keys()
+    for way, found in ended.result.items():
+        assert found["differing"] == [], way
+        assert set(found["tokens"]) == {cuda_bits.MAX_TOKENS}
+        if counter := COUNTERS.get(way):
+            assert found[counter] > 0, way

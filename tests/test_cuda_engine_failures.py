@@ -1,0 +1,78 @@
+"""Calls of the driver that fail are errors of the engine. Nothing leaks, and the next engine works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support import cuda_failures
+from support.emulator import run_program
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+
+#: The errors of an engine that cannot start.
+START_ERRORS = {"DeviceUnavailableError", "OutOfMemoryError", "PenstockError"}
+#: Calls that are used often enough that their absence means that a program has not tried them.
+IN_START = {"cuInit", "cuMemAlloc_v2", "cuMemHostAlloc", "cuModuleLoadData", "cuStreamCreateWithPriority"}
+IN_STEPS = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuEventRecord"}
+#: Calls that free something, and the one before them: their errors are logged.
+QUIET = (*cuda_failures.ENDS, "cuCtxGetCurrent", "cuMemGetInfo")
+
+
+def name_in_message(call: str) -> str:
+    """The function without the suffix of its version or variant."""
+    return call.removesuffix("_v2").removesuffix("WithPriority")
+
+
+def is_quiet(call: str) -> bool:
+    return any(end in call for end in QUIET)
+
+
+def check_stopped(error: list[str], call: str) -> None:
+    kind, message = error
+    assert kind == "EngineStoppedError"
+    assert name_in_message(call) in message
+    assert "CUDA_ERROR_LAUNCH_FAILED" in message
+
+
+def test_call_that_fails_in_the_start_is_a_typed_error() -> None:
+    ended = run_program(cuda_failures.fail_in_start)
+    assert ended.findings == []
+    tried: dict[str, Any] = ended.result
+    assert {name.split()[0] for name in tried} >= IN_START
+    for name, (error, findings, threads) in tried.items():
+        call = name.split()[0]
+        assert threads == [], name
+        if is_quiet(call):
+            assert all(finding.startswith("leak at the release") for finding in findings), name
+            continue
+        assert findings == [], name
+        kind, message = error
+        assert kind in START_ERRORS, (name, error)
+        assert name_in_message(call) in message, (name, error)
+        if call == "cuMemAlloc_v2":
+            assert kind == "OutOfMemoryError"
+            assert "settings that fit" in message
+
+
+def test_call_that_fails_in_a_step_ends_the_engine_only() -> None:
+    ended = run_program(cuda_failures.fail_in_step)
+    assert ended.findings == []
+    assert ended.result.keys() >= IN_STEPS
+    for call, (errors, findings, threads) in ended.result.items():
+        assert threads == [], call
+        if is_quiet(call):
+            continue
+        # The driver ends a capture also if it reports an error; here, the capture stays open.
+        assert findings == [] or call == "cuStreamEndCapture", call
+        assert len(errors) == 3, call  # two requests, and a later one
+        for error in errors:
+            check_stopped(error, call)
+
+
+def test_engine_on_a_device_that_is_lost_can_be_closed() -> None:
+    ended = run_program(cuda_failures.lose_device)
+    error, threads = ended.result
+    check_stopped(error, "cu")
+    assert threads == []
