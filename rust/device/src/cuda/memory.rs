@@ -3,7 +3,7 @@
 use std::mem::size_of;
 use std::sync::Arc;
 
-use penstock_cuda::{Context, DeviceMemory, DevicePointer};
+use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
 use penstock_types::Dtype;
 
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
@@ -38,20 +38,22 @@ impl Slab for DeviceSlab {
 /// The reserved memory.
 pub(super) struct Memory {
     context: Arc<Context>,
+    /// The stream that uses the memory, for the observer of an emulated driver.
+    stream: Arc<Stream>,
     arena: Arena<DeviceSlab>,
 }
 
 impl Memory {
     /// Memory before anything is reserved.
-    pub fn empty(context: &Arc<Context>) -> Self {
+    pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
         let arena = Arena::new(DeviceSlab(None), ALIGNMENT, ALIGNMENT).expect("one unit; this is a bug");
-        Self { context: Arc::clone(context), arena }
+        Self { context: Arc::clone(context), stream: Arc::clone(stream), arena }
     }
 
     /// Takes memory from the driver, and returns that of the former reservation.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
         assert_eq!(self.usage().peak, 0, "memory is reserved after the first allocation; this is a bug");
-        *self = Self::empty(&self.context);
+        *self = Self::empty(&self.context, &self.stream);
         let refused = |reason: String| DeviceError::OutOfMemory {
             what: "the model with its KV cache",
             bytes: bytes as u64,
@@ -81,12 +83,23 @@ impl Memory {
 
     /// A region of the weights and caches, with any contents.
     pub fn allocate(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
-        Ok(self.arena.allocate(bytes, Placement::Low, name)?)
+        let region = self.arena.allocate(bytes, Placement::Low, name)?;
+        self.observe(&region, true);
+        Ok(region)
     }
 
     /// A region of the workspace, with any contents.
     pub fn allocate_workspace(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
-        Ok(self.arena.allocate(bytes, Placement::High, name)?)
+        let region = self.arena.allocate(bytes, Placement::High, name)?;
+        self.observe(&region, true);
+        Ok(region)
+    }
+
+    /// Reports the begin or the end of a region to the observer of an emulated driver.
+    fn observe(&self, region: &Region, is_live: bool) {
+        if let Some(observer) = self.context.observer() {
+            observer.region(self.pointer(region), region.len(), is_live, &self.stream);
+        }
     }
 
     /// The address of a region.

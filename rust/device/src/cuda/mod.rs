@@ -71,9 +71,10 @@ impl Cuda {
     ) -> Result<Self, DeviceError> {
         let context = Context::open(driver, device).map_err(|error| start(&error))?;
         let mut loader = Loader::new(&context, compiler, device.architecture());
+        let queue = Queue::new(&context, device).map_err(|error| start(&error))?;
         Ok(Self {
-            queue: Queue::new(&context, device).map_err(|error| start(&error))?,
-            memory: Memory::empty(&context),
+            memory: Memory::empty(&context, queue.shared_stream()),
+            queue,
             uploader: Uploader::new(&context).map_err(|error| start(&error))?,
             kernels: CommonKernels::load(&mut loader)?,
             loader,

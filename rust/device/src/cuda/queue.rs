@@ -17,7 +17,7 @@ const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
 /// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
 /// is freed only after it has been waited for.
 pub(super) struct Queue {
-    stream: Stream,
+    stream: Arc<Stream>,
     has_dependent_launch: bool,
     /// Launches wait here while they repeat those of a graph.
     graphs: RefCell<Graphs>,
@@ -49,7 +49,11 @@ impl Shape {
 impl Queue {
     pub fn new(context: &Arc<Context>, device: &Device) -> Result<Self, CudaError> {
         let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH;
-        Ok(Self { stream: Stream::new(context)?, has_dependent_launch, graphs: RefCell::new(Graphs::new()) })
+        Ok(Self {
+            stream: Arc::new(Stream::new(context)?),
+            has_dependent_launch,
+            graphs: RefCell::new(Graphs::new()),
+        })
     }
 
     /// Launches a kernel; nothing if there are no blocks.
@@ -82,6 +86,11 @@ impl Queue {
             None => graphs.end(&self.stream),
         }
         .map_err(lost)
+    }
+
+    /// The stream itself.
+    pub fn shared_stream(&self) -> &Arc<Stream> {
+        &self.stream
     }
 
     /// The stream, after everything so far has been submitted.

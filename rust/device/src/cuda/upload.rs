@@ -29,7 +29,11 @@ impl Staging {
 
     /// Waits until the device has read it. In a ring of enough buffers, it has.
     pub fn wait(&self) -> Result<(), DeviceError> {
-        self.unused.synchronize().map_err(lost)
+        match self.unused.query() {
+            Ok(true) => Ok(()),
+            Ok(false) => self.unused.synchronize().map_err(lost),
+            Err(error) => Err(lost(error)),
+        }
     }
 
     /// Copies the first `bytes` to the device.
