@@ -352,8 +352,9 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
     _check(config)
     if not has_device:
         raise _param_error(
-            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: serialised models are packed "
-            f"for the CPU (the environment variable {environment.DEVICE}=cpu selects it in place of CUDA)"
+            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: serialised models are "
+            "packed for the CPU (the environment variable "
+            f"{environment.DEVICE}=cpu selects it in place of CUDA)"
         )
     files = ModelFiles(Path(config.model_path), Path(config.weights_path))
     graph = files.read()
