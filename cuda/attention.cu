@@ -100,7 +100,8 @@ DEVICE void attend(const Attention& call) {
     // Row by row through shared memory, which gives the dimensions their order.
     float* row_values = reinterpret_cast<float*>(stages) + warp * D;
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        const float factor = 1 / total.sum[half];
         for (int i = 0; i < 8; i++) {
             const int row = warp * ROWS + half * 8 + i;
             if (row >= rows.count) break;
@@ -108,9 +109,10 @@ DEVICE void attend(const Attention& call) {
 #pragma unroll
                 for (int j = 0; j < D / 4; j++)
                     row_values[dimension<E>(j / 2, quad * 2 + j % 2)] =
-                        total.values[j / 2][half * 2 + j % 2] / total.sum[half];
+                        total.values[j / 2][half * 2 + j % 2] * factor;
             store_row<E>(call, rows.out_row(row), row_values, D);
         }
+    }
 }
 
 template <class E, int D>
@@ -131,7 +133,7 @@ DEVICE void combine(const Attention& call) {
             for (int i = 0; i < D / 32; i++) values[i] = merge.of(values[i], from[lane + 32 * i]);
         }
 #pragma unroll
-        for (int i = 0; i < D / 32; i++) row_values[warp][lane + 32 * i] = values[i] / sum;
+        for (int i = 0; i < D / 32; i++) row_values[warp][lane + 32 * i] = values[i] * (1 / sum);
         store_row<E>(call, rows.out_row(row), row_values[warp], D);
     }
 }

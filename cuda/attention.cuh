@@ -295,21 +295,20 @@ struct Encoding<T, u4, D> {
     }
 };
 
-// Factors are as small as the scales of values, for which f16 has too few exponents: those of a row and tile are
-// divided by a power of two, the unit, which brings the largest one to 1..2. So is the sum before the tile is added,
-// and multiplied afterwards; beyond 2^-40..2^40, where results of f16 are 0 or infinite, the unit stays the same.
+// The type in which the weights of values are multiplied. Those of quantised values are as small as scales, for which
+// f16 has too few exponents; the error of bf16 in results is less than a third of that of int8.
 template <class T, class E>
-constexpr bool HAS_UNIT = false;
-template <>
-constexpr bool HAS_UNIT<f16, int8> = true;
-template <>
-constexpr bool HAS_UNIT<f16, u4> = true;
-
-DEVICE float unit_of(float largest) {
-    const float unit = __uint_as_float(__float_as_uint(largest) & 0x7f800000u);
-    return fminf(fmaxf(unit, 0x1p-40f), 0x1p40f);
-}
-DEVICE float inverse_of(float unit) { return __uint_as_float((254u << 23) - __float_as_uint(unit)); }
+struct WeightType {
+    typedef T type;
+};
+template <class T>
+struct WeightType<T, int8> {
+    typedef bf16 type;
+};
+template <class T>
+struct WeightType<T, u4> {
+    typedef bf16 type;
+};
 
 // The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
 template <int D>
@@ -330,6 +329,7 @@ struct Weighted {
     template <class T, class E>
     DEVICE void add_tile(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile, const int (&first)[2],
                          const int (&last)[2], float scale, float softcap) {
+        using P = typename WeightType<T, E>::type;
         const int lane = threadIdx.x % 32, quad = lane % 4;
         float s[4][4] = {};
         Encoding<T, E, D>::scores(s, queries, stage);
@@ -342,7 +342,7 @@ struct Weighted {
             x = is_visible ? exponent(x, scale, softcap) : -infinity();
             now[half] = fmaxf(now[half], x);
         }
-        float keep[2], unit[2] = {1, 1}, new_sum[2] = {}, new_added[2] = {}, largest[2] = {};
+        float keep[2], new_sum[2] = {}, new_added[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             now[half] = fmaxf(top[half], quad_max(now[half]));
@@ -359,31 +359,23 @@ struct Weighted {
             const float added = Encoding<T, E, D>::weight(p, stage, token);
             p = is_visible ? p : 0;  // the parameters of other tokens may be anything
             new_added[half] = __fadd_rn(new_added[half], is_visible ? added : 0);
-            largest[half] = fmaxf(largest[half], p);
-        }
-        if constexpr (HAS_UNIT<T, E>) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) unit[half] = unit_of(quad_max(largest[half]));
-#pragma unroll
-            for (int i = 0; i < 16; i++) s[i / 4][i % 4] = __fmul_rn(s[i / 4][i % 4], inverse_of(unit[i % 4 / 2]));
         }
         if constexpr (Encoding<T, E, D>::ZERO != 0) {
 #pragma unroll
             for (int i = 0; i < 16; i++) {
-                const float factor = to_float(from_float<T>(s[i / 4][i % 4]));  // as the mma multiplies it
-                const float zero = __fmul_rn(-Encoding<T, E, D>::ZERO, factor);
-                new_added[i % 4 / 2] = __fmaf_rn(zero, unit[i % 4 / 2], new_added[i % 4 / 2]);
+                const float factor = to_float(from_float<P>(s[i / 4][i % 4]));  // as the mma multiplies it
+                float& added = new_added[i % 4 / 2];
+                added = __fmaf_rn(-Encoding<T, E, D>::ZERO, factor, added);
             }
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             sum[half] = __fmaf_rn(sum[half], keep[half], new_sum[half]);
             added[half] = __fmaf_rn(added[half], keep[half], new_added[half]);
-            if constexpr (HAS_UNIT<T, E>) keep[half] = __fmul_rn(keep[half], inverse_of(unit[half]));
         }
         uint32_t p[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) p[i / 4][i % 4] = pack<T>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 8; i++) p[i / 4][i % 4] = pack<P>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
 #pragma unroll
         for (int word = 0; word < Stage<E, D>::WORDS; word++) {
             uint32_t units[4];
@@ -395,12 +387,8 @@ struct Weighted {
                 for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], keep[i / 2]);
 #pragma unroll
                 for (int step = 0; step < 2; step++) {
-                    const uint32_t low = value_fragment<T, E>(units[2 * step], sub);
-                    mma<T>(d, p[step], {low, value_fragment<T, E>(units[2 * step + 1], sub)});
-                }
-                if constexpr (HAS_UNIT<T, E>) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], unit[i / 2]);
+                    const uint32_t low = value_fragment<P, E>(units[2 * step], sub);
+                    mma<P>(d, p[step], {low, value_fragment<P, E>(units[2 * step + 1], sub)});
                 }
             }
         }
