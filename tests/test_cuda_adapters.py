@@ -110,11 +110,31 @@ def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]
     assert on_cuda(folder, 1, 8, max_adapters=1, max_cpu_adapters=4) == [alone, alone]
 
 
-def test_memory_for_the_largest_adapter_changes_no_bit(folder: Path, alone: list[Any]) -> None:
-    """The adapters are moved together when a large one needs their room."""
+def move_adapters(folder: str) -> dict[str, Any]:
+    """Outputs, and the adapters on the device after each, with room for two adapters but not in one piece."""
+    with open_engine(Path(folder), device="cuda") as engine:
+        sizes = {name: adapter.bytes for name, adapter in engine.adapters.items()}
+    room = sizes["large"] + sizes["small"]
+    found: dict[str, Any] = {"sizes": sizes, "outputs": [], "on device": []}
+    with open_engine(Path(folder), device="cuda", adapter_cache_bytes=room) as engine:
+        for name in ("all", "small", "large", "small"):
+            params = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, adapter=name)
+            found["outputs"].append(engine.blocking.generate(random_prompt(9), params).token_ids)
+            found["on device"].append(sorted(key for key, each in engine.adapters.items() if each.on_device))
+    return found
+
+
+def test_adapters_are_moved_together_for_a_large_one(folder: Path) -> None:
+    ended: Ended = run_program(move_adapters, folder)
+    assert ended.findings == []
+    sizes, found = ended.result["sizes"], ended.result["outputs"]
+    assert sizes["all"] < sizes["large"]  # so "large" fits neither before "small" nor after it
+    assert ended.result["on device"] == [["all"], ["all", "small"], ["large", "small"], ["large", "small"]]
+    assert found[1] == found[3]
     with open_engine(folder) as engine:
-        largest = max(adapter.bytes for adapter in engine.adapters.values())
-    assert on_cuda(folder, 8, 1, 8, adapter_cache_bytes=largest + 2048) == [alone, alone, alone]
+        for name, tokens in zip(("all", "small", "large"), found, strict=False):
+            params = penstock.SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, adapter=name)
+            assert list(engine.blocking.generate(random_prompt(9), params).token_ids) == tokens
 
 
 def change_adapters(folder: str, device: str) -> list[Any]:
