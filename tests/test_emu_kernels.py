@@ -34,7 +34,9 @@ def test_indices_of_blocks_and_threads_have_three_dimensions() -> None:
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
     three = ctypes.c_uint * 3
     library.emu_launch.restype = ctypes.c_char_p
-    assert library.emu_launch(b"indices", three(*grid), three(*block), 0, arguments) is None
+    assert (
+        library.emu_launch(b"indices", three(*grid), three(*block), ctypes.c_uint64(0), 0, arguments) is None
+    )
     shifts = (8, 4, 0, 28, 20, 12)  # of blockIdx.z, .y, .x, threadIdx.z, .y, .x
     expected = sum(index << shift for index, shift in zip(np.indices(out.shape), shifts, strict=True))
     assert (out == expected).all()

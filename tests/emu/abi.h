@@ -38,6 +38,7 @@ struct Observer {
 
 struct Launch {
     unsigned grid[3], block[3];
+    uint64_t first;     // the blocks before it are left out
     unsigned shared;    // bytes of dynamic shared memory
     bool is_dependent;  // may begin before the previous launch has ended (programmatic dependent launch)
     void** arguments;
@@ -60,8 +61,9 @@ struct Library {
 // Every library of kernels exports both.
 extern "C" {
 __attribute__((visibility("default"))) const emu::Library* emu_library();
-// Runs a kernel without the driver. Returns null, or the reason of a failure, valid until the thread's next call.
+// Runs the blocks of a kernel from number `first` on, without the driver. Returns null, or the reason of a failure, valid
+// until the thread's next call.
 __attribute__((visibility("default"))) const char* emu_launch(const char* name, const unsigned grid[3],
-                                                               const unsigned block[3], unsigned shared,
-                                                               void** arguments);
+                                                              const unsigned block[3], uint64_t first, unsigned shared,
+                                                              void** arguments);
 }

@@ -69,14 +69,15 @@ bool is_private(uintptr_t p) {
 
 // ------------------------------------------------------------------------------------------------- blocks of a grid
 
-void Runner::prepare(const Kernel* k, Launch* l, unsigned number) {
+void Runner::prepare(const Kernel* k, Launch* l, uint64_t number) {
     kernel = k, launch = l;
     Block& b = block;
     const unsigned n = l->block[0] * l->block[1] * l->block[2];
     b.size = {l->block[0], l->block[1], l->block[2]};
     b.grid = {l->grid[0], l->grid[1], l->grid[2]};
-    b.index = {number % b.grid.x, number / b.grid.x % b.grid.y, number / b.grid.x / b.grid.y};
-    b.warps = (n + WARP - 1) / WARP, b.live = n, b.interval = 0, b.linear = number;
+    const uint64_t row = number / b.grid.x;
+    b.index = {unsigned(number % b.grid.x), unsigned(row % b.grid.y), unsigned(row / b.grid.y)};
+    b.warps = (n + WARP - 1) / WARP, b.live = n, b.interval = 0, b.linear = unsigned(number);
     b.observer = l->observer, b.is_dependent = l->is_dependent, b.has_waited = false;
     b.stacks = uintptr_t(all_stacks), b.stacks_size = STACK * MAX_THREADS;
     memset(b.barriers, 0, sizeof b.barriers);
@@ -201,11 +202,12 @@ class Blocks {
     const Kernel* kernel;
     Launch* launch;
     const uint64_t count;
-    std::atomic<uint64_t> next{0};
+    std::atomic<uint64_t> next;
     std::atomic<bool> is_failed{false};
 
   public:
-    Blocks(const Kernel* k, Launch* l) : kernel(k), launch(l), count(uint64_t(l->grid[0]) * l->grid[1] * l->grid[2]) {}
+    Blocks(const Kernel* k, Launch* l)
+        : kernel(k), launch(l), count(uint64_t(l->grid[0]) * l->grid[1] * l->grid[2]), next(l->first) {}
 
     // Runs blocks as long as there are more and `end` has not come, but at least one.
     void run(Clock::time_point end) {
@@ -215,7 +217,7 @@ class Blocks {
         do {
             const uint64_t i = next++;
             if (i >= count) break;
-            own->prepare(kernel, &mine, unsigned(i));
+            own->prepare(kernel, &mine, i);
             if (own->run_block() || is_failed.exchange(true)) continue;
             memcpy(launch->error, mine.error, sizeof mine.error);
             launch->failed_pc = mine.failed_pc;
@@ -243,13 +245,13 @@ bool run(const Kernel* kernel, Launch* launch) {
     return !blocks.has_failed();
 }
 
-const char* launch(const Kernel* kernel, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                   void** arguments) {
+const char* launch(const Kernel* kernel, const unsigned grid[3], const unsigned block[3], uint64_t first,
+                   unsigned shared, void** arguments) {
     static thread_local Launch l;
     l = {};
     memcpy(l.grid, grid, sizeof l.grid);
     memcpy(l.block, block, sizeof l.block);
-    l.shared = shared, l.arguments = arguments;
+    l.first = first, l.shared = shared, l.arguments = arguments;
     const uint64_t threads = uint64_t(block[0]) * block[1] * block[2];
     if (!threads || threads > MAX_THREADS) return "a block has 1 to 1024 threads";
     if (!grid[0] || !grid[1] || !grid[2]) return "a grid has at least one block";

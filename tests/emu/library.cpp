@@ -24,8 +24,8 @@ const emu::Library* emu_library() {
     return &library;
 }
 
-const char* emu_launch(const char* name, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                       void** arguments) {
+const char* emu_launch(const char* name, const unsigned grid[3], const unsigned block[3], uint64_t first,
+                       unsigned shared, void** arguments) {
     const emu::Kernel* kernel = emu::find(name);
-    return kernel ? emu::launch(kernel, grid, block, shared, arguments) : "no such kernel; is its EXPORT missing?";
+    return kernel ? emu::launch(kernel, grid, block, first, shared, arguments) : "no such kernel; is its EXPORT missing?";
 }

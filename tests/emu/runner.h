@@ -33,7 +33,7 @@ struct Runner {
     char* take_stack();
     // Both return false after a failure, whose reason is in launch->error.
     bool run_block();
-    void prepare(const Kernel*, Launch*, unsigned number);
+    void prepare(const Kernel*, Launch*, uint64_t number);
 };
 
 extern thread_local Runner* runner EMU_TLS;

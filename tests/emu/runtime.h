@@ -93,7 +93,8 @@ bool is_private(uintptr_t address);
 // The functions of abi.h, without the search for kernels.
 bool run(const Kernel*, Launch*);
 void abandon(uintptr_t address, const char* description, void* pc);
-const char* launch(const Kernel*, const unsigned grid[3], const unsigned block[3], unsigned shared, void** arguments);
+const char* launch(const Kernel*, const unsigned grid[3], const unsigned block[3], uint64_t first, unsigned shared,
+                   void** arguments);
 
 // A kernel's entry in the list of its library.
 struct Entry : Kernel {

@@ -10,6 +10,8 @@ import ctypes
 import functools
 import hashlib
 import importlib.metadata
+import math
+import mmap
 import os
 import re
 from dataclasses import dataclass
@@ -176,13 +178,39 @@ class HostKernels:
 
     def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
         """Runs a kernel. An array is passed as its address, an ``int`` as 32 bits, a ``float`` as float32."""
+        self._launch(name, (grid, block, shared), 0, arguments)
+
+    def _launch(
+        self, name: str, shape: tuple[Sequence[int], int, int], first: int, arguments: Sequence[Any]
+    ) -> None:
+        grid, block, shared = shape
         values = [_argument(argument) for argument in arguments]
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         dimensions = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
         threads = (ctypes.c_uint * 3)(block, 1, 1)
-        error = self._library.emu_launch(name.encode(), dimensions, threads, shared, addresses)
+        number = ctypes.c_uint64(first)
+        error = self._library.emu_launch(name.encode(), dimensions, threads, number, shared, addresses)
         if error is not None:
             raise RuntimeError(f"{name}: {error.decode()}")
+
+
+class LastBlock(HostKernels):
+    """Kernels of which only the last block of a grid runs."""
+
+    def launch(self, name: str, grid: Sequence[int], block: int, *arguments: Any, shared: int = 0) -> None:
+        """Runs a block of a kernel."""
+        self._launch(name, (grid, block, shared), math.prod(grid) - 1, arguments)
+
+
+#: Of <sys/mman.h>, which the module `mmap` lacks.
+MAP_NORESERVE = 0x4000
+
+
+def sparse(*shape: int, dtype: Any = np.float32) -> Array:
+    """An array of zeros that takes memory only where it is touched."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype).reshape(shape)
 
 
 #: The arrays of :func:`addresses` since the last launch, if the kernels run on a device.

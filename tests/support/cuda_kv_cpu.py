@@ -33,7 +33,7 @@ class Int8:
         least, largest = x.min(), x.max()
         exact = (np.float64(largest) - np.float64(least)) / 255
         nearest = np.float32(exact)
-        bits = int(nearest.view(np.uint32)) + (np.float64(nearest) < exact)
+        bits = int(nearest.view(np.uint32)) + int(np.float64(nearest) < exact)
         scale = (bits + 0xFFFF) >> 16
         half_scale = np.float32(0.5) * np.uint32(scale << 16).view(np.float32)
         offset = least + np.float32(0)
