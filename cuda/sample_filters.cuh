@@ -104,9 +104,10 @@ struct Candidates {
     // Applies a filter. One function for all, because each place of a search is a copy of its code.
     DEVICE void apply(Filter filter, const Entry& entry, const Bounds& bounds) {
         Order order = BY_SCORE;
-        uint32_t first = rank_of(best), last = bounds.rank;
+        uint32_t first = rank_of(best), last = NONE;
         uint64_t wanted = entry.top_k;
         if (filter == TOP_N_SIGMA) lowest_score = bounds.floor;
+        if (filter == TOP_K) last = bounds.rank;
         if (filter == MIN_P) {
             lowest_weight = entry.min_p;
             cut_tiles_below(logf(entry.min_p) - SLACK);

@@ -148,7 +148,9 @@ impl Event {
     /// A new event, which has occurred.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         context.bind_thread()?;
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let [blocking, untimed] =
+            [sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING];
+        let flags = blocking as u32 | untimed as u32;
         let mut event = ptr::null_mut();
         // SAFETY: the pointer is valid; the event is destroyed when it is dropped.
         unsafe { context.calls().create_event(&raw mut event, flags) }?;
@@ -165,7 +167,7 @@ impl Event {
         }
     }
 
-    /// Waits until it occurs. Returns the error of the operations before it.
+    /// Waits until it occurs, without using the processor. Returns the error of the operations before it.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event is alive.
         Ok(unsafe { self.context.calls().synchronize_event(self.event) }?)

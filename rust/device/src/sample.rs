@@ -55,6 +55,26 @@ impl<'a> SlotParams<'a> {
     }
 }
 
+/// Lower temperatures are greedy: dividing by them would only overflow.
+const MIN_TEMPERATURE: f32 = 1e-5;
+
+/// Whether the most likely id has all the probability, whatever the filters.
+pub(crate) fn is_greedy(sampling: &Sampling) -> bool {
+    sampling.temperature < MIN_TEMPERATURE
+}
+
+/// The factor on the logits.
+pub(crate) fn factor(sampling: &Sampling) -> f32 {
+    if is_greedy(sampling) { 1.0 } else { 1.0 / sampling.temperature }
+}
+
+/// Whether a penalty is set.
+pub(crate) fn has_penalty(sampling: &Sampling) -> bool {
+    sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+}
+
 /// In the optional arrays of a [`SamplingBatch`], the entry has no such value.
 const NONE: u32 = u32::MAX;
 

@@ -42,7 +42,6 @@ pub use rope::CpuRope;
 pub use sampling::CpuSlots;
 #[cfg(feature = "testing")]
 pub use sampling::probabilities_for_testing;
-pub(crate) use sampling::{SamplingWorkspace, sample_batch};
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;

@@ -295,7 +295,7 @@ impl Backend for Cuda {
     }
 
     fn free_slot(&mut self, slots: &mut CudaSlots, slot: u32) -> Result<(), DeviceError> {
-        slots.host.free(slot as usize);
+        slots.free(slot);
         Ok(())
     }
 
@@ -308,8 +308,8 @@ impl Backend for Cuda {
         adapters: Option<&CudaAdapters>,
     ) -> Result<CudaStep<'a>, DeviceError> {
         inputs.validate(&StepLimits {
-            vocabulary: slots.host.vocabulary,
-            slots: slots.host.len(),
+            vocabulary: slots.vocabulary(),
+            slots: slots.len(),
             rope_positions: rope.positions,
             head_dim: rope.width,
             blocks: cache.num_blocks,
@@ -499,13 +499,12 @@ impl Backend for Cuda {
         self.sample_batch(logits, batch, slots)
     }
 
-    fn poll(&mut self, _: &mut CudaTicket, _: &Waker) -> Poll<()> {
-        Poll::Ready(())
+    fn poll(&mut self, ticket: &mut CudaTicket, waker: &Waker) -> Poll<()> {
+        ticket.poll(waker)
     }
 
     fn collect(&mut self, ticket: CudaTicket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
-        *out = ticket.0;
-        Ok(())
+        ticket.collect(out)
     }
 
     fn download(&mut self, x: &CudaBuffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {

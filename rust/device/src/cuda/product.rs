@@ -251,8 +251,7 @@ impl Cuda {
     ) -> Result<(), DeviceError> {
         let [part] = &table.parts[..] else { panic!("a table of several parts; this is a bug") };
         let count = step.inputs.tokens.len();
-        let pointers =
-            [self.memory.pointer(&table.region), step.tokens, self.memory.pointer(&slots.last_tokens)];
+        let pointers = [self.memory.pointer(&table.region), step.tokens, slots.last_tokens()];
         let out = self.memory.pointer(&out.0);
         let Some(kernels) = &part.codes else {
             let width = table.columns as i32;

@@ -21,15 +21,12 @@ use penstock_kernels::Kernels;
 use penstock_types::{LogprobsRequest, Sampling};
 
 use crate::counts::TokenCounts;
-use crate::sample::{SampleOutcome, Sampled};
+use crate::sample::{SampleOutcome, Sampled, factor, has_penalty, is_greedy};
 use candidates::Candidates;
 use history::History;
 pub use slots::CpuSlots;
-pub(crate) use slots::sample_batch;
+pub(super) use slots::sample_batch;
 use tiles::{TILE, Tiles};
-
-/// Lower temperatures are greedy: dividing by them would only overflow.
-const MIN_TEMPERATURE: f32 = 1e-5;
 
 /// The inputs of the sampling of one position, besides its logits.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +45,7 @@ struct Input<'a> {
 }
 
 /// The memory that one thread reuses from row to row.
-pub(crate) struct SamplingWorkspace<'a> {
+pub(super) struct SamplingWorkspace<'a> {
     /// The logits after bias, penalties and masks.
     row: &'a mut [f32],
     tiles: TileSpace<'a>,
@@ -118,7 +115,7 @@ fn process<'a>(kernels: Kernels, logits: &'a [f32], input: &Input<'a>, copy: &'a
     let source = input.processed.unwrap_or(logits);
     assert_eq!(source.len(), logits.len(), "processed logits and the vocabulary; this is a bug");
     let Sampling { logit_bias, .. } = input.sampling;
-    if logit_bias.is_empty() && !penalties::is_set(input.sampling) && !masks::is_set(input) {
+    if logit_bias.is_empty() && !has_penalty(input.sampling) && !masks::is_set(input) {
         return source;
     }
     copy.copy_from_slice(source);
@@ -163,15 +160,6 @@ fn distribution<'a>(
         filters::typical_p(&mut candidates, typical_p);
     }
     Distribution::Candidates(candidates)
-}
-
-fn is_greedy(sampling: &Sampling) -> bool {
-    sampling.temperature < MIN_TEMPERATURE
-}
-
-/// The factor on the logits.
-fn factor(sampling: &Sampling) -> f32 {
-    if is_greedy(sampling) { 1.0 } else { 1.0 / sampling.temperature }
 }
 
 /// The lowest id of the highest score; of NaN if there are no numbers; none if every score is minus infinity.

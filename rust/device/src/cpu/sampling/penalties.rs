@@ -3,6 +3,7 @@
 use penstock_types::{PenaltyScope, Sampling};
 
 use crate::counts::TokenCounts;
+use crate::sample::has_penalty;
 
 pub(super) fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     for (id, bias) in biases {
@@ -12,16 +13,9 @@ pub(super) fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     }
 }
 
-/// Whether a penalty is set.
-pub(super) fn is_set(sampling: &Sampling) -> bool {
-    sampling.repetition_penalty != 1.0
-        || sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0
-}
-
 /// Penalises the ids that occurred before.
 pub(super) fn apply(logits: &mut [f32], sampling: &Sampling, counts: &TokenCounts) {
-    if !is_set(sampling) {
+    if !has_penalty(sampling) {
         return;
     }
     for count in counts.iter() {

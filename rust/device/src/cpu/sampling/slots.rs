@@ -7,13 +7,13 @@ use penstock_kernels::{Kernels, Pool};
 use penstock_types::{LogprobsRequest, Sampling};
 
 use super::history::History;
-use super::{Input, SamplingWorkspace, penalties, sample_row};
+use super::{Input, SamplingWorkspace, sample_row};
 use crate::counts::TokenCounts;
-use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
+use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, has_penalty};
 
 /// The slots of a backend.
 pub struct CpuSlots {
-    pub(crate) vocabulary: usize,
+    pub(in crate::cpu) vocabulary: usize,
     /// Each slot is locked by at most one work item at a time, so no lock is ever waited for.
     slots: Vec<Mutex<CpuSlot>>,
     /// Apart from the slots, because entries with a given token are sampled beside those of the same slot.
@@ -21,7 +21,7 @@ pub struct CpuSlots {
 }
 
 impl CpuSlots {
-    pub(crate) fn new(slots: usize, vocabulary: usize) -> Self {
+    pub(in crate::cpu) fn new(slots: usize, vocabulary: usize) -> Self {
         let empty = || Mutex::new(CpuSlot::default());
         Self {
             vocabulary,
@@ -30,22 +30,22 @@ impl CpuSlots {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub(in crate::cpu) fn len(&self) -> usize {
         self.slots.len()
     }
 
-    pub(crate) fn admit(&mut self, slot: usize, params: &SlotParams<'_>) {
+    pub(in crate::cpu) fn admit(&mut self, slot: usize, params: &SlotParams<'_>) {
         *self.slots[slot].get_mut().unwrap_or_else(PoisonError::into_inner) = CpuSlot::new(params);
         self.prompt_logprobs[slot] = params.prompt_logprobs;
     }
 
-    pub(crate) fn free(&mut self, slot: usize) {
+    pub(in crate::cpu) fn free(&mut self, slot: usize) {
         self.slots[slot] = Mutex::default();
         self.prompt_logprobs[slot] = None;
     }
 
     /// The token sampled last, or the prompt's last token if none was.
-    pub(crate) fn last_token(&self, slot: usize) -> u32 {
+    pub(in crate::cpu) fn last_token(&self, slot: usize) -> u32 {
         let slot = self.lock(slot);
         let last = slot.generated.last().or_else(|| slot.prompt.last());
         *last.expect("a row follows a slot that was admitted; this is a bug")
@@ -72,7 +72,7 @@ pub(super) struct CpuSlot {
 impl CpuSlot {
     pub fn new(params: &SlotParams<'_>) -> Self {
         let mut counts = TokenCounts::default();
-        if penalties::is_set(params.sampling) {
+        if has_penalty(params.sampling) {
             counts.push_prompt(params.prompt);
             params.generated.iter().for_each(|token| counts.push(*token));
         }
@@ -113,14 +113,14 @@ impl CpuSlot {
 
     fn push(&mut self, token: u32) {
         self.generated.push(token);
-        if penalties::is_set(&self.sampling) {
+        if has_penalty(&self.sampling) {
             self.counts.push(token);
         }
     }
 }
 
 /// Samples every entry of `batch` into `out`, which has one element for each. `floats` holds a workspace for each thread.
-pub(crate) fn sample_batch(
+pub(in crate::cpu) fn sample_batch(
     kernels: Kernels,
     pool: &Pool,
     logits: &[f32],
