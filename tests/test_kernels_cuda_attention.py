@@ -225,8 +225,8 @@ CASES = [
     *(Case(dtype="f32", kv="uint4", head_dim=dim, lengths=(33,)) for dim in (16, 48, 80, 128, 160)),
 ]
 
-#: The error of a result relative to the largest one. Queries, weights and results are rounded to the type; the weights
-#: of quantised values to bf16, if tensor cores multiply them.
+#: The error of a result relative to the largest one. Queries, weights and results are rounded to the type,
+#: and the weights of quantised values to bf16, if tensor cores multiply them.
 TOLERANCE = {"bf16": 0.02, "f16": 0.004, "f32": 1e-5}
 
 
