@@ -68,6 +68,7 @@ impl Layout {
         let (mut given, mut joined) = (Vec::new(), Vec::<Place>::new());
         let mut end = 0_usize;
         for (rows, format) in parts {
+            let format = stored(columns, *format);
             let (format, unit) = match format {
                 WeightFormat::Float(_) => (WeightFormat::Float(operand), 1),
                 WeightFormat::Grid(_) => (format.with_activations(Activations::Float), codes::TILE_ROWS),
@@ -99,6 +100,14 @@ fn operand(formats: impl Iterator<Item = WeightFormat>) -> Dtype {
     });
     let first = dtypes.next().unwrap_or(Dtype::Bf16);
     if dtypes.all(|dtype| dtype == first) { first } else { Dtype::Bf16 }
+}
+
+/// The format on the device: bfloat16 for codes that it does not support.
+fn stored(columns: usize, format: WeightFormat) -> WeightFormat {
+    match format {
+        WeightFormat::Grid(grid) if !codes::supports(&grid, columns) => WeightFormat::Float(Dtype::Bf16),
+        _ => format,
+    }
 }
 
 /// Bytes of some rows.
@@ -225,9 +234,10 @@ impl Cuda {
         for ((rows, format), place) in parts.iter().zip(places) {
             let (bytes, others) = rest.split_at(packed_bytes(columns, *rows, *format));
             rest = others;
-            let bytes = &bytes[..part_bytes(columns, *rows, *format)];
+            let format = stored(columns, *format);
+            let bytes = &bytes[..part_bytes(columns, *rows, format)];
             let target = self.memory.pointer(&matrix.region).offset(place.offset);
-            match *format {
+            match format {
                 WeightFormat::Float(dtype) => {
                     let stored = Stored { bytes, columns, dtype };
                     self.upload_floats(target, (*rows, columns), &stored, matrix.operand)?;
@@ -255,14 +265,15 @@ impl Cuda {
 
 /// Bytes of a packed part in a file.
 pub(super) fn packed_bytes(columns: usize, rows: usize, format: WeightFormat) -> usize {
-    part_bytes(columns, rows, format).next_multiple_of(64)
+    part_bytes(columns, rows, stored(columns, format)).next_multiple_of(64)
 }
 
 /// Packs a part of a matrix for a file.
 pub(super) fn pack(part: MatrixPart<'_>, out: &mut [u8]) {
     let (rows, columns) = (part.source.rows(), part.source.columns());
-    let out = &mut out[..part_bytes(columns, rows, part.format)];
-    match part.format {
+    let format = stored(columns, part.format);
+    let out = &mut out[..part_bytes(columns, rows, format)];
+    match format {
         WeightFormat::Float(dtype) => read_as(part.source, 0..rows, dtype, out),
         WeightFormat::Grid(grid) => codes::read(part.source, &grid, 0..rows, out),
     }
