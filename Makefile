@@ -8,6 +8,11 @@ BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
 CLIENTS ?= target/clients
+# The wheels that a machine with a GPU needs, and the version of its Python.
+GPU := target/gpu
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES := 'anyio>=4.12,<5' 'click>=8.1' 'jinja2>=3.1.6' 'tqdm>=4.66' 'pytest>=9' 'pytest-timeout>=2.3' 'trio>=0.31' \
+                'starlette>=1,<2' 'uvicorn>=0.40' 'msgspec>=0.20' 'prometheus-client>=0.22'
 # The command line tools of llama.cpp, for this CPU, without the multimodal library and the web interface.
 LLAMA  := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON \
           -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
@@ -33,7 +38,7 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all test-clients test-asan test-arm rust clean
+        test-python-all test-clients test-asan test-arm gpu-wheel gpu-test gpu-bench rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,6 +132,21 @@ test-arm: rust  ## Kernel tests for 64-bit Arm in qemu-user; needs the Rust targ
 	cargo check $(CRATES) --all-targets --target $(ARM)
 	cargo test -p penstock-kernels --lib --tests --target $(ARM)
 
+gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a GPU and without Rust (GPU_PYTHON=3.12)
+	rm -rf $(GPU)/wheels
+	$(BIN)/maturin build --release --locked --features testing --out $(GPU)/wheels
+	$(BIN)/python -m pip download --quiet --only-binary :all: --implementation cp --python-version $(GPU_PYTHON) \
+	    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	    --dest $(GPU)/wheels $(GPU_PACKAGES)
+	@du -sh $(GPU)/wheels
+	@test $$(du -sm $(GPU)/wheels | cut -f1) -lt 48 || { echo "more than 48 MiB of wheels" >&2; exit 1; }
+
+gpu-test: $(GPU)/site  ## Run the tests on a GPU with the wheels of `make gpu-wheel` (TEST="--only kernels")
+	PYTHONPATH=$(abspath $(GPU)/site) $(PYTHON) tools/gpu_test.py $(TEST)
+
+gpu-bench: $(GPU)/site  ## Measure an 8B shape and the kernels on a GPU; writes benches/record (BENCH="--only kernels")
+	PYTHONPATH=$(abspath $(GPU)/site) $(PYTHON) benches/gpu $(BENCH)
+
 clean:  ## Remove all build output
 	rm -rf $(VENV) target dist $(CORE) .pytest_cache .mypy_cache .ruff_cache
 
@@ -134,6 +154,11 @@ clean:  ## Remove all build output
 
 rust:
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs and run make again" >&2; exit 1; }
+
+$(GPU)/site: $(wildcard $(GPU)/wheels/*.whl)
+	@test -n "$^" || { echo "$(GPU)/wheels is empty: run make gpu-wheel on a machine with Rust" >&2; exit 1; }
+	rm -rf $@
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $@ $^
 
 $(CORE): $(SOURCES) $(BASE) | rust
 	$(BIN)/maturin develop --profile dev --features testing --skip-install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def test_tests_of_kernels_run_through_the_driver(tmp_path: Path) -> None:
     tests = [str(HERE / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
     chosen = "bits_do_not_depend_on_the_batch or gather or only_the_bytes"
     output = on_the_driver(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
-    assert "9 passed" in output
+    assert " passed, " in output
 
 
 FAILING = """
@@ -76,3 +77,46 @@ def test_variants_of_kernels_by_their_names() -> None:
     assert definition("embed_code4_32_nested_affine") == ["codes.cu", "VARIANT=code4,32,nested,affine"]
     assert variant_of("attention_decode_f32_bf16") is None
     assert variant_of("gemv_bf16") is None
+
+
+def test_parts_of_the_gpu_test_run(tmp_path: Path) -> None:
+    tool = str(HERE.parent / "tools" / "gpu_test.py")
+    command = [sys.executable, tool, "--emulated", "--only", "info,kernels rows", "-k", "gather"]
+    done = subprocess.run(
+        command, env=os.environ | {"OUT": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels rows" in done.stdout
+    assert " passed, " in done.stdout
+    assert "Emulated" in (tmp_path / "gpu-test.txt").read_text()
+
+
+def benchmark(tmp_path: Path, sections: str) -> dict[str, list[str]]:
+    """The names of the rows of a benchmark with small shapes on the emulated device."""
+    program = str(HERE.parent / "benches" / "gpu")
+    command = [sys.executable, program, "--emulated", "--tiny", "--only", sections, "--record"]
+    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = tmp_path.glob("gpu-*.json")
+    rows = json.loads(record.read_text())["rows"]
+    assert all(second > 0 for found in rows.values() for row in found for second in row["seconds"])
+    return {name: [row["name"] for row in found] for name, found in rows.items()}
+
+
+def test_benchmark_of_kernels_runs(tmp_path: Path) -> None:
+    names = benchmark(tmp_path, "kernels")["kernels"]
+    assert "qkv, 9 rows" in names
+    assert "decode attention, uint4, 9 x 40" in names
+
+
+def test_benchmark_of_engines_runs(tmp_path: Path) -> None:
+    names = benchmark(tmp_path, "int8-kv,host")
+    assert names["int8-kv"] == [
+        "int8 KV: start-up to the first token",
+        "int8 KV: decode, batch 1, context 20",
+        "int8 KV: decode, batch 2, context 20",
+        "int8 KV: prefill of 40",
+        "int8 KV: throughput 20/20",
+        "int8 KV: second start-up to the first token",
+    ]
+    assert names["host"][-1] == "one small layer: step of batch 2"

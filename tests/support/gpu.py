@@ -46,6 +46,19 @@ def variant_of(name: str) -> tuple[Path, list[str]] | None:
     return None
 
 
+@functools.cache
+def exported(path: Path) -> list[str]:
+    """Patterns of the names of a file's kernels, in which the arguments of macros are words."""
+    found = []
+    for text in re.findall(r"EXPORT\((\S+)\)", path.read_text()):
+        words = text.split("##")
+        is_name = [len(words) == 1 or word[0] == "_" or word[-1] == "_" for word in words]
+        found.append(
+            "".join(word if literal else r"\w+" for word, literal in zip(words, is_name, strict=True))
+        )
+    return found
+
+
 class Gpu(Device):
     """A device, with the kernels of ``cuda/`` by name."""
 
@@ -77,12 +90,10 @@ class Gpu(Device):
         if variant := variant_of(name):
             return variant
         for path in sorted(cuda.SOURCES.glob("*.cu")):
-            for exported in re.findall(r"EXPORT\((\S+)\)", path.read_text()):
-                pattern = re.sub(r"##\w+?(##|$)", r"\\w+", exported)
-                if re.fullmatch(pattern, name):
-                    _, log = cuda.compiled(path, self.architecture)
-                    if name in cuda.resources(log):
-                        return path, []
+            if any(re.fullmatch(pattern, name) for pattern in exported(path)):
+                _, log = cuda.compiled(path, self.architecture)
+                if name in cuda.resources(log):
+                    return path, []
         raise KeyError(name)
 
     def reset(self) -> None:
@@ -111,6 +122,7 @@ class GpuKernels(cuda.HostKernels):
         d = self.device
         try:
             copies = {address: upload(d, array) for address, array in arrays.items()}
+            d.call("cuCtxSynchronize")  # the stream does not wait for these copies
             if shared > MOST_SHARED:
                 d.call("cuFuncSetAttribute", d.function(name), MAX_DYNAMIC_SHARED, shared)
             values = [on_device(argument, copies) for argument in arguments]

@@ -1,0 +1,197 @@
+"""Times of single kernels, launched through the driver from a captured graph."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+
+from cases import Attention, Product
+from rows import Row, Rows
+
+import test_kernels_cuda_attention as attention
+import test_kernels_cuda_gemm as gemm
+from emu.client import DriverError, Pointer
+from support.cuda_kv import KvLayout
+from support.gpu import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPEATS = 7
+#: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine.
+MOST_GEMV_ROWS, MOST_NARROW_ROWS = 8, 64
+#: Packed rows of a work of decode and of prefill; threads of a block.
+WORK_ROWS, THREADS = {"decode": 16, "prefill": 64}, {"decode": 32, "prefill": 128, "combine": 128}
+KV_NAMES = {"bfloat16": "bf16", "int8": "int8", "uint4": "uint4"}
+BLOCK_SIZE = 16
+#: Random bytes that buffers repeat.
+RANDOM = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32).view(np.uint16)[1::2].copy()
+
+Launch = tuple[str, tuple[Any, int], ctypes.Structure]
+
+
+class Bench(Gpu):
+    """A device that measures launches."""
+
+    output_buffer, output_size = Pointer(0), 0
+
+    def random(self, size: float) -> Pointer:
+        """Device memory of bfloat16 numbers of a normal distribution."""
+        size = max(int(size), 256)
+        buffer = self.alloc(size)
+        filled = min(size, RANDOM.nbytes)
+        self.call("cuMemcpyHtoD_v2", buffer, ctypes.c_void_p(RANDOM.ctypes.data), filled)
+        self.call("cuCtxSynchronize")  # the stream does not wait for this copy
+        stream = self.stream()
+        while filled < size:
+            part = min(filled, size - filled)
+            self.call("cuMemcpyDtoDAsync_v2", buffer + filled, buffer, part, stream)
+            filled += part
+        self.wait(stream)
+        return buffer
+
+    def array(self, values: np.ndarray[Any, Any]) -> Pointer:
+        """Device memory with an array."""
+        buffer = self.alloc(values.nbytes)
+        self.call("cuMemcpyHtoD_v2", buffer, ctypes.c_void_p(values.ctypes.data), values.nbytes)
+        self.call("cuCtxSynchronize")
+        return buffer
+
+    def reset_output(self, size: int) -> None:
+        """Another buffer for results, of bytes that no result has."""
+        self.output_buffer, self.output_size = self.alloc(size), size
+        stream = self.stream()
+        self.call("cuMemsetD8Async", self.output_buffer, 0xFF, size, stream)
+        self.wait(stream)
+
+    def is_output_written(self) -> bool:
+        """Whether the results have a beginning and an end."""
+        ends = ctypes.create_string_buffer(16)
+        for place in (0, self.output_size - 16):
+            self.call("cuMemcpyDtoH_v2", ends, self.output_buffer + place, 16)
+            if ends.raw == b"\xff" * 16:
+                return False
+        return True
+
+    def times(self, operations: list[list[Launch]]) -> list[float]:
+        """The time of an operation, which is some launches, from replays of a graph of all operations."""
+        stream = self.stream()
+        for name, _, _ in operations[0]:
+            self.function(name)
+        self.begin_capture(stream)
+        for name, shape, argument in itertools.chain.from_iterable(operations):
+            self.launch(stream, name, shape, argument)
+        graph = self.end_capture(stream)
+        start, end = (
+            self.own("cuEventDestroy_v2", self.output(ctypes.c_void_p, "cuEventCreate", 0)) for _ in "ab"
+        )
+        found = []
+        for _ in range(REPEATS):
+            self.call("cuEventRecord", start, stream)
+            self.call("cuGraphLaunch", graph, stream)
+            self.call("cuEventRecord", end, stream)
+            self.wait(stream)
+            milliseconds = self.output(ctypes.c_float, "cuEventElapsedTime", start, end)
+            found.append(milliseconds / 1e3 / len(operations))
+        return found[1:]
+
+    def release(self) -> None:
+        """Free the memory and the other objects of a case."""
+        self.call("cuCtxSynchronize")
+        for destroy, handle in reversed(self.owned):
+            self.call(destroy, handle)
+        self.owned.clear()
+
+
+def product(bench: Bench, case: Product) -> list[list[Launch]]:
+    """The launches of a product with each copy of its weights."""
+    name = "gemm_wide" if case.rows > MOST_NARROW_ROWS else "gemm_narrow"
+    name = "gemv" if case.rows <= MOST_GEMV_ROWS else name
+    outputs, rows = gemm.TILES[name]
+    tiles = (-(-case.outputs // outputs), -(-case.rows // rows))
+    shape = (
+        (tiles, 32 * min(8, -(-case.inner // gemm.SEGMENT))) if name == "gemv" else (tiles[0] * tiles[1], 128)
+    )
+    bench.reset_output(4 * case.rows * case.outputs)
+    operands = {
+        "x": bench.random(2 * case.rows * case.inner),
+        "out": bench.output_buffer,
+        "rows": case.rows,
+        "outputs": case.outputs,
+        "inner": case.inner,
+        "pitch": case.outputs,
+    }
+    weights = [bench.random(2 * case.outputs * case.inner) for _ in range(case.copies)]
+    return [[(f"{name}_bf16", shape, gemm.Product(w=w, **operands))] for w in weights]
+
+
+def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
+    """The launches of attention with each copy of the cache."""
+    kind = "prefill" if case.is_prefill else "decode"
+    group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
+    rows, splits = case.sequences * queries, -(-case.context // attention.SPLIT)
+    blocks = -(-case.context // BLOCK_SIZE)
+    firsts = np.arange(case.sequences)
+    start = np.full(case.sequences, case.context - queries)
+    counts = np.full(case.sequences, queries)
+    sequences = np.stack([firsts * queries, counts, start, firsts * blocks], axis=1).astype(np.uint32)
+    tables = np.random.default_rng(1).permutation(case.sequences * blocks).astype(np.uint32)
+    per_sequence = range(0, queries * group, WORK_ROWS[kind])
+    places = splits * case.kv_heads * group
+    works = np.array([(i, first, i * places) for i in firsts for first in per_sequence], np.uint32)
+    layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
+    qkv = bench.random(4 * rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
+    bench.reset_output(2 * rows * case.heads * case.head_dim)
+    partials = bench.random(0 if case.is_prefill else 4 * case.sequences * places * (case.head_dim + 2))
+    arrays = [bench.array(values) for values in (sequences, tables, works)]
+    operations = []
+    for _ in range(case.copies):
+        pages = bench.random(case.sequences * blocks * layout.block_bytes)
+        cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
+        pointers = enumerate((qkv, *arrays, partials, bench.output_buffer))
+        call = attention.Attention(
+            cache=cache,
+            heads=case.heads,
+            scale=case.head_dim**-0.5,
+            out_type=attention.FLOAT_TYPES.index("bf16"),
+            **{f"pointer_{index}": pointer for index, pointer in pointers},
+        )
+        grids = {kind: (len(works), case.kv_heads, 1 if case.is_prefill else splits)}
+        if not case.is_prefill:
+            grids["combine"] = (len(works), case.kv_heads, 1)
+        variant = f"bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
+        operations.append(
+            [(f"attention_{name}_{variant}", (grid, THREADS[name]), call) for name, grid in grids.items()]
+        )
+    return operations
+
+
+def measure(cases: list[Any], rows: Rows) -> None:
+    """Append a row for each case. Those that fail are printed, and end the process with an error."""
+    bench, failed = Bench(), 0
+    for case in cases:
+        launches: Callable[..., list[list[Launch]]] = product if isinstance(case, Product) else attend
+        try:
+            times = bench.times(launches(bench, case))
+            is_written = bench.is_output_written()
+        except (DriverError, KeyError, RuntimeError) as error:
+            print(f"  {case.name}: {type(error).__name__}: {error}")
+            failed += 1
+            bench.owned.clear()
+            bench.reset()
+            continue
+        bench.release()
+        if is_written:
+            rows.add(Row(case.name, times, bytes=case.bytes, flops=case.flops))
+        else:
+            print(f"  {case.name}: the kernel writes no result")
+            failed += 1
+    if failed:
+        sys.exit(f"{failed} kernels have failed")

@@ -1,0 +1,185 @@
+"""Runs the tests that can use a GPU, on the GPU: `make gpu-test`.
+
+    python tools/gpu_test.py [--minutes 9] [--only WORD,..] [-k EXPRESSION] [--emulated]
+
+Needs a penstock with test hooks, pytest, numpy, and NVRTC; neither Rust nor a network. The parts are:
+
+- `info`: `penstock info`;
+- `compile`: all kernels compile for this device without spills;
+- `kernels ...`: the tests of kernels, on the device, against numpy;
+- `engine ...`: the tests of the engine: parity with the CPU and, if torch is there, with transformers; the
+  same bits, storms, pressure;
+- `memcheck` and `racecheck`: tests of kernels under compute-sanitizer, if it is there.
+
+Parts run beside each other. Each writes a log to `target/gpu/log`; the end of the log of a failed part is
+printed, and `$OUT/gpu-test.txt` has all logs. Parts that the time is too short for are named. With
+`--emulated`, the device is that of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+SANITIZERS = {"memcheck": ["rows", "gemm", "kv", "lora"], "racecheck": ["rows", "gemm"]}
+#: Tests that let calls of the emulated driver fail.
+EMULATED = "test_cuda_engine_failures"
+#: Parts that run at the same time. A sanitised one has most of the device to itself.
+WORKERS = max(2, (os.cpu_count() or 2) // 2)
+#: Lines of the log of a failed part that are printed.
+LINES = 40
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command with a limit of time."""
+
+    name: str
+    command: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a part."""
+
+    part: Part
+    outcome: str  # "passed", "failed", "out of time" or "not started"
+    seconds: float
+    output: str
+
+    @property
+    def summary(self) -> str:
+        """The last line of the output."""
+        lines = self.output.strip().splitlines()
+        return lines[-1].strip("= ") if lines else ""
+
+
+def pytest_of(files: list[Path], *options: str) -> list[str]:
+    """The command that runs tests without the plugins of other packages."""
+    return [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "pytest_timeout", "-p", "anyio.pytest_plugin"),
+        *("-p", "no:cacheprovider", "-o", "filterwarnings=default", *options, *map(str, files)),
+    ]
+
+
+def sanitizer() -> str | None:
+    """The path of compute-sanitizer."""
+    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+
+
+def parts(expression: str) -> list[Part]:
+    """All parts, the longest ones first."""
+    chosen = ["-k", expression] if expression else []
+    marks = [] if importlib.util.find_spec("torch") else ["-m", "not oracle"]
+    engine = [
+        Part(f"engine {path.stem.removeprefix('test_cuda_engine_')}", pytest_of([path], *chosen, *marks), 420)
+        for path in sorted(TESTS.glob("test_cuda_engine*.py"))
+        if path.stem != EMULATED
+    ]
+    kernels = {
+        path.stem.removeprefix("test_kernels_cuda_"): path
+        for path in sorted(TESTS.glob("test_kernels_cuda_*.py"))
+    }
+    compiles = kernels.pop("compile")
+    del kernels["checked"]
+    found = [
+        *engine,
+        *(Part(f"kernels {name}", pytest_of([path], *chosen), 300) for name, path in kernels.items()),
+    ]
+    found.append(Part("info", [sys.executable, "-m", "penstock", "info"], 60))
+    found.append(Part("compile", pytest_of([compiles], "-k", "without_spills and " + architecture()), 300))
+    if program := sanitizer():
+        for tool, names in SANITIZERS.items():
+            command = [program, "--tool", tool, "--error-exitcode", "9"]
+            files = [kernels[name] for name in names]
+            found.append(Part(tool, [*command, *pytest_of(files, "-x", *chosen)], 300))
+    return found
+
+
+def architecture() -> str:
+    """The compiler's target for the device."""
+    import penstock
+
+    info = penstock.cuda_info()
+    if info.reason or not info.devices:
+        sys.exit(f"no device: {info.reason}")
+    major, minor = info.devices[0].compute_capability.split(".")
+    return f"sm_{major}{minor}{'a' if int(major) >= 9 else ''}"  # noqa: PLR2004 - from 9.0 on
+
+
+def run(part: Part, deadline: float, logs: Path) -> Ended:
+    """Run a part until its limit of time or the deadline."""
+    start = time.monotonic()
+    if start > deadline:
+        return Ended(part, "not started", 0, "")
+    path = logs / f"{part.name.replace(' ', '-')}.txt"
+    settings = {"PENSTOCK_TEST_GPU": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"}
+    with path.open("w") as log:
+        try:
+            done = subprocess.run(  # noqa: S603 - the commands above
+                part.command,
+                cwd=ROOT,
+                env=os.environ | settings,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=min(part.seconds, deadline - start),
+                check=False,
+            )
+            outcome = "passed" if done.returncode == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            outcome = "out of time"
+    return Ended(part, outcome, time.monotonic() - start, path.read_text(errors="replace"))
+
+
+def emulate() -> None:
+    """Start this program again with the emulated driver."""
+    sys.path.insert(0, str(TESTS))
+    from support import emulator
+
+    arguments = [argument for argument in sys.argv if argument != "--emulated"]
+    os.execve(sys.executable, [sys.executable, *arguments], os.environ | emulator.emulation())  # noqa: S606
+
+
+def main() -> None:
+    """Run the parts and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=9, help="the limit of time")
+    parser.add_argument("--only", default="", help="parts with one of these words, separated by commas")
+    parser.add_argument("-k", dest="expression", default="", help="tests of this expression of pytest")
+    parser.add_argument("--emulated", action="store_true", help="run on the emulated device of the tests")
+    options = parser.parse_args()
+    if options.emulated:
+        emulate()
+    deadline = time.monotonic() + 60 * options.minutes
+    logs = ROOT / "target" / "gpu" / "log"
+    logs.mkdir(parents=True, exist_ok=True)
+    words = options.only.split(",")
+    chosen = [part for part in parts(options.expression) if any(word in part.name for word in words)]
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        ended = list(pool.map(lambda part: run(part, deadline, logs), chosen))
+    if "OUT" in os.environ:
+        texts = [f"---- {end.part.name}: {end.outcome}\n{end.output}\n" for end in ended]
+        Path(os.environ["OUT"], "gpu-test.txt").write_text("".join(texts))
+    for end in ended:
+        if end.outcome != "passed":
+            print(f"\n---- {end.part.name}", *end.output.splitlines()[-LINES:], sep="\n")
+    print()
+    for end in ended:
+        print(f"{end.part.name:24} {end.outcome:12} {end.seconds:6.1f} s  {end.summary[:100]}")
+    if not ended or any(end.outcome != "passed" for end in ended):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
