@@ -1,0 +1,65 @@
+"""All kinds of requests, cancels, pressure, sleep and several engines on the emulated device."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from support import cuda_workload
+from support.emulator import run_program
+
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+
+
+def check_mixed(found: dict[str, Any]) -> None:
+    assert found["differing"] == []
+    assert found["threads"] == []
+    texts = found["texts"]
+    assert re.fullmatch("(yes|no)( [0-9]{2}){3}", texts["regex"])
+    assert json.loads(texts["schema"]).keys() == {"a", "b"}
+
+
+def check_storm(found: dict[str, Any]) -> None:
+    assert found["cancelled"] > 0
+    assert found["preemptions"] > 0
+    assert found["threads"] == []
+
+
+def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
+    ended = run_program(cuda_workload.mixed)
+    assert ended.findings == []
+    check_mixed(ended.result)
+
+
+def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
+    ended = run_program(cuda_workload.lives)
+    assert ended.findings == []
+    found = ended.result
+    assert found["same"]
+    assert found["device"] == "cuda:0"
+    assert found["graphs"] > 20  # of 30 steps
+    calls = dict(found["rows"])
+    assert calls["attention"] == 2 * calls["embed"] == 60
+    assert found["threads"] == []
+
+
+def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
+    """On each event loop; the memory holds one request or two."""
+    ended = run_program(cuda_workload.storms, 24, 3)
+    assert ended.findings == []
+    assert len(ended.result) == 3
+    for found in ended.result:
+        check_storm(found)
+    assert ended.result[0]["swaps"] > 0
+    assert ended.result[1]["swaps"] == 0  # computed again
+
+
+def test_pipeline_and_server_give_the_answers_of_the_engine() -> None:
+    found = run_program(cuda_workload.facades).result
+    assert (found["device of cuda"], found["device of auto"]) == ("cuda:0", "cuda:0")
+    texts = [found[name] for name in ("cpu", "cuda", "auto", "pipeline", "server")]
+    assert texts == texts[:1] * 5
+    assert found["status"] == 0
