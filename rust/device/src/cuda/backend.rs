@@ -269,6 +269,7 @@ impl Backend for Cuda {
         number: u32,
         adapter: &Arc<PackedAdapter>,
     ) -> Result<(), DeviceError> {
+        self.queue.end_step()?;
         self.put_adapter(adapters, number as usize, adapter)
     }
 
@@ -282,6 +283,7 @@ impl Backend for Cuda {
         cache: &mut CudaCache,
         copies: &mut dyn Iterator<Item = BlockCopy>,
     ) -> Result<(), DeviceError> {
+        self.queue.end_step()?;
         self.run_copies(cache, copies)
     }
 
@@ -291,6 +293,7 @@ impl Backend for Cuda {
         slot: u32,
         params: &SlotParams<'_>,
     ) -> Result<(), DeviceError> {
+        self.queue.end_step()?;
         self.admit(slots, slot, params)
     }
 
@@ -496,7 +499,9 @@ impl Backend for Cuda {
         slots: &mut CudaSlots,
         _scratch: &mut Region,
     ) -> Result<CudaTicket, DeviceError> {
-        self.sample_batch(logits, batch, slots)
+        let ticket = self.sample_batch(logits, batch, slots);
+        self.queue.end_step()?;
+        ticket
     }
 
     fn poll(&mut self, ticket: &mut CudaTicket, waker: &Waker) -> Poll<()> {

@@ -17,6 +17,7 @@ const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
 /// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
 /// is freed only after it has been waited for.
 pub(super) struct Queue {
+    context: Arc<Context>,
     stream: Arc<Stream>,
     has_dependent_launch: bool,
     /// Launches wait here while they repeat those of a graph.
@@ -50,6 +51,7 @@ impl Queue {
     pub fn new(context: &Arc<Context>, device: &Device) -> Result<Self, CudaError> {
         let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH;
         Ok(Self {
+            context: Arc::clone(context),
             stream: Arc::new(Stream::new(context)?),
             has_dependent_launch,
             graphs: RefCell::new(Graphs::new()),
@@ -80,12 +82,27 @@ impl Queue {
     /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not a
     /// launch.
     pub fn begin_step(&self, shape: Option<StepShape>) -> Result<(), DeviceError> {
+        self.set_in_step(true);
         let mut graphs = self.graphs.borrow_mut();
         match shape {
             Some(shape) => graphs.begin(&self.stream, shape),
             None => graphs.end(&self.stream),
         }
         .map_err(lost)
+    }
+
+    /// Reports to the observer of an emulated driver whether the calls that follow belong to a step, which neither waits nor
+    /// takes memory.
+    fn set_in_step(&self, is_in_step: bool) {
+        if let Some(observer) = self.context.observer() {
+            observer.arm(is_in_step);
+        }
+    }
+
+    /// Ends the calls of a step. What it has submitted may still be computed.
+    pub fn end_step(&self) -> Result<(), DeviceError> {
+        self.set_in_step(false);
+        self.stream().map(|_| ())
     }
 
     /// The stream itself.
@@ -144,6 +161,7 @@ impl Queue {
 
     /// Waits until everything so far is complete.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.end_step()?;
         self.stream()?.synchronize().map_err(lost)
     }
 }
