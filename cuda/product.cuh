@@ -46,7 +46,7 @@ struct TileCopy {
         uint4* to = &stage[threadIdx.x / WORDS][threadIdx.x % WORDS];
 #pragma unroll
         for (int n = 0; n < (ROWS + APART - 1) / APART; n++) {
-            if (ROWS % APART != 0 && threadIdx.x / WORDS >= ROWS - n * APART) break;
+            if (ROWS % APART != 0 && int(threadIdx.x) / WORDS >= ROWS - n * APART) break;
             const bool exists = n * APART < rows && column < inner;
             copy_async16(to + n * APART * PITCH, exists ? from + ptrdiff_t(n) * APART * inner : matrix,
                          exists ? 16 : 0);

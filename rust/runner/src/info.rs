@@ -57,9 +57,16 @@ pub struct WeightFormatInfo {
     pub bytes: u64,
 }
 
-impl From<ModuleFormat> for WeightFormatInfo {
-    fn from(ModuleFormat { module, format, count, bytes }: ModuleFormat) -> Self {
-        let activations = if format.reads_codes() { "int8" } else { "float32" }.to_owned();
+impl WeightFormatInfo {
+    /// The format of a module on a device.
+    pub(crate) fn new(ModuleFormat { module, format, count, bytes }: ModuleFormat, device: Device) -> Self {
+        let activations = match (device, format) {
+            (Device::Cuda(_), WeightFormat::Float(dtype)) => dtype.name(),
+            (Device::Cuda(_), WeightFormat::Grid(_)) => "bfloat16",
+            _ if format.reads_codes() => "int8",
+            _ => "float32",
+        }
+        .to_owned();
         let (format, group_size, symmetric) = match format {
             WeightFormat::Float(dtype) => (dtype.name().to_owned(), None, None),
             WeightFormat::Grid(grid) => (

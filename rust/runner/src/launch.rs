@@ -20,7 +20,7 @@ use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;
 use crate::weights_cache::WeightsCache;
-use crate::{EngineConfig, Host, LaunchError, MemoryInfo, ModelInfo};
+use crate::{EngineConfig, Host, LaunchError, MemoryInfo, ModelInfo, WeightFormatInfo};
 
 /// Opens a model on a host and starts its engine. Blocks until the weights are loaded and the warm-up has run.
 pub fn launch(
@@ -155,7 +155,10 @@ pub(crate) fn open<B: Backend>(
         architecture: model.architecture,
         hidden_size: model.hidden_size,
         dtype,
-        weight_formats: weight_formats.into_iter().map(Into::into).collect(),
+        weight_formats: weight_formats
+            .into_iter()
+            .map(|format| WeightFormatInfo::new(format, device.device))
+            .collect(),
         kv_cache_dtype: memory_plan.cache.dtype,
         memory: MemoryInfo {
             limit: memory_limit,

@@ -52,6 +52,20 @@ pub(super) struct AttentionKernels {
     pub prefill: Kernel,
 }
 
+/// An error for heads that the kernels do not have.
+fn check_heads(shape: &CacheShape) -> Result<(), DeviceError> {
+    let dim = shape.heads.head_dim;
+    let unit = if shape.dtype == KvDtype::Uint4 { 8 } else { 2 };
+    if dim <= MOST_HEAD_DIM && dim.is_multiple_of(unit) {
+        return Ok(());
+    }
+    let cache = shape.dtype.name();
+    Err(DeviceError::Start(format!(
+        "heads have {dim} dimensions; on CUDA, with a KV cache of {cache}, they have a multiple of {unit}, at most \
+        {MOST_HEAD_DIM}"
+    )))
+}
+
 /// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
 fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
     let is_half = out != Dtype::F32 && TENSOR_CORE_HEADS.contains(&shape.heads.head_dim);
@@ -65,7 +79,7 @@ fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
 }
 
 impl LoadedAttention {
-    /// The kernels with results of type `out`. They are loaded when they are used first, in the warm-up.
+    /// The kernels with results of type `out`, which are loaded with the cache.
     pub fn get(
         &mut self,
         loader: &mut Loader,
@@ -173,11 +187,9 @@ impl Cuda {
     /// A zeroed cache, and its host tier.
     pub(super) fn new_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
         let shape = CacheShape::new(spec);
-        let head_dim = shape.heads.head_dim;
-        if head_dim > MOST_HEAD_DIM {
-            let reason =
-                format!("heads of {head_dim} dimensions; the CUDA kernels have at most {MOST_HEAD_DIM}");
-            return Err(DeviceError::Start(reason));
+        check_heads(&shape)?;
+        for operand in self.operands.clone() {
+            self.attention.get(&mut self.loader, &shape, operand)?;
         }
         let bytes = shape.block_bytes().saturating_mul(spec.blocks);
         let blocks = self.memory.allocate(bytes, "KV cache")?;

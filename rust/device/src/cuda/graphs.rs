@@ -118,6 +118,11 @@ impl Graphs {
         Ok(())
     }
 
+    /// Whether the launches of this step become a graph.
+    pub fn is_capturing(&self) -> bool {
+        matches!(self.mode, Mode::Capture(..))
+    }
+
     /// Launches a kernel, or recognises its launch.
     ///
     /// # Safety

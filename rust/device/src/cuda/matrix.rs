@@ -186,6 +186,9 @@ impl Cuda {
         parts: &[(usize, WeightFormat)],
     ) -> Result<(CudaMatrix, Vec<Place>), DeviceError> {
         let layout = Layout::new(columns, parts);
+        if !self.operands.contains(&layout.operand) {
+            self.operands.push(layout.operand);
+        }
         let mut parts = Vec::new();
         for Place { rows, format, offset } in layout.joined {
             let codes = match format {

@@ -3,7 +3,7 @@
 use std::mem::size_of;
 use std::sync::Arc;
 
-use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
+use penstock_cuda::{Context, CudaError, DeviceMemory, DevicePointer, Stream};
 use penstock_types::Dtype;
 
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
@@ -41,19 +41,30 @@ pub(super) struct Memory {
     /// The stream that uses the memory, for the observer of an emulated driver.
     stream: Arc<Stream>,
     arena: Arena<DeviceSlab>,
+    /// If the driver does not say later how much is free.
+    free_at_start: u64,
+}
+
+fn empty_arena() -> Arena<DeviceSlab> {
+    Arena::new(DeviceSlab(None), ALIGNMENT, ALIGNMENT).expect("one unit; this is a bug")
 }
 
 impl Memory {
     /// Memory before anything is reserved.
-    pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
-        let arena = Arena::new(DeviceSlab(None), ALIGNMENT, ALIGNMENT).expect("one unit; this is a bug");
-        Self { context: Arc::clone(context), stream: Arc::clone(stream), arena }
+    pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Result<Self, CudaError> {
+        let free_at_start = context.memory()?.0 as u64;
+        Ok(Self {
+            context: Arc::clone(context),
+            stream: Arc::clone(stream),
+            arena: empty_arena(),
+            free_at_start,
+        })
     }
 
     /// Takes memory from the driver, and returns that of the former reservation.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
         assert_eq!(self.usage().peak, 0, "memory is reserved after the first allocation; this is a bug");
-        *self = Self::empty(&self.context, &self.stream);
+        self.arena = empty_arena(); // releases the former reservation first
         let refused = |reason: String| DeviceError::OutOfMemory {
             what: "the model with its KV cache",
             bytes: bytes as u64,
@@ -68,7 +79,7 @@ impl Memory {
 
     /// Free bytes of the device.
     pub fn available(&self) -> u64 {
-        self.context.memory().map_or(0, |(free, _)| free as u64)
+        self.context.memory().map_or(self.free_at_start, |(free, _)| free as u64)
     }
 
     pub fn usage(&self) -> MemoryUse {

@@ -26,6 +26,7 @@ mod upload;
 use std::sync::Arc;
 
 use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory};
+use penstock_types::Dtype;
 
 use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
@@ -51,6 +52,8 @@ pub struct Cuda {
     kernels: CommonKernels,
     loader: Loader,
     attention: LoadedAttention,
+    /// The types of operands of the loaded matrices.
+    operands: Vec<Dtype>,
     codes: LoadedCodes,
     /// Rows of the partial results of attention that the scratch memory has room for.
     most_partial_rows: usize,
@@ -73,12 +76,13 @@ impl Cuda {
         let mut loader = Loader::new(&context, compiler, device.architecture());
         let queue = Queue::new(&context, device).map_err(|error| start(&error))?;
         Ok(Self {
-            memory: Memory::empty(&context, queue.shared_stream()),
+            memory: Memory::empty(&context, queue.shared_stream()).map_err(|error| start(&error))?,
             queue,
             uploader: Uploader::new(&context).map_err(|error| start(&error))?,
             kernels: CommonKernels::load(&mut loader)?,
             loader,
             attention: LoadedAttention::default(),
+            operands: Vec::new(),
             codes: LoadedCodes::default(),
             most_partial_rows: 0,
             downloads: PinnedMemory::new(&context, DOWNLOADED_AT_ONCE * size_of::<f32>())
@@ -103,5 +107,5 @@ fn start(error: &CudaError) -> DeviceError {
 
 /// The error of a device that was in use. Errors of kernels occur in later calls, so no error concerns one call only.
 fn lost(error: CudaError) -> DeviceError {
-    DeviceError::Lost(format!("the CUDA device was lost: {error}"))
+    DeviceError::Lost(error.to_string())
 }

@@ -82,13 +82,13 @@ impl Queue {
     /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not a
     /// launch.
     pub fn begin_step(&self, shape: Option<StepShape>) -> Result<(), DeviceError> {
-        self.set_in_step(true);
         let mut graphs = self.graphs.borrow_mut();
-        match shape {
+        let begun = match shape {
             Some(shape) => graphs.begin(&self.stream, shape),
             None => graphs.end(&self.stream),
-        }
-        .map_err(lost)
+        };
+        self.set_in_step(!graphs.is_capturing());
+        begun.map_err(lost)
     }
 
     /// Reports to the observer of an emulated driver whether the calls that follow belong to a step, which neither waits nor
