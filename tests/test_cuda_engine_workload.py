@@ -63,3 +63,15 @@ def test_pipeline_and_server_give_the_answers_of_the_engine() -> None:
     texts = [found[name] for name in ("cpu", "cuda", "auto", "pipeline", "server")]
     assert texts == texts[:1] * 5
     assert found["status"] == 0
+
+
+def test_checked_kernels_find_no_defect_in_a_mixed_workload() -> None:
+    ended = run_program(cuda_workload.mixed, checked=True)
+    assert ended.findings == []
+    check_mixed(ended.result)
+
+
+def test_checked_kernels_find_no_defect_in_a_storm() -> None:
+    ended = run_program(cuda_workload.storms, 16, 1, checked=True)
+    assert ended.findings == []
+    check_storm(ended.result[0])
