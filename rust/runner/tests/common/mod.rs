@@ -10,7 +10,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::Backend;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
 use penstock_runner::{BareRunner, DeviceInfo, EngineConfig, Host, LaunchError, ModelInfo};
-use penstock_types::Sampling;
+use penstock_types::{Device, Sampling};
 use serde_json::{Value, json};
 
 pub const VOCABULARY: usize = 320;
@@ -19,7 +19,7 @@ pub const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
-const DEVICE: DeviceInfo = DeviceInfo { threads: 2, isa: "", numa: None };
+const DEVICE: DeviceInfo = DeviceInfo { device: Device::Cpu, threads: 2, isa: String::new(), numa: None };
 
 /// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);
