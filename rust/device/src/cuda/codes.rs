@@ -60,7 +60,7 @@ pub(super) fn read(source: &dyn WeightSource, grid: &Grid, rows: Range<usize>, o
     }
 }
 
-/// Packs the first `num_rows` of `rows` into `out`, of as many [`bytes`].
+/// Packs the first `num_rows` of `rows` into `out`, of as many [`bytes()`].
 fn pack(grid: &Grid, rows: &GridRows, num_rows: usize, columns: usize, out: &mut [u8]) {
     let tile = Tile::new(grid, columns);
     assert_eq!(out.len(), bytes(num_rows, columns, grid), "bytes of packed codes; this is a bug");
