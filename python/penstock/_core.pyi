@@ -136,7 +136,7 @@ class EngineConfig:
       to 2**63 - 1. Default: 4 GiB.
     - `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`
       sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves
-      if it is set, else a quarter of the remaining memory.
+      if it is set or on a CUDA device, else a quarter of the remaining memory.
     - `kv_cache_blocks`: Size of the KV cache in blocks of `block_size` tokens, exactly. Not allowed with
       `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size. Range: 1 to 2**31 - 1. Default: see
       `kv_cache_bytes`.
@@ -431,8 +431,8 @@ class EngineConfig:
 
         Never larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.
 
-        Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set, else a quarter of the
-        remaining memory.
+        Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set or on a CUDA device, else a
+        quarter of the remaining memory.
         """
 
     @property
@@ -3270,7 +3270,7 @@ class Engine:
         config: EngineConfig,
         host: Host,
         progress: Callable[[int, int], object] | None = None,
-        nvrtc_folders: Sequence[str | os.PathLike[str]] = (),
+        nvrtc_folders: Sequence[str | os.PathLike[str]] = ...,
     ) -> Engine:
         """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
 

@@ -105,8 +105,8 @@ class EngineOptions(TypedDict, total=False):
     ]
     kv_cache_bytes: Annotated[
         int | None,
-        "Size of the KV cache in bytes. Default: what memory_ratio leaves if it is set, else a quarter of "
-        "the remaining memory.",
+        "Size of the KV cache in bytes. Default: what memory_ratio leaves if it is set or on a CUDA device, "
+        "else a quarter of the remaining memory.",
     ]
     kv_cache_blocks: Annotated[
         int | None,
