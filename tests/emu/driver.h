@@ -147,6 +147,11 @@ void free_stream_objects();  // joins the threads; without state_mutex
 void free_module_objects();
 void free_graph_objects();
 
+// Calls that wait, query or allocate are not allowed in a thread that captures; they end the capture with an error.
+CUresult not_in_a_capture();
+#define NOT_IN_A_CAPTURE() \
+    if (const CUresult error = emu::not_in_a_capture()) return error
+
 void end_capture(CUgraph_st&);  // streams and events no longer refer to the graph; under state_mutex
 
 }  // namespace emu

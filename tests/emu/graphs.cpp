@@ -47,13 +47,24 @@ static bool reserve_branches(CUstream_st& s, unsigned num_branches) {
     return true;
 }
 
+// The stream that this thread captures, or has captured.
+static thread_local CUstream_st* captured = nullptr;
+
+CUresult not_in_a_capture() {
+    if (!captured) return CUDA_SUCCESS;
+    Guard guard(state_mutex);
+    if (!is_stream(captured) || !captured->capture) return CUDA_SUCCESS;
+    captured->capture->is_invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 }  // namespace emu
 
 using namespace emu;
 
 extern "C" {
 
-CUresult cuStreamBeginCapture_v2(CUstream_st* s, CUstreamCaptureMode_enum) {
+CUresult cuStreamBeginCapture_v2(CUstream_st* s, CUstreamCaptureMode_enum mode) {
     ENTER(CONTEXT);
     Guard guard(state_mutex);
     if (!is_stream(s)) return CUDA_ERROR_INVALID_HANDLE;
@@ -61,6 +72,7 @@ CUresult cuStreamBeginCapture_v2(CUstream_st* s, CUstreamCaptureMode_enum) {
     s->capture = new CUgraph_st;
     s->capture->streams = {s};
     s->last_nodes.clear();
+    captured = mode == CU_STREAM_CAPTURE_MODE_RELAXED ? nullptr : s;
     return CUDA_SUCCESS;
 }
 
@@ -81,6 +93,7 @@ CUresult cuStreamEndCapture(CUstream_st* s, CUgraph_st** result) {
     if (!is_stream(s)) return CUDA_ERROR_INVALID_HANDLE;
     if (!s->capture) return CUDA_ERROR_ILLEGAL_STATE;
     if (s->capture->streams.front() != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    captured = nullptr;
     std::unique_ptr<CUgraph_st> graph(s->capture);
     const std::vector<int> ends = s->last_nodes;
     end_capture(*graph);

@@ -226,6 +226,7 @@ CUresult cuMemGetInfo_v2(size_t* available, size_t* total) {
 
 CUresult cuMemAlloc_v2(unsigned long long* pointer, size_t size) {
     ENTER(CONTEXT);
+    NOT_IN_A_CAPTURE();
     not_in_a_step(__func__);
     if (!size) return CUDA_ERROR_INVALID_VALUE;
     const size_t room = pages_of(size);
@@ -264,6 +265,7 @@ CUresult cuMemFree_v2(unsigned long long pointer) {
 
 CUresult cuMemHostAlloc(void** pointer, size_t size, unsigned) {
     ENTER(CONTEXT);
+    NOT_IN_A_CAPTURE();
     not_in_a_step(__func__);
     if (!size) return CUDA_ERROR_INVALID_VALUE;
     *pointer = aligned_alloc(PAGE, pages_of(size));

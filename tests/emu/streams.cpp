@@ -341,6 +341,7 @@ static CUresult find_ticket(CUevent_st* e, const char* call, TicketPointer& tick
 
 CUresult cuEventQuery(CUevent_st* e) {
     ENTER(CONTEXT);
+    NOT_IN_A_CAPTURE();
     TicketPointer ticket;
     if (const CUresult error = find_ticket(e, __func__, ticket)) return error;
     if (!ticket) return CUDA_SUCCESS;
@@ -349,6 +350,7 @@ CUresult cuEventQuery(CUevent_st* e) {
 
 CUresult cuEventSynchronize(CUevent_st* e) {
     ENTER(CONTEXT);
+    NOT_IN_A_CAPTURE();
     TicketPointer ticket;
     if (const CUresult error = find_ticket(e, __func__, ticket)) return error;
     if (!ticket) return CUDA_SUCCESS;

@@ -455,6 +455,11 @@ pub trait Backend: Send + 'static {
         scratch: &mut Self::Scratch,
     ) -> Result<Self::Ticket, DeviceError>;
 
+    /// Begins to compute all earlier calls: those of a step that is sampled later.
+    fn submit(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have
     /// become ready. A lost device makes every ticket ready and wakes its waker; `collect` then returns the loss.
     fn poll(&mut self, ticket: &mut Self::Ticket, waker: &Waker) -> Poll<()>;

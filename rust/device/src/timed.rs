@@ -496,6 +496,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.measure(Operation::Sample, work, |inner| inner.sample(logits, batch, slots, scratch))
     }
 
+    fn submit(&mut self) -> Result<(), DeviceError> {
+        self.inner.submit()
+    }
+
     fn poll(&mut self, ticket: &mut B::Ticket, waker: &Waker) -> Poll<()> {
         self.inner.poll(ticket, waker)
     }

@@ -504,6 +504,10 @@ impl Backend for Cuda {
         ticket
     }
 
+    fn submit(&mut self) -> Result<(), DeviceError> {
+        self.queue.end_step()
+    }
+
     fn poll(&mut self, ticket: &mut CudaTicket, waker: &Waker) -> Poll<()> {
         ticket.poll(waker)
     }

@@ -176,8 +176,16 @@ impl Graphs {
         let Mode::Capture(shape, launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        let graph = stream.end_capture()?;
-        // SAFETY: the launches are those of this step.
+        let graph = match stream.end_capture() {
+            Ok(graph) => graph,
+            // A graph takes memory of the driver. Without it, the launches are submitted as they are.
+            Err(error) if error.is_out_of_memory() => {
+                // SAFETY: the launches are those of this step.
+                return launches.iter().try_for_each(|launch| unsafe { launch.submit(stream) });
+            }
+            Err(error) => return Err(error),
+        };
+        // SAFETY: as above.
         unsafe { graph.launch(stream) }?;
         let entry = self.entries.entry(shape).or_default();
         (entry.launches, entry.graph) = (launches, Some(graph));

@@ -102,7 +102,12 @@ impl Queue {
     /// Ends the calls of a step. What it has submitted may still be computed.
     pub fn end_step(&self) -> Result<(), DeviceError> {
         self.set_in_step(false);
-        self.stream().map(|_| ())
+        self.submit()
+    }
+
+    /// Submits everything so far.
+    pub fn submit(&self) -> Result<(), DeviceError> {
+        self.graphs.borrow_mut().end(&self.stream).map_err(lost)
     }
 
     /// The stream itself.
@@ -112,12 +117,13 @@ impl Queue {
 
     /// The stream, after everything so far has been submitted.
     pub fn stream(&self) -> Result<&Stream, DeviceError> {
-        self.graphs.borrow_mut().end(&self.stream).map_err(lost)?;
+        self.submit()?;
         Ok(&self.stream)
     }
 
     /// Waits until the device has stopped using memory, also after an error.
     pub fn stop(&self) -> Result<(), CudaError> {
+        self.set_in_step(false);
         let ended = self.graphs.borrow_mut().end(&self.stream);
         self.stream.synchronize().and(ended)
     }

@@ -199,6 +199,7 @@ impl Cuda {
         batch: &SamplingBatch,
         slots: &mut CudaSlots,
     ) -> Result<CudaTicket, DeviceError> {
+        self.queue.submit()?; // events must not be queried during a capture
         let mut ticket = CudaTicket::new(&slots.pool, &slots.waiter);
         let mut arrays = slots.arrays;
         arrays.logits = self.memory.pointer(&logits.0);
@@ -213,8 +214,9 @@ impl Cuda {
             let mut buffers = slots.pool.take()?;
             let entries = fill(slots, batch, start, &mut buffers)?;
             start += entries.len();
-            self.launch_part(slots, arrays, &entries, &mut buffers)?;
-            ticket.push(buffers, entries);
+            let launched = self.launch_part(slots, arrays, &entries, &mut buffers);
+            ticket.push(buffers, entries); // also after an error: the device may use the buffers
+            launched?;
         }
         Ok(ticket)
     }
