@@ -16,10 +16,10 @@ from test_kernels_cuda_codes import Product as CodesProduct
 from test_kernels_cuda_gemm import KERNELS, TILES, Product
 from test_kernels_cuda_rows import Strides
 
-pytestmark = [
-    pytest.mark.timeout(600),  # the first test builds the kernels
-    pytest.mark.skipif(cuda.CHECKED or cuda.ON_GPU, reason="the arrays are too large for a copy"),
-]
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+
+if cuda.CHECKED or cuda.ON_GPU:
+    pytest.skip("the arrays are too large for a copy", allow_module_level=True)
 
 FAR = 1 << 32
 RANDOM = np.random.default_rng(0)

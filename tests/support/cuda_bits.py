@@ -15,7 +15,7 @@ from support.running import random_prompt
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_TOKENS = 20
+MAX_TOKENS = 32
 SIZES: dict[str, Any] = {
     "max_model_len": 128,
     "max_num_batched_tokens": 256,
