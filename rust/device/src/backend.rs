@@ -456,7 +456,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<Self::Ticket, DeviceError>;
 
     /// Begins to compute all earlier calls: those of a step that is sampled later.
-    fn submit(&mut self) -> Result<(), DeviceError> {
+    fn flush(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 

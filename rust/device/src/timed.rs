@@ -496,8 +496,8 @@ impl<B: Backend> Backend for Timed<B> {
         self.measure(Operation::Sample, work, |inner| inner.sample(logits, batch, slots, scratch))
     }
 
-    fn submit(&mut self) -> Result<(), DeviceError> {
-        self.inner.submit()
+    fn flush(&mut self) -> Result<(), DeviceError> {
+        self.inner.flush()
     }
 
     fn poll(&mut self, ticket: &mut B::Ticket, waker: &Waker) -> Poll<()> {

@@ -234,7 +234,7 @@ impl<B: Backend> Runner<B> {
         if !must_wait {
             self.sample(flight, turn)?;
         }
-        self.backend.submit()
+        self.backend.flush()
     }
 
     /// Submits the sampling of a step whose earlier steps are finished now.

@@ -504,7 +504,7 @@ impl Backend for Cuda {
         ticket
     }
 
-    fn submit(&mut self) -> Result<(), DeviceError> {
+    fn flush(&mut self) -> Result<(), DeviceError> {
         self.queue.end_step()
     }
 
