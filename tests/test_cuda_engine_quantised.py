@@ -1,4 +1,4 @@
-"""Quantised models on the emulated device have the logits of their values, but for operands of bfloat16."""
+"""Quantised models on the emulated device have the logits of their values, within the rounding of operands."""
 
 from __future__ import annotations
 

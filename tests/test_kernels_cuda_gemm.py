@@ -25,7 +25,7 @@ DTYPES = ("bf16", "f16", "f32")
 
 
 def kernels_of(dtype: str) -> list[str]:
-    """The kernels whose operands have the type; the last one has the largest tiles."""
+    """The kernels for operands of a type; the last one has the largest tiles."""
     return [kernel for kernel, of in KERNELS if of == dtype]
 
 
@@ -77,7 +77,7 @@ class Operands:
             threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SEGMENT))
             kernels.launch(f"gemv_{dtype}", tiles, threads, product)
         elif kernel == "gemm_any":
-            kernels.launch(f"gemm_any_{dtype}", tiles, 256, product)
+            kernels.launch(f"gemm_any_{dtype}", tiles[::-1], 256, product)
         else:
             kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
         assert np.isnan(out[rows]).all()

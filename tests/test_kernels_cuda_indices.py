@@ -96,7 +96,7 @@ def multiply(
     product = Product(*cuda.addresses(x, w, None, out), rows, outputs, inner, pitch, 0)
     tiles = [-(-outputs // TILES[kernel][0]), -(-rows // TILES[kernel][1])]
     threads = {"gemv": 128 if dtype == "f32" else 32, "gemm_any": 256}.get(kernel, 128)
-    grid = [tiles[0] * tiles[1]] if kernel in ("gemm_narrow", "gemm_wide") else tiles
+    grid = {"gemv": tiles, "gemm_any": tiles[::-1]}.get(kernel, [tiles[0] * tiles[1]])
     kernels.launch(f"{kernel}_{dtype}", grid, threads, product)
     return out[-1, :outputs][-8:]
 

@@ -258,7 +258,7 @@ def test_bits_of_int8_are_those_of_the_cpu(kernels_of_bits: cuda.HostKernels, he
 
 
 def between_levels(count: int, levels: int, scale: float) -> Array:
-    """A part that is a multiple of the scale plus half of it, but for two values in the middle of two levels.
+    """A part of multiples of the scale plus half of it, and of two values in the middle of two levels.
 
     Their products with the inverse of the scale are rounded to the middle, unless they are a part of a fused
     operation.

@@ -243,7 +243,7 @@ def test_row_of_nan_does_not_change_others(kernels: cuda.HostKernels) -> None:
 
 
 def test_float32_keeps_its_precision(kernels: cuda.HostKernels) -> None:
-    """Terms that cancel but for the last bits of float32."""
+    """Terms that cancel; only the last bits of float32 remain."""
     a, b = np.array([[1 + 2**-20, -1, 0, 0]]), np.array([[1 + 2**-22]])
     x = np.array([[1 + 2**-21, 1 + 2**-21, 0, 0]], np.float32)
     result = run(kernels, x, np.zeros((1, 1), np.float32), [[Update(a, b)]], [(0, 1, 0)])

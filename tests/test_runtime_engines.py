@@ -144,7 +144,7 @@ def test_engine_is_started_after_the_end_of_the_last_one(tmp_path: Path) -> None
         if seconds < 1:  # while an engine ends
             await anyio.to_thread.run_sync(may_end.wait)
         else:
-            await anyio.sleep(seconds)
+            await anyio.sleep_forever()
 
     with running(settings_of(tmp_path)) as runtime:
         state = runtime.application.state

@@ -3,18 +3,13 @@
 //! cudarc loads the library of the driver and has its types. The functions are called through [`Calls`], which
 //! [`Context::open`] looks up in that library, after a check that it is the driver's.
 
-use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
 use crate::driver::{Handle, Ordinal};
 use crate::error::{CallError, CudaError};
 use crate::functions::{Calls, Functions, Newer};
-use crate::{Device, Driver, Observer, Version, device};
-
-/// Numbers of the driver's attributes.
-const MULTIPROCESSORS: c_int = 16;
-const SHARED_BYTES: c_int = 97;
+use crate::{Device, Driver, Observer, device};
 
 /// The primary context of a device, which other libraries in the process share.
 ///
@@ -29,19 +24,7 @@ pub struct Context {
     functions: &'static Functions,
     ordinal: Ordinal,
     handle: Handle,
-    info: DeviceInfo,
     process: u32,
-}
-
-/// The properties of a device that the choice of a launch depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// The version of the instruction set.
-    pub compute_capability: Version,
-    /// The number of streaming multiprocessors.
-    pub num_multiprocessors: u32,
-    /// The most bytes of shared memory of a block, for kernels with [`crate::Kernel::set_shared_limit`].
-    pub shared_bytes: u32,
 }
 
 // SAFETY: the driver's functions may be called from any thread; the handle is a number to it.
@@ -54,17 +37,11 @@ impl Context {
     pub fn open(driver: &Driver, device: &Device) -> Result<Arc<Self>, CudaError> {
         let functions = Functions::load(driver)?;
         let ordinal = device::ordinal(driver, device.index)?;
-        let attribute = |number| device::attribute(driver, ordinal, number);
-        let info = DeviceInfo {
-            compute_capability: device.compute_capability,
-            num_multiprocessors: attribute(MULTIPROCESSORS)?,
-            shared_bytes: attribute(SHARED_BYTES)?,
-        };
         let mut handle = ptr::null_mut();
         // SAFETY: the pointer is valid and the device exists. The context is released when it is dropped.
         unsafe { driver.functions().retain_context(&raw mut handle, ordinal) }?;
         let process = std::process::id();
-        Ok(Arc::new(Self { driver: *driver, functions, ordinal, handle, info, process }))
+        Ok(Arc::new(Self { driver: *driver, functions, ordinal, handle, process }))
     }
 
     /// Makes the context current in the calling thread.
@@ -78,11 +55,6 @@ impl Context {
         // SAFETY: the pointers are valid.
         self.within(|| unsafe { self.driver.functions().memory_info(&raw mut free, &raw mut total) })?;
         Ok((free, total))
-    }
-
-    /// The device, for the choice of launches.
-    pub fn device_info(&self) -> DeviceInfo {
-        self.info
     }
 
     /// The functions of an emulated driver.

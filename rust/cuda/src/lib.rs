@@ -25,7 +25,7 @@ mod unavailable;
 
 pub use cache::KernelCache;
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
-pub use context::{Context, DeviceInfo};
+pub use context::Context;
 pub use device::Device;
 pub use driver::Driver;
 pub use error::{CallError, CudaError};

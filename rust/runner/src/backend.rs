@@ -8,6 +8,7 @@ use penstock_device::cuda::Cuda;
 use penstock_types::config_limits::MAX_THREADS;
 use penstock_types::{Device, FieldError};
 
+use crate::cuda::UsableDevice;
 use crate::{CudaSettings, EngineConfig, Host, LaunchError, NumaInfo};
 
 /// The backend of the CPU, which also converts models.
@@ -27,22 +28,28 @@ pub struct DeviceInfo {
     pub numa: Option<NumaInfo>,
 }
 
-/// The device that computes: an error if it cannot be used. `auto` is the first CUDA device, or the CPU without one, and
-/// is logged once.
+/// The device that computes, or the reason why it cannot be used; see [`find_device`].
 pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device, LaunchError> {
+    Ok(find_device(device, settings)?.map_or(Device::Cpu, |found| Device::Cuda(found.device.index)))
+}
+
+/// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU without one, and is
+/// logged once.
+pub(crate) fn find_device(
+    device: Device,
+    settings: &CudaSettings,
+) -> Result<Option<UsableDevice>, LaunchError> {
     static SAID: Once = Once::new();
     match device {
-        Device::Cpu => Ok(device),
-        Device::Cuda(index) => {
-            settings.find(index).map(|_| device).map_err(|reason| unusable(index, &reason))
-        }
+        Device::Cpu => Ok(None),
+        Device::Cuda(index) => settings.find(index).map(Some).map_err(|reason| unusable(index, &reason)),
         Device::Auto => {
-            let (found, text) = match settings.find(0) {
-                Ok(found) => (Device::Cuda(0), format!("cuda:0, {}", found.device.name)),
-                Err(reason) => (Device::Cpu, format!("the CPU: {reason}")),
-            };
-            SAID.call_once(|| log::info!("device='auto' is {text}"));
-            Ok(found)
+            let found = settings.find(0);
+            SAID.call_once(|| match &found {
+                Ok(found) => log::info!("device='auto' is cuda:0, {}", found.device.name),
+                Err(reason) => log::info!("device='auto' is the CPU: {reason}"),
+            });
+            Ok(found.ok())
         }
     }
 }
@@ -54,15 +61,15 @@ fn unusable(index: u32, reason: &dyn Display) -> LaunchError {
 
 /// Opens a CUDA device for a valid configuration.
 pub(crate) fn open_cuda(
-    index: u32,
+    found: UsableDevice,
     config: &EngineConfig,
     host: &Host,
 ) -> Result<(Cuda, DeviceInfo), LaunchError> {
+    let index = found.device.index;
     if let Some(nodes) = &config.numa_nodes {
         let limit = format!("None with device='cuda:{index}'");
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
-    let found = config.cuda.find(index).map_err(|reason| unusable(index, &reason))?;
     let backend = Cuda::open(&found.driver, &found.device, found.compiler, host.device())
         .map_err(|reason| unusable(index, &reason))?;
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));

@@ -104,7 +104,7 @@ pub struct MemoryInfo {
     pub inputs: u64,
     /// The KV cache. The system provides its pages when they are first written.
     pub kv_cache: u64,
-    /// The host tier; its pages likewise.
+    /// The host tier; its pages likewise. With a CUDA device, page-locked memory beside the arena.
     pub host_cache: u64,
     /// The adapters and their buffer; the pages likewise.
     pub adapters: u64,

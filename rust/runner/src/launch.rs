@@ -33,12 +33,12 @@ pub fn launch(
     // Converted models are packed for the CPU.
     let is_for_cpu = config.device == Device::Auto && checkpoint.conversion().is_some();
     let device = if is_for_cpu { Device::Cpu } else { config.device };
-    match backend::resolve_device(device, &config.cuda)? {
-        Device::Cuda(index) => {
-            let (backend, device) = backend::open_cuda(index, config, host)?;
+    match backend::find_device(device, &config.cuda)? {
+        Some(found) => {
+            let (backend, device) = backend::open_cuda(found, config, host)?;
             start_profiled(backend, device, checkpoint, config, host, progress)
         }
-        Device::Auto | Device::Cpu => {
+        None => {
             let (backend, device) = backend::open_cpu(config, host)?;
             start_profiled(backend, device, checkpoint, config, host, progress)
         }

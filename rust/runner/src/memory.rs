@@ -10,7 +10,8 @@ use std::sync::Arc;
 use crate::EngineConfig;
 use crate::budget::{display_bytes, share};
 
-/// The KV cache takes one part in four of the remaining memory of a host by default, because other programs run on it.
+/// A KV cache, or a host tier, takes one part in four of the remaining memory of a host by default, because other programs
+/// run on it.
 const DEFAULT_FRACTION: u64 = 4;
 /// Block ids are 32-bit integers.
 const MAX_BLOCKS: usize = i32::MAX as usize;
@@ -262,7 +263,10 @@ impl MemoryPlan {
         let host_memory = backend.host_memory();
         match (request.host_cache, host_memory) {
             (HostCacheSize::SameAsDevice, None) => num_caches = 2,
-            (HostCacheSize::SameAsDevice, Some(available)) => host_blocks = blocks_in(available, available),
+            (HostCacheSize::SameAsDevice, Some(available)) => {
+                let part = available / DEFAULT_FRACTION;
+                host_blocks = blocks_in(part, part);
+            }
             (HostCacheSize::Requested(size), None) => {
                 host_blocks = requested_blocks("host_cache", size, "", remaining, 1)?;
                 remaining -= backend.cache_bytes(&cache, host_blocks);

@@ -66,7 +66,7 @@ impl Launch {
 /// The launches of the last step of a shape.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Of the graph.
+    /// The launches of the graph.
     launches: Vec<Launch>,
     /// `None` before the shape has occurred twice.
     graph: Option<GraphExec>,

@@ -116,7 +116,7 @@ pub(super) struct CommonKernels {
     pub copy_blocks: Kernel,
     pub gemv: ByDtype,
     pub gemm_narrow: ByDtype,
-    /// Of the types of tensor cores.
+    /// For the types that tensor cores have.
     pub gemm_wide: ByHalf,
     /// For rows that are not multiples of 16 bytes.
     pub gemm_any: ByDtype,

@@ -95,21 +95,21 @@ impl Memory {
     /// A region of the weights and caches, with any contents.
     pub fn allocate(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
         let region = self.arena.allocate(bytes, Placement::Low, name)?;
-        self.observe(&region, true);
+        self.observe(&region);
         Ok(region)
     }
 
     /// A region of the workspace, with any contents.
     pub fn allocate_workspace(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
         let region = self.arena.allocate(bytes, Placement::High, name)?;
-        self.observe(&region, true);
+        self.observe(&region);
         Ok(region)
     }
 
-    /// Reports the begin or the end of a region to the observer of an emulated driver.
-    fn observe(&self, region: &Region, is_live: bool) {
+    /// Reports a new region to the observer of an emulated driver.
+    fn observe(&self, region: &Region) {
         if let Some(observer) = self.context.observer() {
-            observer.region(self.pointer(region), region.len(), is_live, &self.stream);
+            observer.region(self.pointer(region), region.len(), true, &self.stream);
         }
     }
 

@@ -21,7 +21,7 @@ const MOST_NARROW_ROWS: usize = 64;
 const SEGMENT: usize = 2048;
 const CODES_SEGMENT: usize = 512;
 const MAX_WARPS: usize = 8;
-/// Of a table of codes.
+/// The kernels of a table of codes.
 const COLUMNS_OF_A_THREAD: usize = 16;
 
 /// The product of a part of a matrix.
@@ -194,7 +194,7 @@ impl CommonKernels {
             Shape::new(rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs), 128)
         };
         let (kernel, shape) = if !(inner * dtype.bytes()).is_multiple_of(16) {
-            (self.gemm_any.get(dtype), Shape::of([outputs.div_ceil(8), rows, 1], 256))
+            (self.gemm_any.get(dtype), Shape::of([rows, outputs.div_ceil(8), 1], 256))
         } else if rows <= MOST_GEMV_ROWS {
             let warps = if dtype == Dtype::F32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
             let blocks = [outputs.div_ceil(16), rows.div_ceil(8), 1];

@@ -30,6 +30,8 @@ pub struct CudaRope {
     buffers: Vec<Staging>,
     next: usize,
     works: Works,
+    /// Reused in every step.
+    sequences: Vec<Sequence>,
     heads: HeadShape,
 }
 
@@ -129,6 +131,7 @@ impl Cuda {
             buffers: buffers.collect::<Result<_, _>>().map_err(super::lost)?,
             next: 0,
             works: Works::default(),
+            sequences: Vec::new(),
             heads: spec.heads,
         })
     }
@@ -146,7 +149,8 @@ impl Cuda {
         rope.next = (rope.next + 1) % BUFFERS;
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
-        let sequences: Vec<Sequence> = inputs.sequences.iter().map(Sequence::from).collect();
+        rope.sequences.clear();
+        rope.sequences.extend(inputs.sequences.iter().map(Sequence::from));
         let step = CudaStep {
             inputs,
             tokens: arrays.push(&inputs.tokens),
@@ -160,7 +164,7 @@ impl Cuda {
                 let tiles = tiles_of(inputs, rows);
                 Tiles { tiles: arrays.push(&tiles), count: tiles.len() }
             }),
-            sequences: arrays.push(&sequences),
+            sequences: arrays.push(&rope.sequences),
             decode_works: arrays.push(&rope.works.decode),
             prefill_works: arrays.push(&rope.works.prefill),
             // Last, because their number does not depend on the shape of the step.

@@ -125,7 +125,7 @@ impl Drop for CudaTicket {
     }
 }
 
-/// Of the former value of `out` only the memory is used.
+/// Replaces `out` and reuses its memory.
 fn read(entry: &Entry, result: &RawResult, tops: &[Top], out: &mut Sampled) {
     out.outcome = match result.outcome {
         IS_TOKEN => SampleOutcome::Token,
