@@ -30,6 +30,17 @@ BACKENDS: list[dict[str, Any]] = [
 ]
 
 
+class Gate:
+    """A logits processor that lets a request continue once it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        """Wait."""
+        self.opened.wait()
+
+
 def make_engine(model: str | Path, **options: object) -> penstock.Engine:
     """A small engine with one thread, which is fastest for such a small model."""
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]

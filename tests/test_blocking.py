@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, SHORT, assert_at_rest_blocking, make_engine, resources, start_python
+from api_support import (
+    LONG,
+    PROMPT,
+    SHORT,
+    Gate,
+    assert_at_rest_blocking,
+    make_engine,
+    resources,
+    start_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,11 +85,17 @@ def test_dropped_request_is_cancelled_with_a_warning(engine: penstock.Engine) ->
     assert_at_rest_blocking(engine)
 
 
-def test_second_concurrent_reader_raises(engine: penstock.Engine) -> None:
-    request = engine.blocking.start_request(PROMPT, LONG)
-    with request._reading(), pytest.raises(RuntimeError, match="one reader at a time"):
-        next(request)
-    assert request.result().finish_reason == "length"
+def test_several_readers_divide_the_chunks(engine: penstock.Engine) -> None:
+    expected = engine.blocking.generate(PROMPT, LONG)
+    gate = Gate()
+    request = engine.blocking.start_request(PROMPT, LONG, logits_processors=[gate])
+    with ThreadPoolExecutor(8) as pool:
+        readers = [pool.submit(list, request) for _ in range(8)]
+        assert request.poll() is None
+        gate.opened.set()
+        chunks = [chunk for reader in readers for chunk in reader.result()]
+    assert sorted(token for chunk in chunks for token in chunk.token_ids) == sorted(expected.token_ids)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
 
 
 def test_many_threads_share_one_engine(engine: penstock.Engine) -> None:
@@ -143,3 +158,27 @@ def test_ctrl_c_interrupts_a_wait_and_the_engine_continues(tiny_model: Path) -> 
     out, err = process.communicate(timeout=60)
     assert out == b"interrupted\nlength 0\n", err
     assert err == b""
+
+
+INTERRUPTS = """
+import signal, sys, threading, penstock
+opened = threading.Event()
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+with penstock.Engine(sys.argv[1], threads=1) as engine:
+    def wait(*_): opened.wait()
+    request = engine.blocking.start_request([1], max_tokens=40, ignore_eos=True, logits_processors=[wait])
+    for tenths in range(1, 201):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, tenths / 10_000_000)
+            request.read()
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    opened.set()
+    print(len([token for chunk in request for token in chunk.token_ids]))
+"""
+
+
+def test_ctrl_c_at_any_moment_leaves_a_request_readable(tiny_model: Path) -> None:
+    process = start_python(INTERRUPTS, tiny_model)
+    out, err = process.communicate(timeout=60)
+    assert (out, err) == (b"interrupted\n" * 200 + b"40\n", b"")

@@ -1,4 +1,4 @@
-"""Quantised models on the emulated device have the logits of their values, within the rounding of operands."""
+"""Quantised models on the emulated device have the logits of their values, within rounded operands."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import anyio
 import pytest
 
 import penstock
-from api_support import LONG, PROMPT, SHORT, assert_at_rest, make_engine, wait_until
+from api_support import LONG, PROMPT, SHORT, Gate, assert_at_rest, make_engine, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,17 +20,6 @@ if TYPE_CHECKING:
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
     with make_engine(tiny_model) as engine:
         yield engine
-
-
-class Gate:
-    """A logits processor that lets a request continue once it is opened."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-
-    def __call__(self, *_: object) -> None:
-        """Wait."""
-        self.opened.wait()
 
 
 def fail(*_: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio.lowlevel
@@ -43,7 +42,7 @@ class _Request:
         self._session = session
         self._native = native
         self._is_cancelled = False
-        self._reader = threading.Lock()
+        self._is_reading = False  # a task waits for a chunk
 
     @property
     def id(self) -> int:
@@ -90,8 +89,9 @@ class _Request:
         the `finish_reason` of the last chunk tells which. Output is received by polling: a request that is
         neither polled nor awaited pauses, unless it has `unread="keep"`. Raises as iterating does.
         """
-        with self._reading():
-            chunk = self._native.poll()
+        if self._is_reading:
+            self._refuse_reader()
+        chunk = self._native.poll()
         if chunk is None:
             self._native.check()
         return chunk
@@ -126,15 +126,6 @@ class _Request:
             stacklevel=1,
             source=self,
         )
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        if not self._reader.acquire(blocking=False):
-            self._refuse_reader()
-        try:
-            yield
-        finally:
-            self._reader.release()
 
     def _refuse_reader(self) -> NoReturn:
         message = f"request {self.id} is already being read; only one reader at a time is allowed"
@@ -171,8 +162,9 @@ class Request(_Request):
         """
         # Runs once per token and stream: no context manager, few calls.
         native = self._native
-        if not self._reader.acquire(blocking=False):
+        if self._is_reading:
             self._refuse_reader()
+        self._is_reading = True
         try:
             if native.has_chunk():
                 await anyio.lowlevel.checkpoint()
@@ -180,7 +172,7 @@ class Request(_Request):
                 await self._pump.wait(self._id, native.has_chunk)
             chunk = native.take()
         finally:
-            self._reader.release()
+            self._is_reading = False
         if chunk is None:
             native.check()
             raise StopAsyncIteration
@@ -211,14 +203,16 @@ class Request(_Request):
 class BlockingRequest(_Request):
     """A request without an event loop: an iterator of chunks. Ctrl-C interrupts every wait.
 
-    The same as `Request`, without `await`. Any thread can read its chunks, one at a time; any number of
-    threads can wait for its result.
+    The same as `Request`, without `await`. Any number of threads can wait for its result, or read its chunks:
+    each chunk goes to one of them.
     """
 
     def __init__(self, session: Session, native: _core.Request, port: Port) -> None:
         super().__init__(session, native)
         self._port = port
-        self._waiters = threading.Condition()
+        # `with` takes it at once; a condition's own method could be interrupted when it has taken it.
+        self._lock = threading.Lock()
+        self._waiters = threading.Condition(self._lock)
         self._has_leader = False  # one of the waiters waits for the port, and wakes the others
 
     def __iter__(self) -> Iterator[Chunk]:
@@ -239,11 +233,20 @@ class BlockingRequest(_Request):
 
         Raises `TimeoutError` if no output came; the request continues. Otherwise raises as iterating does.
         """
-        with self._reading():
-            self._wait(self._native.has_chunk, timeout, "has no new output")
-            chunk = self._native.take()
+        native = self._native
+        chunk: Chunk | None = None
+
+        def take() -> bool:
+            nonlocal chunk
+            while native.has_chunk():
+                chunk = native.take()
+                if chunk is not None or native.finish_reason is not None:
+                    return True  # else another thread has taken it
+            return False
+
+        self._wait(take, timeout, "has no new output")
         if chunk is None:
-            self._native.check()
+            native.check()
         return chunk
 
     def result(self, timeout: float | None = None) -> Result:
@@ -263,7 +266,7 @@ class BlockingRequest(_Request):
         if timeout is not None:
             check_seconds("timeout", timeout, InvalidRequestError)
         deadline = None if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
-        with self._waiters:
+        with self._lock:
             while not is_ready():
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and not left > 0:

@@ -117,15 +117,14 @@ class ResultQueue:
         self._is_cancelled = False
         self._is_failure_logged = False
         self._process = os.getpid()
-        self._reader = threading.Lock()
+        self._lock = threading.Lock()  # of `_num_read`
         self._unread_since: float | None = None  # the first status call after the end and after the last read
         self._thread = threading.local()  # whether this thread polled after the end, or called sync_request
 
     def Get(self) -> GeneratedElements | None:  # noqa: N802 - DashInfer's names
         """Wait for new tokens, and return all of them; `None` if the request has ended and all are read."""
         check_process(self._process)
-        with self._reader:
-            return self._read(None)
+        return self._read(None)
 
     def GetWithTimeout(self, timeout_ms: float) -> GeneratedElements | None:  # noqa: N802
         """The same as `Get`, for at most `timeout_ms` milliseconds; 0 and less wait without a limit.
@@ -136,23 +135,12 @@ class ResultQueue:
         if seconds <= 0:
             return self.Get()
         check_process(self._process)
-        deadline = time.monotonic() + seconds
-        if not self._reader.acquire(timeout=seconds):
-            return None
-        try:
-            return self._read(deadline)
-        finally:
-            self._reader.release()
+        return self._read(time.monotonic() + seconds)
 
     def GetNoWait(self) -> GeneratedElements | None:  # noqa: N802
-        """The tokens that have arrived; `None` if there are none, or while another thread waits for them."""
+        """The tokens that have arrived; `None` if there are none."""
         check_process(self._process)
-        if not self._reader.acquire(blocking=False):
-            return None
-        try:
-            return self._read(0.0)
-        finally:
-            self._reader.release()
+        return self._read(0.0)
 
     def GenerateStatus(self) -> GenerateRequestStatus:  # noqa: N802
         """The current status; never waits.
@@ -254,7 +242,7 @@ class ResultQueue:
         return reason == "cancelled" and not self._is_cancelled
 
     def _read(self, deadline: float | None) -> GeneratedElements | None:
-        """The new tokens; the caller holds the lock. With a deadline in the past, those that have arrived."""
+        """The new tokens. With a deadline in the past, those that have arrived."""
         request = self._request
         if deadline is not None and request.finish_reason is not None:
             deadline = None  # nothing to wait for
@@ -278,7 +266,8 @@ class ResultQueue:
             self._log(error)
             return None
         elements = GeneratedElements(request, chunk)
-        self._num_read += len(elements.ids_from_generate)
+        with self._lock:
+            self._num_read += len(elements.ids_from_generate)
         self._unread_since = None
         return elements
 
