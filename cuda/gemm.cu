@@ -22,11 +22,19 @@
 // Kernels   gemv    up to 8 rows: a warp per 16 outputs and segment; no operand is shared, so none passes through
 //                   shared memory. Limit: bytes of w. Each lane has 12 loads of weights in flight while it multiplies
 //                   the 12 before them; the first ones are issued before the launch's dependency is complete.
-//           narrow  tiles of 64 outputs x 32 rows. Limit: bytes of w.
+//           narrow  tiles of 64 outputs x 32 rows, 7 steps of weights in flight. Limit: bytes of w.
+//           middle  tiles of 64 x 64, 5 steps. Limit: bytes of w up to about 128 rows, then accesses of shared memory.
 //           wide    tiles of 128 x 128, a warp 64 x 64. Limit: flops. Per step of 32, a warp reads 16 fragments from
-//                   shared memory for 64 mma.
-//           Both have 128 threads, and a ring of stages of 32 columns that cp.async fills. A row of a stage is 64
+//                   shared memory for 64 mma. It is a kernel for the tensor cores of sm_80; wgmma is not used.
+//           These have 128 threads, and a ring of stages of 32 columns that cp.async fills. A row of a stage is 64
 //           bytes, so the 8 lanes that read at the same time read 128 contiguous bytes: no bank conflicts.
+//
+// Division  If there are fewer tiles of narrow or middle than multiprocessors, a block computes one segment of a tile
+//           and writes its chains to scratch memory; add_chains adds them in the same order. Estimates from the sizes,
+//           for 4096 outputs, tiles of 64 outputs and 132 multiprocessors, of which 4.8 TB/s and a latency of 0.8 us
+//           require 3.8 MB in flight: 32 rows x 4096 columns has 64 tiles with 1.8 MB in flight, and 128 blocks with
+//           3.7 MB; 128 rows x 14336 columns has 128 tiles with 2.6 MB, half of it twice, and 896 blocks, as many at a time
+//           as multiprocessors have room for, with at least 10 MB. The chains of the latter are 15 MB.
 // Sources   PTX ISA, mma.m16n8k16; Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages, order of blocks); He et
 //           al., "Defeating Nondeterminism in LLM Inference" (invariance to the batch).
 #include "product.cuh"
@@ -129,17 +137,20 @@ DEVICE void gemv(const Product<T>& product) {
     }
 }
 
-// ---- gemm: a block per tile
+// ---- gemm: grid (tiles), or (tiles, segments): then block y writes the chains of segment y, to row y `rows` of `out`
+// and those after it
 
 // A warp computes 16 OUTPUT_TILES outputs x 8 ROW_TILES rows, and a block OUTPUT_WARPS x ROW_WARPS times as much.
 template <int OUTPUT_WARPS, int ROW_WARPS, int OUTPUT_TILES, int ROW_TILES, int STAGES>
 struct Tile {
+    static constexpr bool may_be_divided = OUTPUT_TILES * ROW_TILES <= 8;  // more leave no registers for it
     static constexpr int output_warps = OUTPUT_WARPS, stages = STAGES;
     static constexpr int output_tiles = OUTPUT_TILES, row_tiles = ROW_TILES;
     static constexpr int threads = 32 * OUTPUT_WARPS * ROW_WARPS;
     static constexpr int outputs = OUTPUT_WARPS * OUTPUT_TILES * 16, rows = ROW_WARPS * ROW_TILES * 8;
 };
-using Narrow = Tile<4, 1, 1, 4, 6>;
+using Narrow = Tile<4, 1, 1, 4, 8>;
+using Middle = Tile<2, 2, 2, 4, 6>;
 using Wide = Tile<2, 2, 4, 8, 3>;
 
 // Adds the chains of a segment to `out`. The old values of 16 outputs x 32 rows are loaded together, before the first
@@ -155,7 +166,8 @@ DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tile
         const float bias[2] = {bias_of(product, output, segment), bias_of(product, output + 8, segment)};
 #pragma unroll
         for (int first = 0; first < Shape::row_tiles; first += BATCH) {
-            float* const out = product.out + size_t(first_row + first * 8) * product.pitch + output;
+            const size_t row = first_row + first * 8 + (Shape::may_be_divided ? size_t(blockIdx.y) * product.rows : 0);
+            float* const out = product.out + row * product.pitch + output;
             const int rows = product.rows - first_row - first * 8;
             auto for_elements = [&](auto of) {
 #pragma unroll
@@ -181,9 +193,13 @@ DEVICE void gemm(const Product<T>& product) {
     __shared__ uint4 w_stages[STAGES][Shape::outputs][WORDS], x_stages[STAGES][Shape::rows][WORDS];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const TilePlace place = place_of_block<Shape>(product);
+    const int segment = Shape::may_be_divided ? blockIdx.y : 0, first = segment * SEGMENT;
+    const bool is_divided = Shape::may_be_divided && gridDim.y > 1;
+    const Columns columns = {first, is_divided ? min(product.inner, first + SEGMENT) : product.inner};
     TileCopy<T, Shape::outputs, STEP, WORDS, Shape::threads> w_copy(product.w, place.output, product.outputs,
-                                                                    product.inner);
-    TileCopy<T, Shape::rows, STEP, WORDS, Shape::threads> x_copy(product.x, place.row, product.rows, product.inner);
+                                                                    product.inner, columns);
+    TileCopy<T, Shape::rows, STEP, WORDS, Shape::threads> x_copy(product.x, place.row, product.rows, product.inner,
+                                                                 columns);
     for (int stage = 0; stage < STAGES - 1; stage++) w_copy.copy(w_stages[stage]);
     dependency_wait();
     dependency_launch();
@@ -195,7 +211,7 @@ DEVICE void gemm(const Product<T>& product) {
     const int warp_row = warp / Shape::output_warps * Shape::row_tiles * 8;
     float d[Shape::output_tiles][Shape::row_tiles][4] = {};
     int stage = 0, free_stage = STAGES - 1;
-    for (int column = STEP; column < product.inner + STEP; column += STEP) {  // the end of a step
+    for (int column = first + STEP; column < columns.end + STEP; column += STEP) {  // the end of a step
         copy_wait<STAGES - 2>();
         __syncthreads();  // the stage is complete, and the one before it has been read
         w_copy.copy(w_stages[free_stage]);
@@ -213,12 +229,37 @@ DEVICE void gemm(const Product<T>& product) {
         }
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if (column % SEGMENT == 0 || column >= product.inner)
+        if (column % SEGMENT == 0 || column >= columns.end)
             add_segment<Shape>(product, d, place.output + warp_output + group, place.row + warp_row + quad * 2,
-                               (column - 1) / SEGMENT);
+                               (column - first - 1) / SEGMENT);
     }
     copy_wait<0>();  // zeros, behind the last step
 }
+
+// ---- add_chains: grid (outputs / 256, rows), rounded up; a thread per element
+
+// The chains of a divided product: [segments][rows][outputs].
+struct Chains {
+    const float* chains;
+    const float* bias;  // or null
+    float* out;
+    int rows, outputs, segments, pitch, accumulates;
+};
+
+extern "C" __global__ void __launch_bounds__(256) add_chains(Chains call) {
+    dependency_wait();
+    dependency_launch();
+    const int output = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    if (output >= call.outputs) return;
+    const float* chain = call.chains + size_t(row) * call.outputs + output;
+    const size_t apart = size_t(call.rows) * call.outputs;
+    float& out = call.out[size_t(row) * call.pitch + output];
+    float sum = call.accumulates ? out : 0;
+#pragma unroll 8
+    for (int segment = 0; segment < call.segments; segment++) sum = __fadd_rn(sum, chain[segment * apart]);
+    out = __fadd_rn(sum, call.bias != nullptr ? call.bias[output] : 0);
+}
+EXPORT(add_chains)
 
 #define KERNELS(T)                                                                                            \
     extern "C" __global__ void __launch_bounds__(256) gemv_##T(Product<T> product) { gemv(product); }         \
@@ -227,6 +268,10 @@ DEVICE void gemm(const Product<T>& product) {
         gemm<Narrow>(product);                                                                                \
     }                                                                                                         \
     EXPORT(gemm_narrow_##T)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(Middle::threads) gemm_middle_##T(Product<T> product) {       \
+        gemm<Middle>(product);                                                                                \
+    }                                                                                                         \
+    EXPORT(gemm_middle_##T)                                                                                   \
     extern "C" __global__ void __launch_bounds__(Wide::threads) gemm_wide_##T(Product<T> product) {           \
         gemm<Wide>(product);                                                                                  \
     }                                                                                                         \

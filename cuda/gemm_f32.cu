@@ -33,10 +33,12 @@ DEVICE void gemm(const Product<float>& product, TilePlace place) {
     constexpr int STAGES = Shape::stages, OUTPUTS = Shape::thread_outputs, ROWS = Shape::thread_rows;
     constexpr int PITCH = 9;  // 16-byte words
     __shared__ uint4 w_stages[STAGES][Shape::outputs][PITCH], x_stages[STAGES][Shape::rows][PITCH];
+    const Columns columns = {0, product.inner};
     const int thread_output = threadIdx.x % 16, thread_row = threadIdx.x / 16;
     TileCopy<float, Shape::outputs, STEP, PITCH, THREADS> w_copy(product.w, place.output, product.outputs,
-                                                                 product.inner);
-    TileCopy<float, Shape::rows, STEP, PITCH, THREADS> x_copy(product.x, place.row, product.rows, product.inner);
+                                                                 product.inner, columns);
+    TileCopy<float, Shape::rows, STEP, PITCH, THREADS> x_copy(product.x, place.row, product.rows, product.inner,
+                                                              columns);
     for (int stage = 0; stage < STAGES - 1; stage++) w_copy.copy(w_stages[stage]);
     dependency_wait();
     dependency_launch();

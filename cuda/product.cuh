@@ -27,17 +27,23 @@ DEVICE TilePlace place_of_block(const Product<T>& product) {
     return {within / height * Shape::outputs, (group * GROUP + within % height) * Shape::rows};
 }
 
+// Columns of both operands.
+struct Columns {
+    int begin, end;
+};
+
 // Copies a tile of ROWS rows of a matrix to shared memory, COLUMNS columns at a time, by the THREADS threads of a
-// block. A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix becomes 0.
+// block. A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix, or of the
+// columns, becomes 0.
 template <class T, int ROWS, int COLUMNS, int PITCH, int THREADS>
 struct TileCopy {
     static constexpr int WORDS = COLUMNS * sizeof(T) / 16, APART = THREADS / WORDS;
     const T *matrix, *from;
-    int rows, column, inner;  // rows from this thread's first one to the end, its column, columns of the matrix
+    int rows, column, end, inner;  // rows from this thread's first one on, its column, limit, columns of the matrix
 
-    DEVICE TileCopy(const T* matrix, int first, int limit, int inner)
+    DEVICE TileCopy(const T* matrix, int first, int limit, int inner, Columns columns)
         : matrix(matrix), rows(limit - first - threadIdx.x / WORDS),
-          column(threadIdx.x % WORDS * (16 / sizeof(T))), inner(inner) {
+          column(columns.begin + threadIdx.x % WORDS * (16 / sizeof(T))), end(columns.end), inner(inner) {
         from = matrix + (ptrdiff_t(first) + threadIdx.x / WORDS) * inner + column;
     }
 
@@ -47,7 +53,7 @@ struct TileCopy {
 #pragma unroll
         for (int n = 0; n < (ROWS + APART - 1) / APART; n++) {
             if (ROWS % APART != 0 && int(threadIdx.x) / WORDS >= ROWS - n * APART) break;
-            const bool exists = n * APART < rows && column < inner;
+            const bool exists = n * APART < rows && column < end;
             copy_async16(to + n * APART * PITCH, exists ? from + ptrdiff_t(n) * APART * inner : matrix,
                          exists ? 16 : 0);
         }

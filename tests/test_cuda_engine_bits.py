@@ -19,6 +19,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         make_config("mistral", sliding_window=40, dtype="bfloat16", head_dim=64),
         {"kv_cache_dtype": "int8"},
     ),
+    "llama with products of several segments, bfloat16": (
+        make_config("llama", dtype="bfloat16", intermediate_size=2112),
+        {},
+    ),
     "qwen3, float16, uint4 cache": (
         make_config("qwen3", dtype="float16", head_dim=64),
         {"kv_cache_dtype": "uint4"},

@@ -17,9 +17,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
-TILES = {"gemv": (16, 8), "gemm_narrow": (64, 32), "gemm_wide": (128, 128), "gemm_any": (8, 1)}
+TILES = {
+    "gemv": (16, 8),
+    "gemm_narrow": (64, 32),
+    "gemm_middle": (64, 64),
+    "gemm_wide": (128, 128),
+    "gemm_any": (8, 1),
+}
+#: Products of which a block computes one segment.
+DIVIDED = {"divided_narrow": "gemm_narrow", "divided_middle": "gemm_middle"}
 #: Kernels and types of operands; those of float32 are in a file of their own.
-KERNELS = [(kernel, dtype) for kernel in ("gemv", "gemm_narrow", "gemm_wide") for dtype in ("bf16", "f16")]
+KERNELS = [
+    (kernel, dtype)
+    for kernel in ("gemv", "gemm_narrow", "gemm_middle", *DIVIDED, "gemm_wide")
+    for dtype in ("bf16", "f16")
+]
 KERNELS += [("gemv", "f32"), ("gemm_narrow", "f32")]
 DTYPES = ("bf16", "f16", "f32")
 
@@ -53,6 +65,21 @@ class Product(ctypes.Structure):
     )
 
 
+class Chains(ctypes.Structure):
+    """``Chains`` of ``cuda/gemm.cu``."""
+
+    _fields_ = (
+        ("chains", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int),
+        ("outputs", ctypes.c_int),
+        ("segments", ctypes.c_int),
+        ("pitch", ctypes.c_int),
+        ("accumulates", ctypes.c_int),
+    )
+
+
 @dataclass
 class Operands:
     """A product."""
@@ -64,15 +91,23 @@ class Operands:
 
     def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
         """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
-        (rows, inner), outputs = self.x.shape, len(self.w)
-        tile_outputs, tile_rows = TILES[kernel]
+        rows, outputs = len(self.x), len(self.w)
         out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
         if self.base is not None:
             out[:rows, :outputs] = self.base
+        if kernel in DIVIDED:
+            self._run_divided(kernels, DIVIDED[kernel], out)
+        else:
+            self._run(kernels, kernel, out)
+        assert np.isnan(out[rows]).all()
+        assert np.isnan(out[:, outputs:]).all()
+        return np.ascontiguousarray(out[:rows, :outputs])
+
+    def _run(self, kernels: cuda.HostKernels, kernel: str, out: Array) -> None:
+        (rows, inner), outputs = self.x.shape, len(self.w)
         arrays = cuda.addresses(self.x, cuda.constant(self.w), self.bias, out)
         product = Product(*arrays, rows, outputs, inner, outputs + 3, self.base is not None)
-        tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
-        dtype = {"float16": "f16", "float32": "f32"}.get(self.x.dtype.name, "bf16")
+        tiles, dtype = self._tiles(kernel), self._dtype()
         if kernel == "gemv":
             threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SEGMENT))
             kernels.launch(f"gemv_{dtype}", tiles, threads, product)
@@ -80,9 +115,25 @@ class Operands:
             kernels.launch(f"gemm_any_{dtype}", tiles[::-1], 256, product)
         else:
             kernels.launch(f"{kernel}_{dtype}", [tiles[0] * tiles[1]], 128, product)
-        assert np.isnan(out[rows]).all()
-        assert np.isnan(out[:, outputs:]).all()
-        return np.ascontiguousarray(out[:rows, :outputs])
+
+    def _run_divided(self, kernels: cuda.HostKernels, kernel: str, out: Array) -> None:
+        (rows, inner), outputs = self.x.shape, len(self.w)
+        tiles, segments = self._tiles(kernel), -(-inner // SEGMENT)
+        chains = np.full((segments, rows, outputs), np.nan, np.float32)
+        part = Product(
+            *cuda.addresses(self.x, cuda.constant(self.w), None, chains), rows, outputs, inner, outputs, 0
+        )
+        kernels.launch(f"{kernel}_{self._dtype()}", [tiles[0] * tiles[1], segments], 128, part)
+        arrays = cuda.addresses(chains, self.bias, out)
+        call = Chains(*arrays, rows, outputs, segments, outputs + 3, self.base is not None)
+        kernels.launch("add_chains", [-(-outputs // 256), rows], 256, call)
+
+    def _tiles(self, kernel: str) -> list[int]:
+        tile_outputs, tile_rows = TILES[kernel]
+        return [-(-len(self.w) // tile_outputs), -(-len(self.x) // tile_rows)]
+
+    def _dtype(self) -> str:
+        return {"float16": "f16", "float32": "f32"}.get(self.x.dtype.name, "bf16")
 
     def expected(self) -> Array:
         """The product in float64."""
@@ -158,6 +209,17 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
 def test_bits_do_not_depend_on_the_warps_of_gemv(kernels: cuda.HostKernels) -> None:
     operands = random_operands(2, 16, 9 * SEGMENT + 32)
     assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
+
+
+def test_divided_products_read_their_own_columns(kernels: cuda.HostKernels) -> None:
+    operands = random_operands(70, 300, 2 * SEGMENT + 40)
+    expected = operands.run(kernels, "gemm_wide")
+    for kernel in DIVIDED:
+        assert np.array_equal(operands.run(kernels, kernel), expected)
+    first = Operands(operands.x[:, :SEGMENT].copy(), operands.w[:, :SEGMENT].copy())
+    operands.x[:, SEGMENT:] = 0
+    for kernel in DIVIDED:
+        assert np.array_equal(operands.run(kernels, kernel), first.run(kernels, "gemv")), kernel
 
 
 def test_gemv_has_no_limit_of_inner(kernels: cuda.HostKernels) -> None:

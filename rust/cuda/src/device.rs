@@ -11,6 +11,7 @@ use crate::{Unavailable, Version};
 pub const MIN_COMPUTE_CAPABILITY: Version = Version::new(8, 0);
 
 /// Numbers of the driver's attributes.
+const MULTIPROCESSORS: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
@@ -23,6 +24,8 @@ pub struct Device {
     pub name: String,
     /// The version of its instruction set.
     pub compute_capability: Version,
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
     /// Bytes of its memory.
     pub total_memory: u64,
     /// Its identifier, in the form of nvidia-smi without the prefix.
@@ -49,6 +52,7 @@ impl Device {
             // SAFETY: the driver may write as many bytes as the length says.
             name: text(|bytes, length| unsafe { functions.device_name(bytes, length, ordinal) })?,
             compute_capability: Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            multiprocessors: attribute(MULTIPROCESSORS)?,
             total_memory: total as u64,
             uuid: uuid(driver, ordinal)?,
             // SAFETY: as above.

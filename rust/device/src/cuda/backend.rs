@@ -142,7 +142,8 @@ impl Backend for Cuda {
 
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let row = attention::partial_row_bytes(spec.heads.head_dim);
-        self.memory.granted(partial_rows(spec).saturating_mul(row))
+        let chains = self.memory.granted(self.division.chains_bytes(spec.tokens));
+        self.memory.granted(partial_rows(spec).saturating_mul(row)).saturating_add(chains)
     }
 
     fn slots_bytes(&self, spec: &StepSpec) -> u64 {
@@ -242,6 +243,8 @@ impl Backend for Cuda {
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
+        let chains = self.division.chains_bytes(spec.tokens);
+        self.division.chains = Some(self.memory.allocate_workspace(chains, "workspace")?);
         self.most_partial_rows = partial_rows(spec);
         let bytes = self.most_partial_rows * attention::partial_row_bytes(spec.heads.head_dim);
         self.memory.allocate_workspace(bytes, "attention scratch")

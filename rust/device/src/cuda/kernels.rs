@@ -117,7 +117,9 @@ pub(super) struct CommonKernels {
     pub gemv: ByDtype,
     pub gemm_narrow: ByDtype,
     /// For the types that tensor cores have.
+    pub gemm_middle: ByHalf,
     pub gemm_wide: ByHalf,
+    pub add_chains: Kernel,
     /// For rows that are not multiples of 16 bytes.
     pub gemm_any: ByDtype,
 }
@@ -133,7 +135,9 @@ impl CommonKernels {
             copy_blocks: loader.kernel("copy.cu", "", "copy_blocks")?,
             gemv: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemv")?,
             gemm_narrow: ByDtype::load_from(loader, "gemm_f32.cu", "gemm.cu", "gemm_narrow")?,
+            gemm_middle: ByHalf::load(loader, "gemm.cu", "gemm_middle")?,
             gemm_wide: ByHalf::load(loader, "gemm.cu", "gemm_wide")?,
+            add_chains: loader.kernel("gemm.cu", "", "add_chains")?,
             gemm_any: ByDtype::load(loader, "gemm_any.cu", "gemm_any")?,
         })
     }

@@ -38,7 +38,7 @@ use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
 use memory::Memory;
 pub use memory::{CudaBuffer, CudaOperand};
-use product::LoadedCodes;
+use product::{Division, LoadedCodes};
 use queue::Queue;
 pub use sampling::{CudaSlots, CudaTicket};
 pub use step::{CudaRope, CudaStep};
@@ -55,6 +55,7 @@ pub struct Cuda {
     /// The types of operands of the loaded matrices.
     operands: Vec<Dtype>,
     codes: LoadedCodes,
+    division: Division,
     /// Rows of the partial results of attention that the scratch memory has room for.
     most_partial_rows: usize,
     /// For copies to the host that it waits for.
@@ -84,6 +85,7 @@ impl Cuda {
             attention: LoadedAttention::default(),
             operands: Vec::new(),
             codes: LoadedCodes::default(),
+            division: Division::new(device),
             most_partial_rows: 0,
             downloads: PinnedMemory::new(&context, DOWNLOADED_AT_ONCE * size_of::<f32>())
                 .map_err(|error| start(&error))?,
