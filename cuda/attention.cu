@@ -7,14 +7,14 @@
 // Types     T, bf16 or f16, is that of the tensor cores: that of the cache, if it has floats. Queries and weights are
 //           rounded to it. The result may have another type.
 // Shape     A warp of decode or prefill has 16 rows, so a step of one query fills group of 16 rows of an mma; the 4
-//           warps of prefill share the tiles. combine has a warp per row. Tiles pass through two stages of shared
-//           memory, filled by cp.async.
+//           warps of prefill share the tiles. Tiles pass through two stages of shared memory, filled by cp.async.
 // Limit     decode: bytes of the cache; prefill: flops (4 D per query and visible key, less what the masks waste).
 // Sources   Dao, "FlashAttention-2", section 3; Milakov and Gimelshein, "Online normalizer calculation for softmax";
 //           Dao et al., "Flash-Decoding" (splits); Kwon et al., "PagedAttention", section 4; kv_page.cuh.
 #include "attention.cuh"
+#include "attention_combine.cuh"
 
-constexpr int PREFILL_WARPS = 4, COMBINE_WARPS = 4;
+constexpr int PREFILL_WARPS = 4;
 // Blocks on a multiprocessor. Without them, NVRTC limits registers for more blocks until it spills.
 constexpr int MIN_DECODE_BLOCKS = 8, MIN_PREFILL_BLOCKS = 2, MIN_COMBINE_BLOCKS = 4;
 
@@ -32,12 +32,13 @@ DEVICE void attend(const Attention& call) {
     dependency_wait();
     dependency_launch();
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const WorkRows<WARPS * ROWS> rows(call);
-    const int split = rows.first_split() + int(blockIdx.z);
-    if (IS_DECODE && split > rows.last_split()) return;
+    const WorkRows rows(call);
+    if (rows.count == 0) return;
+    const int split = rows.work.split;
+    if (IS_DECODE && split < rows.first_split()) return;  // before the window
     KvCache cache = call.cache;
     cache.head_dim = D;  // a constant, as for the compiler
-    const Keys keys = {cache, call.blocks + rows.sequence.first_block, int(blockIdx.y), rows.first(0),
+    const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0),
                        rows.last(rows.count - 1)};
 
     Queries<T, D> queries = {query_fragments[warp], {}};
@@ -70,21 +71,12 @@ DEVICE void attend(const Attention& call) {
         __syncthreads();  // the stage may be filled again
         if (IS_DECODE || ((tile + 1) % TILES != 0 && tile + 1 < end)) continue;
         now.finish();
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const Merge merge(total.top[half], now.top[half]);
-            total.top[half] = merge.top;
-            total.sum[half] = merge.of(total.sum[half], now.sum[half]);
-#pragma unroll
-            for (int i = 0; i < D / 4; i++) {
-                float& value = total.values[i / 2][half * 2 + i % 2];
-                value = merge.of(value, now.values[i / 2][half * 2 + i % 2]);
-            }
-        }
+        total.append(now);
         now.clear();
     }
-    if (IS_DECODE) {
-        now.finish();
+    if (IS_DECODE) now.finish();
+    if (IS_DECODE && rows.has_one_split()) total.append(now);
+    if (IS_DECODE && !rows.has_one_split()) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = half * 8 + group;
@@ -117,25 +109,7 @@ DEVICE void attend(const Attention& call) {
 
 template <class E, int D>
 DEVICE void combine(const Attention& call) {
-    __shared__ float row_values[COMBINE_WARPS][D];
-    dependency_wait();
-    dependency_launch();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const WorkRows<ROWS> rows(call);
-    for (int row = warp; row < rows.count; row += COMBINE_WARPS) {
-        float top = -infinity(), sum = 0, values[D / 32] = {};
-        for (int split = rows.first_split(); split <= rows.last_split(); split++) {
-            const float* from = rows.partial(split, row);
-            const Merge merge(top, from[D]);
-            top = merge.top;
-            sum = merge.of(sum, from[D + 1]);
-#pragma unroll
-            for (int i = 0; i < D / 32; i++) values[i] = merge.of(values[i], from[lane + 32 * i]);
-        }
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) row_values[warp][lane + 32 * i] = values[i] * (1 / sum);
-        store_row<E>(call, rows.out_row(row), row_values[warp], D);
-    }
+    combine_splits<E, D>(call, D, [](float value, float sum) { return value * (1 / sum); });
 }
 
 #define KERNEL(name, threads, min_blocks, ...)                                                     \

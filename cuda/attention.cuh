@@ -394,6 +394,21 @@ struct Weighted {
         }
     }
 
+    // Appends the sum of the next split, after its finish().
+    DEVICE void append(const Weighted& split) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const Merge merge(top[half], split.top[half]);
+            top[half] = merge.top;
+            sum[half] = merge.of(sum[half], split.sum[half]);
+#pragma unroll
+            for (int i = 0; i < D / 4; i++) {
+                float& value = values[i / 2][half * 2 + i % 2];
+                value = merge.of(value, split.values[i / 2][half * 2 + i % 2]);
+            }
+        }
+    }
+
     // After the last tile of a split: adds what the lanes of a quad have.
     DEVICE void finish() {
 #pragma unroll

@@ -6,23 +6,25 @@
 // A row at position p sees the positions max(0, p - window + 1)..=p.
 //
 // Rows      `group` query heads share a kv head. The rows of a sequence are packed: query and head of the group, (0,
-//           0), (0, 1), .. (1, 0), .. A sequence is divided into works, of at most 16 packed rows (decode) or 64
-//           (prefill).
+//           0), (0, 1), .. (1, 0), .. They are divided into parts, of at most 16 packed rows (decode) or 64 (prefill).
 // Splits    The positions are divided into splits of 256 and tiles of 32, from position 0 on, whatever the row. A
 //           split is computed by one warp: an online softmax over its tiles, in order. Splits are merged in order.
+// Works     of decode: a part and one split; of prefill and combine: a part, with all its splits. Works without rows
+//           may be anywhere, and do nothing: they give steps of different sizes the same number of works.
 //
 // The same bits: decode computes each split in a block of its own, and `combine` merges them; prefill goes through
 // the splits one after the other and merges each, by the same functions, whose operations are not contracted
-// differently. Tiles and splits of which a row sees nothing do not change it. So the bits of a row depend on its query
-// and its visible keys and values alone: not on the batch, the other queries of the step (chunks), the division into
-// works or the kernel.
+// differently. Decode appends a part's only split to an empty total itself, and combine leaves out such parts. Tiles
+// and splits of which a row sees nothing do not change it. So the bits of a row depend on its query and its visible
+// keys and values alone: not on the batch, the other queries of the step (chunks), the division into works or the
+// kernel.
 //
 // Data      qkv [rows][heads + 2 kv heads][head_dim] of float32, where queries are as rope_write_kv leaves them; out
 //           [rows][heads][head_dim] of `out_type`: the operand of the next product. Partial results of decode:
-//           [split][kv head][row of the work][head_dim + 2] from the work's place on: the weighted sum of values, the
+//           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
-// Grids     decode: (works, kv heads, most splits of a work), one warp; prefill and combine: (works, kv heads), 4
-//           warps.
+// Grids     decode: (works, kv heads), one warp; prefill: (works, kv heads), 4 warps; combine: (works, kv heads, any
+//           number), 4 warps: the blocks of a work share its rows.
 #pragma once
 #include "kv_page.cuh"
 
@@ -31,16 +33,16 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 enum FloatType : int { F32, BF16, F16 };
 
-struct Sequence {
-    uint32_t first_row, num_queries, start, first_block;
-};
-struct Work {
-    uint32_t sequence, first, partial;  // the first packed row, and the place of its partial results, in rows
+struct __align__(16) Work {
+    uint32_t first_row, start, first_block;  // of the sequence: its first query, the position of that, its block table
+    uint32_t first, count;                   // of the packed rows; no rows: the work does not exist
+    uint32_t split;                          // of decode
+    uint32_t partial;                        // the place of the part's partial results, in rows
+    uint32_t reserved;
 };
 
 struct Attention {
     const float* qkv;
-    const Sequence* sequences;
     const uint32_t* blocks;  // the block tables of all sequences
     const Work* works;
     float* partials;
@@ -54,32 +56,29 @@ struct Attention {
 };
 
 // The rows of a work, for one kv head.
-template <int MAX_ROWS>
 struct WorkRows {
     const Attention& call;
     const Work work;
-    const Sequence sequence;
     int group, count;
 
     DEVICE explicit WorkRows(const Attention& call)
-        : call(call), work(call.works[blockIdx.x]), sequence(call.sequences[work.sequence]),
-          group(call.heads / call.cache.kv_heads) {
-        count = min(MAX_ROWS, int(sequence.num_queries) * group - int(work.first));
-    }
+        : call(call), work(call.works[blockIdx.x]), group(call.heads / call.cache.kv_heads), count(work.count) {}
     DEVICE int query(int row) const { return (int(work.first) + row) / group; }
-    DEVICE int last(int row) const { return int(sequence.start) + query(row); }
+    DEVICE int last(int row) const { return int(work.start) + query(row); }
     DEVICE int first(int row) const { return call.window > 0 ? max(0, last(row) - call.window + 1) : 0; }
     DEVICE int head(int row) const { return int(blockIdx.y) * group + (int(work.first) + row) % group; }
     DEVICE int first_split() const { return first(0) / SPLIT; }
     DEVICE int last_split() const { return last(count - 1) / SPLIT; }
+    DEVICE bool has_one_split() const { return first_split() == last_split(); }
+    DEVICE const uint32_t* blocks() const { return call.blocks + work.first_block; }
     DEVICE const float* query_row(int row) const {
         const size_t width = call.heads + 2 * call.cache.kv_heads;
-        return call.qkv + ((sequence.first_row + query(row)) * width + head(row)) * call.cache.head_dim;
+        return call.qkv + ((work.first_row + query(row)) * width + head(row)) * call.cache.head_dim;
     }
-    DEVICE size_t out_row(int row) const { return size_t(sequence.first_row + query(row)) * call.heads + head(row); }
+    DEVICE size_t out_row(int row) const { return size_t(work.first_row + query(row)) * call.heads + head(row); }
     DEVICE float* partial(int split, int row) const {
-        const size_t part = size_t(split - first_split()) * call.cache.kv_heads + blockIdx.y;
-        return call.partials + (work.partial + part * count + row) * (call.cache.head_dim + 2);
+        const size_t block = size_t(split) * call.cache.kv_heads + blockIdx.y;
+        return call.partials + (work.partial + block * count + row) * (call.cache.head_dim + 2);
     }
 };
 

@@ -2,14 +2,13 @@
 // does not have. Its rows, splits and results are those of attention_call.cuh.
 //
 // Data      the cache of any encoding, which restores keys and values as float32; head_dim is at most 256.
-// Shape     decode: grid (works, kv heads, most splits of a work), one warp; prefill, combine: grid (works, kv heads),
-//           4 warps. A warp computes its rows one after the other. A score is a chain over the dimensions, by the lane
-//           of its token; a value is a chain over the tokens, by the lane of its dimension.
+// Shape     A warp of decode or prefill computes its rows one after the other. A score is a chain over the dimensions,
+//           by the lane of its token; a value is a chain over the tokens, by the lane of its dimension.
 // Limit     accesses of the first-level cache: every row reads all keys and values that it sees.
 // Sources   those of attention.cu.
-#include "attention_call.cuh"
+#include "attention_combine.cuh"
 
-constexpr int MAX_HEAD_DIM = 256, PREFILL_WARPS = 4, COMBINE_WARPS = 4;
+constexpr int MAX_HEAD_DIM = 256, PREFILL_WARPS = 4;
 // Without it, the compiler limits the registers of `prefill` until it spills.
 constexpr int MIN_BLOCKS = 4;
 
@@ -121,11 +120,12 @@ DEVICE void attend(const Attention& call) {
     dependency_wait();
     dependency_launch();
     const int warp = threadIdx.x / 32, head_dim = call.cache.head_dim;
-    const WorkRows<16 * WARPS> rows(call);
-    const uint32_t* blocks = call.blocks + rows.sequence.first_block;
-    const int first_split = rows.first_split() + (IS_DECODE ? int(blockIdx.z) : 0);
+    const WorkRows rows(call);
+    if (rows.count == 0) return;
+    const int first_split = IS_DECODE ? int(rows.work.split) : rows.first_split();
     const int last_split = IS_DECODE ? first_split : rows.last_split();
-    if (first_split > rows.last_split()) return;
+    if (first_split < rows.first_split()) return;  // before the window
+    const bool is_partial = IS_DECODE && !rows.has_one_split();
     for (int row = warp; row < rows.count; row += WARPS) {
         float* query = row_values[warp];
         for (int i = threadIdx.x % 32; i < head_dim; i += 32) query[i] = rows.query_row(row)[i];
@@ -138,8 +138,8 @@ DEVICE void attend(const Attention& call) {
             int first = max(rows.first(row), split * SPLIT);
             const int last = min(rows.last(row), split * SPLIT + SPLIT - 1);
             for (; first <= last; first = (first / TILE + 1) * TILE)
-                now.add_tile<E>(call, blocks, query, weights[warp], first, min(last, first / TILE * TILE + TILE - 1));
-            if (IS_DECODE) {
+                now.add_tile<E>(call, rows.blocks(), query, weights[warp], first, min(last, first / TILE * TILE + TILE - 1));
+            if (is_partial) {
                 float* to = rows.partial(split, row);
                 for_dimensions(head_dim, [&](int i, int dimension) { to[dimension] = now.values[i]; });
                 if (threadIdx.x % 32 == 0) to[head_dim] = now.top, to[head_dim + 1] = now.sum;
@@ -147,7 +147,7 @@ DEVICE void attend(const Attention& call) {
                 total.append(now);
             }
         }
-        if (!IS_DECODE) {
+        if (!is_partial) {
             for_dimensions(head_dim, [&](int i, int dimension) { query[dimension] = total.values[i] / total.sum; });
             store_row<E>(call, rows.out_row(row), query, head_dim);
         }
@@ -157,25 +157,7 @@ DEVICE void attend(const Attention& call) {
 
 template <class E>
 DEVICE void combine(const Attention& call) {
-    __shared__ float row_values[COMBINE_WARPS][MAX_HEAD_DIM];
-    dependency_wait();
-    dependency_launch();
-    const int warp = threadIdx.x / 32, head_dim = call.cache.head_dim;
-    const WorkRows<16> rows(call);
-    for (int row = warp; row < rows.count; row += COMBINE_WARPS) {
-        Sums total, split;
-        total.clear();
-        split.clear();
-        for (int number = rows.first_split(); number <= rows.last_split(); number++) {
-            const float* from = rows.partial(number, row);
-            for_dimensions(head_dim, [&](int i, int dimension) { split.values[i] = from[dimension]; });
-            split.top = from[head_dim], split.sum = from[head_dim + 1];
-            total.append(split);
-        }
-        float* to = row_values[warp];
-        for_dimensions(head_dim, [&](int i, int dimension) { to[dimension] = total.values[i] / total.sum; });
-        store_row<E>(call, rows.out_row(row), to, head_dim);
-    }
+    combine_splits<E, MAX_HEAD_DIM>(call, call.cache.head_dim, [](float value, float sum) { return value / sum; });
 }
 
 #define KERNEL(operation, name, warps, ...)                                                \

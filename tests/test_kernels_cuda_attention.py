@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 SPLIT = 256
+#: A work without rows. The rest of it is not read.
+NO_WORK = [0x7FFFFFFF] * 4 + [0] + [0x7FFFFFFF] * 3
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,7 @@ class Attention(ctypes.Structure):
     """``Attention`` of ``cuda/attention.cu``."""
 
     _fields_ = (
-        *((f"pointer_{i}", ctypes.c_void_p) for i in range(6)),
+        *((f"pointer_{i}", ctypes.c_void_p) for i in range(5)),
         ("cache", cuda_kv.KvCache),
         ("heads", ctypes.c_int),
         ("window", ctypes.c_int),
@@ -89,6 +91,7 @@ class Filled:
 
     def __init__(self, kernels: cuda.HostKernels, case: Case) -> None:
         self.kernels, self.case = kernels, case
+        self.combine_blocks = 1  # for a work; none: the kernel is not launched
         rng = np.random.default_rng(sum(case.lengths) + case.head_dim)
         layout, dim, size = case.layout, case.head_dim, case.block_size
         counts = [-(-length // size) for length in case.lengths]
@@ -128,31 +131,31 @@ class Filled:
     def attend(self, parts: Sequence[tuple[int, int, int]], kernel: str) -> Array:
         """The rows of some queries: of a sequence, from a position to another."""
         case, limit = self.case, 16 if kernel == "decode" else 64
-        sequences, works, places = [], [], 0
+        works, split_works, places = [NO_WORK], [], 0
         rows: list[int] = []
-        for index, (sequence, first, last) in enumerate(parts):
+        for sequence, first, last in parts:
             first_block = sum(len(table) for table in self.tables[:sequence])
-            sequences.append([len(rows), last - first, first, first_block])
-            rows += range(self.starts[sequence] + first, self.starts[sequence] + last)
             packed = (last - first) * case.group
             for work in range(0, packed, limit):
                 count = min(limit, packed - work)
-                low = first + work // case.group
-                low = max(0, low - case.window + 1) // SPLIT if case.window else 0
-                splits = (first + (work + count - 1) // case.group) // SPLIT - low + 1
-                works.append([index, work, places])
+                splits = (first + (work + count - 1) // case.group) // SPLIT + 1
+                entry = [len(rows), first, first_block, work, count, 0, places, 0]
+                works.append(entry)
+                split_works += [[*entry[:5], split, *entry[6:]] for split in range(splits)] + [NO_WORK]
                 places += splits * case.kv_heads * count
+            rows += range(self.starts[sequence] + first, self.starts[sequence] + last)
         qkv = np.ascontiguousarray(self.qkv[rows])
         out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.result)
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
-        arrays = np.array(sequences, np.uint32), np.concatenate(self.tables), np.array(works, np.uint32)
-        grid = [len(works), case.kv_heads]
-        launches = {"prefill": [("prefill", grid, 128)]}
-        most = -(-max(case.lengths) // SPLIT)
-        launches["decode"] = [("decode", [*grid, most], 32), ("combine", grid, 128)]
-        for name, blocks, threads in launches[kernel]:
+        blocks = np.concatenate(self.tables)
+        launches = {"prefill": [("prefill", works, 1, 128)]}
+        launches["decode"] = [("decode", split_works, 1, 32), ("combine", works, self.combine_blocks, 128)]
+        for name, entries, depth, threads in launches[kernel]:
+            if depth == 0:
+                continue
+            grid, array = [len(entries), case.kv_heads, depth], np.array(entries, np.uint32)
             call = Attention(
-                *cuda.addresses(qkv, *arrays, partials, out),
+                *cuda.addresses(qkv, blocks, array, partials, out),
                 case.layout.argument(self.cache),
                 case.heads,
                 case.window,
@@ -160,7 +163,7 @@ class Filled:
                 case.softcap,
                 FLOAT_TYPES.index(case.result),
             )
-            self.kernels.launch(f"attention_{name}_{case.variant}", blocks, threads, call)
+            self.kernels.launch(f"attention_{name}_{case.variant}", grid, threads, call)
         return out
 
     def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
@@ -274,6 +277,41 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
         for kernel in ("decode", "prefill"):
             alone = filled.attend([(sequence, low, high)], kernel)
             assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(head_dim=32, kv_heads=1, group=3, lengths=(4500,)),
+        Case(dtype="f32", kv="f32", head_dim=36, kv_heads=1, group=1, lengths=(4500, 4096)),
+    ],
+    ids=["tensor cores", "float32"],
+)
+def test_many_splits_are_merged_in_order(kernels: cuda.HostKernels, case: Case) -> None:
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 2)
+    expected = filled.attend(parts, "prefill")
+    for filled.combine_blocks in (1, 4, 16):
+        assert np.array_equal(filled.attend(parts, "decode"), expected), filled.combine_blocks
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(lengths=(200, 256, 1), group=7),
+        Case(kv="uint4", lengths=(40,)),
+        Case(lengths=(600,), window=60),
+        Case(dtype="f32", kv="int8", lengths=(200, 1)),
+        Case(dtype="f32", kv="f32", lengths=(600,), window=60),
+    ],
+    ids=["tensor cores", "rotated", "window", "float32", "float32 with window"],
+)
+def test_one_split_needs_no_merge(kernels: cuda.HostKernels, case: Case) -> None:
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 3)
+    expected = filled.attend(parts, "prefill")
+    for filled.combine_blocks in (0, 1):
+        assert np.array_equal(filled.attend(parts, "decode"), expected), filled.combine_blocks
 
 
 @pytest.mark.parametrize(

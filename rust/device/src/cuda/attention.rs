@@ -1,11 +1,14 @@
 //! The division of a step's attention into works.
 //!
-//! A work is some queries of a sequence times the heads that share a key head: its packed rows. Few rows are a work of
-//! `decode`, which computes the splits of a sequence at the same time; many are works of `prefill`, which goes through them one
-//! after the other. The results have the same bits, so the division is free.
+//! The queries of a sequence times the heads that share a key head are its packed rows, which are divided into parts. A part of
+//! few rows has works of `decode`, one for each split of its positions, which are computed at the same time, and, if there are
+//! several, a work of `combine`. One of many rows is a work of `prefill`, which goes through the splits one after the other. The
+//! results have the same bits, so the division may depend on anything.
 
 use bytemuck::{Pod, Zeroable};
-use penstock_types::AttentionRow;
+use penstock_types::{AttentionRow, HeadShape};
+
+use crate::step::StepSpec;
 
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;
@@ -14,91 +17,118 @@ const DECODE_ROWS: usize = 16;
 const PREFILL_ROWS: usize = 64;
 /// Packed rows up to which a sequence is divided into works of `decode`.
 const MOST_DECODE_ROWS: usize = 64;
-/// Bytes of partial results beyond which sequences are works of `prefill`: there are enough of them then.
+/// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there are
+/// enough works then.
 const MOST_PARTIAL_BYTES: usize = 256 << 20;
-
-/// A sequence, as the kernels read it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(super) struct Sequence {
-    pub first_row: u32,
-    pub num_queries: u32,
-    pub start: u32,
-    pub first_block: u32,
-}
-
-impl From<&AttentionRow> for Sequence {
-    fn from(row: &AttentionRow) -> Self {
-        Self {
-            first_row: row.first_query as u32,
-            num_queries: row.num_queries as u32,
-            start: row.start as u32,
-            first_block: row.blocks.start as u32,
-        }
-    }
-}
+const MOST_SPLIT_WORKS: usize = 1 << 16;
+/// Blocks of a launch of `combine` that occupy a device. If its works give fewer, several blocks share the rows of a work.
+const ENOUGH_BLOCKS: usize = 256;
+const BLOCKS_OF_A_WORK: usize = 4;
 
 /// A work, as the kernels read it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(super) struct Work {
-    pub sequence: u32,
-    /// The first packed row.
+    /// Of the sequence: its first query, the position of that, and its first block.
+    pub first_row: u32,
+    pub start: u32,
+    pub first_block: u32,
+    /// The first packed row, and their number. A work without rows does nothing.
     pub first: u32,
-    /// The first row of its partial results.
+    pub count: u32,
+    /// Of `decode`.
+    pub split: u32,
+    /// The first row of the part's partial results, if it has several splits.
     pub partial: u32,
+    reserved: u32,
 }
 
-/// The works of a step.
+/// The works of a step. Lists of `decode` and `combine` end with works without rows, so that steps of similar size have lists
+/// of equal length.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Works {
     pub decode: Vec<Work>,
+    pub combine: Vec<Work>,
     pub prefill: Vec<Work>,
-    /// Splits of the work of `decode` that has most.
-    pub most_splits: usize,
 }
 
 impl Works {
-    /// The most works of a step.
-    pub fn most(tokens: usize, sequences: usize, group: usize) -> usize {
-        tokens.saturating_mul(group).div_ceil(DECODE_ROWS).saturating_add(sequences)
+    /// The most works of a step, all kinds together: one for a part, and those with one of `partial_rows` rows of partial results
+    /// or more.
+    pub fn most(tokens: usize, sequences: usize, heads: HeadShape, partial_rows: usize) -> usize {
+        let group = heads.heads / heads.kv_heads.max(1);
+        let parts = tokens.saturating_mul(group).div_ceil(DECODE_ROWS).saturating_add(sequences);
+        let works = parts.saturating_add(partial_rows / rows_of_split(heads));
+        works.saturating_add(works / 4).saturating_add(2)
     }
 
     /// Divides the sequences of a step, with `group` query heads for each of `kv_heads` key heads. Partial results have at
     /// most `most_rows` rows.
     pub fn divide(&mut self, sequences: &[AttentionRow], group: usize, kv_heads: usize, most_rows: usize) {
         self.decode.clear();
+        self.combine.clear();
         self.prefill.clear();
-        self.most_splits = 0;
         let mut used = 0;
-        for (index, sequence) in sequences.iter().enumerate() {
+        for sequence in sequences {
             let packed = sequence.num_queries * group;
-            let splits = (sequence.start + sequence.num_queries).div_ceil(SPLIT);
-            let needed = splits * kv_heads * packed;
-            let is_decode = packed <= MOST_DECODE_ROWS && used + needed <= most_rows;
-            let (works, rows) = match is_decode {
-                true => (&mut self.decode, DECODE_ROWS),
-                false => (&mut self.prefill, PREFILL_ROWS),
+            // Of the part that ends with packed row `end`.
+            let splits = |end: usize| (sequence.start + (end - 1) / group) / SPLIT + 1;
+            let work = |first: usize, rows: usize| Work {
+                first_row: sequence.first_query as u32,
+                start: sequence.start as u32,
+                first_block: sequence.blocks.start as u32,
+                first: first as u32,
+                count: rows.min(packed - first) as u32,
+                ..Work::default()
             };
-            for first in (0..packed).step_by(rows) {
-                works.push(Work { sequence: index as u32, first: first as u32, partial: used as u32 });
-                if is_decode {
-                    used += splits * kv_heads * rows.min(packed - first);
+            let most_splits = if packed == 0 { 0 } else { splits(packed) };
+            let needed = if most_splits > 1 { most_splits * kv_heads * packed } else { 0 };
+            if packed > MOST_DECODE_ROWS || used + needed > most_rows {
+                // The last ones take longest, and begin first.
+                self.prefill
+                    .extend((0..packed).step_by(PREFILL_ROWS).rev().map(|first| work(first, PREFILL_ROWS)));
+                continue;
+            }
+            for first in (0..packed).step_by(DECODE_ROWS) {
+                let work = Work { partial: used as u32, ..work(first, DECODE_ROWS) };
+                let (rows, splits) = (work.count as usize, splits(first + work.count as usize));
+                self.decode.extend((0..splits).map(|split| Work { split: split as u32, ..work }));
+                if splits > 1 {
+                    self.combine.push(work);
+                    used += splits * kv_heads * rows;
                 }
             }
-            if is_decode {
-                self.most_splits = self.most_splits.max(splits);
-            }
+        }
+        for works in [&mut self.decode, &mut self.combine] {
+            works.resize(padded(works.len()), Work::default());
         }
     }
 }
 
-/// Rows of partial results that a step needs if all its sequences are as long as the longest, up to a limit.
-pub(super) fn partial_rows(sequences: usize, positions: usize, heads: usize, head_dim: usize) -> usize {
+/// A number of works or slightly more. There are 4 such numbers from a power of two to the next.
+fn padded(works: usize) -> usize {
+    works.next_multiple_of((works.next_power_of_two() / 8).max(1))
+}
+
+/// The blocks that share the rows of a work of `combine`.
+pub(super) fn combine_blocks(works: usize, kv_heads: usize) -> usize {
+    if works * kv_heads < ENOUGH_BLOCKS { BLOCKS_OF_A_WORK } else { 1 }
+}
+
+/// Rows of partial results of a split, for all key heads: at least as many, on average over the parts of a sequence.
+fn rows_of_split(heads: HeadShape) -> usize {
+    let group = heads.heads / heads.kv_heads.max(1);
+    heads.kv_heads.saturating_mul(group.min(DECODE_ROWS / 2)).max(1)
+}
+
+/// Rows of partial results that a step needs if all its sequences are as long as the longest, up to a limit: for each sequence,
+/// split, query and head. Sequences may have several queries, if drafts are verified: 4 on average.
+pub(super) fn partial_rows(spec: &StepSpec) -> usize {
+    let HeadShape { heads, head_dim, .. } = spec.heads;
     let most = MOST_PARTIAL_BYTES / partial_row_bytes(head_dim);
-    // Sequences may have several queries, if drafts are verified.
-    let each = positions.div_ceil(SPLIT).saturating_mul(heads).saturating_mul(4);
-    sequences.saturating_mul(each).clamp(1, most)
+    let most = most.min(MOST_SPLIT_WORKS.saturating_mul(rows_of_split(spec.heads)));
+    let each = spec.positions.div_ceil(SPLIT).saturating_mul(heads).saturating_mul(4);
+    spec.sequences.saturating_mul(each).clamp(1, most)
 }
 
 /// Bytes of a row of partial results: the values, the largest exponent and the sum.
@@ -108,6 +138,8 @@ pub(super) fn partial_row_bytes(head_dim: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use penstock_types::config_limits::{MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS};
+
     use super::*;
 
     fn sequence(start: usize, num_queries: usize) -> AttentionRow {
@@ -120,31 +152,97 @@ mod tests {
         works
     }
 
+    /// First row, number of rows, split, and place of partial results.
+    fn parts(works: &[Work]) -> Vec<(u32, u32, u32, u32)> {
+        works.iter().map(|work| (work.first, work.count, work.split, work.partial)).collect()
+    }
+
     #[test]
     fn few_rows_are_decoded_and_many_are_not() {
-        let works = divided(&[sequence(600, 1), sequence(0, 100), sequence(10, 7)], 4, 1000);
-        let work = |sequence, first, partial| Work { sequence, first, partial };
-        assert_eq!(works.decode, [work(0, 0, 0), work(2, 0, 24), work(2, 16, 24 + 32)]);
+        let works = divided(&[sequence(600, 1), sequence(0, 100), sequence(253, 7)], 4, 1000);
+        // The first part of the last sequence ends at position 256, the second one at 259.
+        let first = [(0, 4, 0, 0), (0, 4, 1, 0), (0, 4, 2, 0)];
+        let last = [(0, 16, 0, 24), (0, 16, 1, 24), (16, 12, 0, 88), (16, 12, 1, 88)];
+        assert_eq!(parts(&works.decode), [&first[..], &last].concat());
+        assert_eq!(parts(&works.combine), [first[0], last[0], last[2]]);
+        assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (320, 64, 0, 0)]);
         assert_eq!(works.prefill.len(), 400_usize.div_ceil(64));
-        assert_eq!(works.most_splits, 3);
+    }
+
+    #[test]
+    fn parts_with_one_split_are_not_combined() {
+        let works = divided(&[sequence(255, 1), sequence(256, 1), sequence(0, 16)], 4, 1000);
+        let four = |start| (0..4).map(move |part| (16 * part, 16, 0, start));
+        let expected: Vec<_> =
+            [(0, 4, 0, 0), (0, 4, 0, 0), (0, 4, 1, 0)].into_iter().chain(four(16)).collect();
+        assert_eq!(parts(&works.decode), expected);
+        assert_eq!(parts(&works.combine), [(0, 4, 0, 0)]);
     }
 
     #[test]
     fn partial_results_have_a_limit() {
         let sequences = [sequence(600, 1), sequence(600, 1)];
         let works = divided(&sequences, 4, 47);
-        assert_eq!((works.decode.len(), works.prefill.len()), (1, 1));
-        assert_eq!(divided(&sequences, 4, 48).decode.len(), 2);
+        assert_eq!((works.decode.len(), works.combine.len(), works.prefill.len()), (3, 1, 1));
+        assert_eq!(divided(&sequences, 4, 48).combine.len(), 2);
+        assert_eq!(divided(&[sequence(0, 1)], 4, 0).decode.len(), 1);
+    }
+
+    #[test]
+    fn lists_of_similar_length_are_equal() {
+        let lengths: std::collections::BTreeSet<_> = (1..=1024).map(padded).collect();
+        assert_eq!(lengths.len(), 8 + 4 * 7);
+        assert!((0..2000).all(|count| (count..=count + count / 4).contains(&padded(count))));
+        let works = divided(&vec![sequence(5000, 1); 9], 4, 1 << 20);
+        assert_eq!((works.decode.len(), works.combine.len()), (192, 10));
+        assert!(works.decode[180..].iter().chain(&works.combine[9..]).all(|work| *work == Work::default()));
     }
 
     #[test]
     fn most_works_are_never_exceeded() {
-        for (tokens, count) in [(1, 1), (512, 1), (512, 64), (512, 512)] {
-            let sequences: Vec<_> = (0..count).map(|_| sequence(0, tokens / count)).collect();
-            for group in [1, 3, 8, 16] {
-                let works = divided(&sequences, group, usize::MAX / 2);
-                assert!(works.decode.len() + works.prefill.len() <= Works::most(tokens, count, group));
+        for (tokens, count) in [(1, 1), (512, 1), (512, 64), (512, 512), (1200, 100)] {
+            for (start, group, kv_heads) in combinations(&[0, 255, 3000], &[1, 3, 8, 17, 32], &[1, 2, 8]) {
+                let sequences: Vec<_> = (0..count).map(|_| sequence(start, tokens / count)).collect();
+                let heads = HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 };
+                for rows in [1, 100, 1 << 20] {
+                    let mut works = Works::default();
+                    works.divide(&sequences, group, kv_heads, rows);
+                    let number = works.decode.len() + works.combine.len() + works.prefill.len();
+                    assert!(number <= Works::most(tokens, count, heads, rows), "{start} {heads:?} {rows}");
+                    let last = works.combine.iter().rfind(|work| work.count > 0);
+                    let end = last.map_or(0, |work| {
+                        let is_same =
+                            |other: &&Work| (other.first, other.partial) == (work.first, work.partial);
+                        let splits = works.decode.iter().filter(is_same).count();
+                        work.partial as usize + splits * kv_heads * work.count as usize
+                    });
+                    assert!(end <= rows);
+                }
             }
         }
+    }
+
+    #[test]
+    fn longest_sequences_have_few_works() {
+        for (kv_heads, head_dim) in [(1, 2), (8, 128), (1, 128), (128, 256)] {
+            let heads = HeadShape { heads: 128, kv_heads, head_dim };
+            let (tokens, sequences) = (MAX_NUM_BATCHED_TOKENS, 4096);
+            let (positions, block_size, vocabulary) = (MAX_MODEL_LEN, 16, 1000);
+            let spec =
+                StepSpec { tokens, sequences, logits_rows: 1, positions, block_size, heads, vocabulary };
+            let rows = partial_rows(&spec);
+            assert!(rows * partial_row_bytes(head_dim) <= MOST_PARTIAL_BYTES);
+            let most = Works::most(0, 0, heads, rows);
+            assert!(most <= MOST_SPLIT_WORKS / 4 * 5 + 2, "{heads:?}");
+            assert!(
+                i32::try_from(Works::most(tokens, sequences, heads, rows)).is_ok(),
+                "the limit of a grid"
+            );
+        }
+    }
+
+    fn combinations(a: &[usize], b: &[usize], c: &[usize]) -> Vec<(usize, usize, usize)> {
+        let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (*a, *b)));
+        pairs.flat_map(|(a, b)| c.iter().map(move |c| (a, b, *c))).collect()
     }
 }

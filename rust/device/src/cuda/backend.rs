@@ -15,6 +15,7 @@ use penstock_types::{
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::memory::MOST_OPERAND_BYTES;
 use super::queue::Shape;
+use super::step::WorkList;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
     CudaTicket, adapters, attention, codes,
@@ -62,7 +63,6 @@ struct RopeWriteKv {
 #[derive(Clone, Copy, NoUninit)]
 struct Attention {
     qkv: DevicePointer,
-    sequences: DevicePointer,
     blocks: DevicePointer,
     works: DevicePointer,
     partials: DevicePointer,
@@ -143,7 +143,7 @@ impl Backend for Cuda {
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let row = attention::partial_row_bytes(spec.heads.head_dim);
         let chains = self.memory.granted(self.division.chains_bytes(spec.tokens));
-        self.memory.granted(partial_rows(spec).saturating_mul(row)).saturating_add(chains)
+        self.memory.granted(attention::partial_rows(spec).saturating_mul(row)).saturating_add(chains)
     }
 
     fn slots_bytes(&self, spec: &StepSpec) -> u64 {
@@ -245,7 +245,7 @@ impl Backend for Cuda {
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
         let chains = self.division.chains_bytes(spec.tokens);
         self.division.chains = Some(self.memory.allocate_workspace(chains, "workspace")?);
-        self.most_partial_rows = partial_rows(spec);
+        self.most_partial_rows = attention::partial_rows(spec);
         let bytes = self.most_partial_rows * attention::partial_row_bytes(spec.heads.head_dim);
         self.memory.allocate_workspace(bytes, "attention scratch")
     }
@@ -432,9 +432,8 @@ impl Backend for Cuda {
     ) -> Result<(), DeviceError> {
         let call = Attention {
             qkv: self.memory.pointer(&qkv.0),
-            sequences: step.sequences,
             blocks: step.blocks,
-            works: step.decode_works,
+            works: step.decode.works,
             partials: self.memory.pointer(scratch),
             out: self.memory.pointer(&out.0),
             cache: self.layer(cache, layer),
@@ -450,14 +449,13 @@ impl Backend for Cuda {
             padding: 0,
         };
         let kernels = self.attention.get(&mut self.loader, &cache.shape, reader.operand)?;
-        let blocks = |works: usize, splits: usize| [works, shape.kv_heads, splits];
-        let decode = blocks(step.num_decode_works, step.most_splits);
-        self.queue.launch(&kernels.decode, Shape::of(decode, 32), &[(&call).into()])?;
-        let combine = blocks(step.num_decode_works, 1);
+        let grid = |list: WorkList, depth| [list.count, shape.kv_heads, depth];
+        self.queue.launch(&kernels.decode, Shape::of(grid(step.decode, 1), 32), &[(&call).into()])?;
+        let call = Attention { works: step.combine.works, ..call };
+        let combine = grid(step.combine, attention::combine_blocks(step.combine.count, shape.kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
-        let call = Attention { works: step.prefill_works, ..call };
-        let prefill = blocks(step.num_prefill_works, 1);
-        self.queue.launch(&kernels.prefill, Shape::of(prefill, 128), &[(&call).into()])
+        let call = Attention { works: step.prefill.works, ..call };
+        self.queue.launch(&kernels.prefill, Shape::of(grid(step.prefill, 1), 128), &[(&call).into()])
     }
 
     fn silu_mul(
@@ -542,12 +540,6 @@ impl Backend for Cuda {
 
 /// Floats that [`Backend::download`] copies at once.
 pub(super) const DOWNLOADED_AT_ONCE: usize = 1 << 18;
-
-/// Rows of partial results of attention that the largest step has room for.
-fn partial_rows(spec: &StepSpec) -> usize {
-    let HeadShape { heads, head_dim, .. } = spec.heads;
-    attention::partial_rows(spec.sequences, spec.positions, heads, head_dim)
-}
 
 impl Cuda {
     /// Zeroed memory of the workspace.

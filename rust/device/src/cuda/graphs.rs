@@ -21,8 +21,8 @@ const MOST_SHAPES: usize = 4 * MOST_GRAPHS;
 pub(super) struct StepShape {
     pub rows: usize,
     pub outputs: usize,
-    pub works: usize,
-    pub most_splits: usize,
+    /// Of `decode` and `combine`.
+    pub works: [usize; 2],
     pub adapter_tiles: [usize; 2],
 }
 

@@ -8,7 +8,7 @@ use penstock_types::HeadShape;
 
 use super::Cuda;
 use super::adapters::{Tile, Tiles, tiles_of};
-use super::attention::{Sequence, Work, Works};
+use super::attention::{Work, Works, partial_rows};
 use super::graphs::StepShape;
 use super::upload::Staging;
 use crate::arena::Region;
@@ -29,9 +29,8 @@ pub struct CudaRope {
     inputs: Region,
     buffers: Vec<Staging>,
     next: usize,
-    works: Works,
     /// Reused in every step.
-    sequences: Vec<Sequence>,
+    works: Works,
     heads: HeadShape,
 }
 
@@ -49,24 +48,26 @@ pub struct CudaStep<'a> {
     pub(super) query_scales: DevicePointer,
     /// The rows with adapters, of all rows and of the output rows.
     pub(super) adapters: [Tiles; 2],
-    pub(super) sequences: DevicePointer,
     pub(super) blocks: DevicePointer,
-    pub(super) decode_works: DevicePointer,
-    pub(super) prefill_works: DevicePointer,
-    pub(super) num_decode_works: usize,
-    pub(super) num_prefill_works: usize,
-    pub(super) most_splits: usize,
+    pub(super) decode: WorkList,
+    pub(super) combine: WorkList,
+    pub(super) prefill: WorkList,
+}
+
+/// Works of attention on the device.
+#[derive(Clone, Copy)]
+pub(super) struct WorkList {
+    pub works: DevicePointer,
+    pub count: usize,
 }
 
 /// Bytes of the inputs of the largest step.
 fn input_bytes(spec: &StepSpec) -> usize {
-    let group = spec.heads.heads / spec.heads.kv_heads.max(1);
     let rotation = rotation_width(spec) * size_of::<f32>();
     let row = 6 * size_of::<u32>() + 2 * size_of::<Tile>() + rotation;
-    let works = Works::most(spec.tokens, spec.sequences, group);
+    let works = Works::most(spec.tokens, spec.sequences, spec.heads, partial_rows(spec));
     let arrays = [
         (spec.tokens, row),
-        (spec.sequences, size_of::<Sequence>()),
         (spec.most_blocks(), size_of::<u32>()),
         (works, size_of::<Work>()),
         (16, ALIGNMENT),
@@ -98,6 +99,10 @@ impl Arrays<'_> {
     /// The same, or null if it is empty.
     fn push_some<T: NoUninit>(&mut self, values: &[T]) -> DevicePointer {
         if values.is_empty() { DevicePointer::NULL } else { self.push(values) }
+    }
+
+    fn push_works(&mut self, works: &[Work]) -> WorkList {
+        WorkList { works: self.push(works), count: works.len() }
     }
 }
 
@@ -131,7 +136,6 @@ impl Cuda {
             buffers: buffers.collect::<Result<_, _>>().map_err(super::lost)?,
             next: 0,
             works: Works::default(),
-            sequences: Vec::new(),
             heads: spec.heads,
         })
     }
@@ -149,8 +153,6 @@ impl Cuda {
         rope.next = (rope.next + 1) % BUFFERS;
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
-        rope.sequences.clear();
-        rope.sequences.extend(inputs.sequences.iter().map(Sequence::from));
         let step = CudaStep {
             inputs,
             tokens: arrays.push(&inputs.tokens),
@@ -164,15 +166,11 @@ impl Cuda {
                 let tiles = tiles_of(inputs, rows);
                 Tiles { tiles: arrays.push(&tiles), count: tiles.len() }
             }),
-            sequences: arrays.push(&rope.sequences),
-            decode_works: arrays.push(&rope.works.decode),
-            prefill_works: arrays.push(&rope.works.prefill),
+            decode: arrays.push_works(&rope.works.decode),
+            combine: arrays.push_works(&rope.works.combine),
+            prefill: arrays.push_works(&rope.works.prefill),
             // Last, because their number does not depend on the shape of the step.
             blocks: arrays.push(&inputs.blocks),
-            num_decode_works: rope.works.decode.len(),
-            num_prefill_works: rope.works.prefill.len(),
-            // Rounded, so that the shape of a step seldom changes; blocks without a split end at once.
-            most_splits: rope.works.most_splits.next_power_of_two(),
         };
         let bytes = arrays.end;
         buffer.upload(&self.queue, bytes, target)?;
@@ -185,11 +183,10 @@ impl CudaStep<'_> {
     /// The shape of a step that only decodes. Others seldom have the same shape again, and take longer than their launches.
     fn shape(&self) -> Option<StepShape> {
         let inputs = self.inputs;
-        (self.num_prefill_works == 0).then_some(StepShape {
+        (self.prefill.count == 0).then_some(StepShape {
             rows: inputs.tokens.len(),
             outputs: inputs.output_rows.len(),
-            works: self.num_decode_works,
-            most_splits: self.most_splits,
+            works: [self.decode.count, self.combine.count],
             adapter_tiles: self.adapters.map(|tiles| tiles.count),
         })
     }
