@@ -49,6 +49,22 @@ DEVICE uint32_t most_likely(Shared& shared, const Row& row, float best) {
     return shared.id;
 }
 
+// The highest id with a weight, NONE if there is none. By one warp.
+DEVICE uint32_t last_candidate(const Candidates& candidates) {
+    const int lane = threadIdx.x % 32;
+    for (int first = (candidates.row.tiles - 1) / 32 * 32; first >= 0; first -= 32) {
+        const bool has_any = first + lane < candidates.row.tiles && candidates.has_any(first + lane);
+        const uint32_t tiles = __ballot_sync(ALL_LANES, has_any);
+        if (!tiles) continue;
+        const int start = (first + 31 - __clz(int(tiles))) * TILE;
+        for (int part = TILE - 32; part >= 0; part -= 32) {
+            const uint32_t ids = __ballot_sync(ALL_LANES, candidates.weight(start + part + lane) > 0);
+            if (ids) return start + part + 31 - __clz(int(ids));
+        }
+    }
+    return NONE;
+}
+
 // The id at which the running sum of weights exceeds `uniform` times their total.
 DEVICE uint32_t draw(Candidates& candidates, double uniform) {
     const Row& row = candidates.row;
@@ -62,9 +78,7 @@ DEVICE uint32_t draw(Candidates& candidates, double uniform) {
                                           [&](int i) { return double(candidates.weight(tile * TILE + i)); });
             if (id < TILE) found = tile * TILE + id;
         }
-        // Rounding left a remainder: the last candidate.
-        for (int id = row.vocabulary - 1; found == NONE && id >= 0; id--)
-            if (candidates.weight(id) > 0) found = id;
+        if (found == NONE) found = last_candidate(candidates);  // rounding left a remainder
         if (threadIdx.x == 0) candidates.shared.id = found;
     }
     __syncthreads();
@@ -136,10 +150,10 @@ sample_bounds(Batch batch) {
     if (entry.given != NONE || entry.flags & IS_GREEDY) return;
     const Row row = scores_row(batch, entry, number);
     const float best = highest_of(row.highest, row.tiles, shared.partial);
-    if (!is_finite(best)) return;
     Bounds bounds = {-infinity(), NONE};
-    if (entry.top_k > 0) bounds.rank = rank_needed(shared, row, best, entry.top_k);
-    if (entry.top_n_sigma > 0) {
+    const bool has_order = is_finite(best);
+    if (has_order && entry.top_k > 0) bounds.rank = rank_needed(shared, row, best, entry.top_k);
+    if (has_order && entry.top_n_sigma > 0) {
         bounds.floor = sigma_floor(shared, row, best, entry.top_n_sigma);
         bounds.rank = min(bounds.rank, rank_of(bounds.floor));
     }

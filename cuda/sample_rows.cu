@@ -6,7 +6,7 @@
 //     sample_weights   the sum of the weights of each tile, and of each span for log probabilities
 //
 // Data      See Batch in sample.cuh. A slot's tokens are its history and, for the entry at position n among those of
-//           its slot, the drafts of the n entries before it: it is sampled only if they are right.
+//           its slot, the drafts of the entries at positions 1 to n: it is sampled only if they are right.
 // Shape     grid (blocks, entries). A thread of sample_exclude compares the last tokens with those before one token;
 //           a block of the others takes 4096 ids, of which a warp takes 512 (a span, 4 tiles).
 // Limit     bytes: 4 per id in sample_maxima, again in sample_weights (not for greedy rows), 8 to 16 in

@@ -289,6 +289,36 @@ def test_numbers_that_are_not_finite(kernels: cuda.HostKernels) -> None:
         assert outcomes[4].logprob == 0
 
 
+def test_bounds_are_written_without_a_finite_score(kernels: cuda.HostKernels) -> None:
+    logits = np.array([[np.nan] * 300, [-np.inf] * 300, [np.inf] * 300], np.float32)
+    sampler = Sampler(kernels, 300, [Request(top_k=3), Request(top_n_sigma=1.0), Request(top_k=2)])
+    sampler.sample(logits, [Position(slot, 0) for slot in range(3)])
+    assert (sampler.bounds.view(np.float32)[:, 0] == -np.inf).all()
+    assert (sampler.bounds[:, 1] == 2**32 - 1).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 128}, {"min_p": 1e-8}], ids=["all", "top_k", "min_p"])
+def test_remainder_of_rounding_draws_the_last_candidate(
+    kernels: cuda.HostKernels, options: dict[str, Any]
+) -> None:
+    # A tile has a weight of 1 and others, which are slightly more than half of its last bit. They share a
+    # chain of float32, in which each is rounded up. In float64, the sum is lower by more than the draw is
+    # below 1.
+    seed, first, vocabulary = 7_624_765, 40 * 128, 150_000
+    logits = np.full((1, vocabulary), -np.inf, np.float32)
+    logits[0, first] = 0
+    logits[0, first + 16 : first + 128 : 16] = np.log(0.51) - 23 * np.log(2)
+    weights = np.exp(logits[0].astype(np.float64))
+    chain = np.float32(0)
+    for weight in weights[first : first + 128 : 16]:
+        chain += np.float32(weight)
+    assert uniform(seed, 0) * float(chain) > weights.sum()
+    (outcome,) = Sampler(kernels, vocabulary, [Request(seed=seed, **options)]).sample(
+        logits, [Position(0, 0)]
+    )
+    assert (outcome.outcome, outcome.token) == ("token", first + 112)
+
+
 def test_given_tokens_leave_the_slot_as_it_is(kernels: cuda.HostKernels) -> None:
     rng = np.random.default_rng(3)
     request = Request(seed=5, logprobs=(2, True), repetition_penalty=1.5, generated=(3, 4))

@@ -189,6 +189,7 @@ class Sampler:
         self, kernels: HostKernels, vocabulary: int, requests: list[Request], positions: int = 64
     ) -> None:
         self.kernels, self.vocabulary, self.requests = kernels, vocabulary, requests
+        self.bounds = np.zeros((0, 2), np.uint32)  # of the last batch
         count, self.words, self.positions = len(requests), -(-vocabulary // 32), positions
         self.arrays = {
             "last_tokens": np.zeros(count, np.uint32),
@@ -309,7 +310,7 @@ class Sampler:
             "sums": floats(tiles),
             "sums_of_exp": floats(spans),
             "masses": np.zeros((count, tiles), np.uint64),
-            "bounds": np.zeros((count, 2), np.uint32),
+            "bounds": np.full((count, 2), 7_777_777, np.uint32),
             "results": np.zeros(count, RESULT),
             "tops": np.zeros(max(int(entries["num_top"].sum()), 1), TOP),
         }
@@ -323,6 +324,7 @@ class Sampler:
         launch("sample_exclude", [2, count], 256)
         launch("sample_maxima", [blocks, count], 256)
         launch("sample_bounds", [count], 256)
+        self.bounds = arrays["bounds"]
         launch("sample_weights", [blocks, count], 256)
         launch("sample_finish", [count], 256)
         launch("sample_commit", [-(-count // 256)], 256, count)
