@@ -46,6 +46,12 @@ def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     assert found["threads"] == []
 
 
+def test_batches_that_change_in_each_step_make_no_graphs() -> None:
+    ended = run_program(cuda_workload.changing_batches)
+    assert ended.findings == []
+    assert ended.result <= 2  # at the begin, where requests arrive one by one
+
+
 def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     """On each event loop; the memory holds one request or two."""
     ended = run_program(cuda_workload.storms, 24, 3)

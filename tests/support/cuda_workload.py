@@ -115,6 +115,21 @@ def lives() -> dict[str, Any]:
     return {"same": is_same, "graphs": graphs, "rows": rows, "device": device, "threads": engine_threads()}
 
 
+def changing_batches() -> int:
+    """The graphs that are made for batches of 12, 11, 10, ... requests, three times."""
+    count = ctypes.CDLL("libcuda.so.1").emuCount
+    with tempfile.TemporaryDirectory() as folder:
+        model = checkpoint(folder)
+        with penstock.Engine(model, device="cuda", **{**SIZES, "max_num_seqs": 12}) as engine:
+            before = count(b"cuGraphInstantiateWithFlags")
+            for _ in range(3):
+                params = [COMMON.replace(max_tokens=3 + i, ignore_eos=True) for i in range(12)]
+                requests = [engine.blocking.start_request(PROMPT, one) for one in params]
+                for request in requests:
+                    request.result()
+            return int(count(b"cuGraphInstantiateWithFlags") - before)
+
+
 async def storm(engine: penstock.Engine, seed: int, count: int) -> int:
     """Requests that start, are read and are cancelled in a random order; the number of cancelled ones."""
     chance = random.Random(seed)

@@ -1,11 +1,13 @@
 //! Sequences of launches that are repeated step after step, kept as CUDA graphs.
 //!
-//! A step computes its launches as if each were submitted. [`Graphs`] compares them with those of the last step of the
-//! same shape: while they are equal, nothing is submitted, and at the end the graph is. If one is different, those before
-//! it are submitted one by one, and the graph is forgotten. So a graph is a memory of launches, never a second
-//! description of the model, and it cannot disagree with the operations.
+//! A step computes its launches as if each were submitted. [`Graphs`] compares them with those of the graph of its shape:
+//! while they are equal, nothing is submitted, and at the end the graph is. If one is different, those before it are
+//! submitted one by one, and the graph is removed. So a graph is a memory of launches, never a second description of the
+//! model, and it cannot disagree with the operations.
 //!
-//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches.
+//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches. A
+//! graph takes longer to make than its launches. So a shape gets one after a run of equal steps: at a constant load at once,
+//! and never while the load changes from step to step.
 
 use std::collections::HashMap;
 
@@ -13,8 +15,10 @@ use penstock_cuda::{Argument, CudaError, GraphExec, Grid, Kernel, Stream};
 
 /// Graphs that are kept. One takes some kilobytes of the driver's memory for each launch.
 const MOST_GRAPHS: usize = 64;
-/// Shapes that are remembered.
-const MOST_SHAPES: usize = 4 * MOST_GRAPHS;
+/// Consecutive steps of equal shape before one is captured.
+const RUN: u32 = 3;
+/// The same, after launches that differed from those of their graph, or a graph that could not be made.
+const RUN_AFTER_FAILURE: u32 = 64;
 
 /// The properties of a step that its launches depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,13 +67,11 @@ impl Launch {
     }
 }
 
-/// The launches of the last step of a shape.
-#[derive(Debug, Default)]
+/// The launches of a graph.
+#[derive(Debug)]
 struct Entry {
-    /// The launches of the graph.
     launches: Vec<Launch>,
-    /// `None` before the shape has occurred twice.
-    graph: Option<GraphExec>,
+    graph: GraphExec,
     last_use: u64,
 }
 
@@ -91,29 +93,34 @@ pub(super) struct Graphs {
     entries: HashMap<StepShape, Entry>,
     mode: Mode,
     clock: u64,
+    /// The shape of the last step.
+    last: Option<StepShape>,
+    /// Steps of the shape of the step before them until one is captured.
+    steps_to_capture: u32,
 }
 
 impl Graphs {
     pub fn new() -> Self {
-        Self { entries: HashMap::new(), mode: Mode::Submit, clock: 0 }
+        Self { entries: HashMap::new(), mode: Mode::Submit, clock: 0, last: None, steps_to_capture: RUN }
     }
 
-    /// Begins a step.
-    pub fn begin(&mut self, stream: &Stream, shape: StepShape) -> Result<(), CudaError> {
+    /// Begins a step. Without a shape its launches never become a graph.
+    pub fn begin(&mut self, stream: &Stream, shape: Option<StepShape>) -> Result<(), CudaError> {
         self.end(stream)?;
         self.clock += 1;
-        let clock = self.clock;
-        let is_known = self.entries.contains_key(&shape);
-        let entry = self.entries.entry(shape).or_default();
-        entry.last_use = clock;
-        if entry.graph.is_some() {
+        let is_repeated = std::mem::replace(&mut self.last, shape) == shape;
+        let Some(shape) = shape else { return Ok(()) };
+        if let Some(entry) = self.entries.get_mut(&shape) {
+            entry.last_use = self.clock;
             self.mode = Mode::Compare(shape, 0);
-        } else if is_known {
-            self.forget_oldest(MOST_GRAPHS, |entry| entry.graph.is_some());
+        } else if !is_repeated {
+            self.steps_to_capture = self.steps_to_capture.max(RUN);
+        } else if self.steps_to_capture > 1 {
+            self.steps_to_capture -= 1;
+        } else {
+            self.steps_to_capture = RUN;
             stream.begin_capture()?;
             self.mode = Mode::Capture(shape, Vec::new());
-        } else {
-            self.forget_oldest(MOST_SHAPES, |_| true);
         }
         Ok(())
     }
@@ -159,8 +166,7 @@ impl Graphs {
             Mode::Capture(..) => self.end_capture(stream),
             Mode::Compare(shape, count) => {
                 let Entry { launches, graph, .. } = &self.entries[shape];
-                let graph = graph.as_ref().filter(|_| *count == launches.len());
-                if let Some(graph) = graph {
+                if *count == launches.len() {
                     // SAFETY: the launches are equal to those of this step.
                     let launched = unsafe { graph.launch(stream) };
                     self.mode = Mode::Submit;
@@ -180,6 +186,7 @@ impl Graphs {
             Ok(graph) => graph,
             // A graph takes memory of the driver. Without it, the launches are submitted as they are.
             Err(error) if error.is_out_of_memory() => {
+                self.steps_to_capture = RUN_AFTER_FAILURE;
                 // SAFETY: the launches are those of this step.
                 return launches.iter().try_for_each(|launch| unsafe { launch.submit(stream) });
             }
@@ -187,12 +194,12 @@ impl Graphs {
         };
         // SAFETY: as above.
         unsafe { graph.launch(stream) }?;
-        let entry = self.entries.entry(shape).or_default();
-        (entry.launches, entry.graph) = (launches, Some(graph));
+        self.make_room();
+        self.entries.insert(shape, Entry { launches, graph, last_use: self.clock });
         Ok(())
     }
 
-    /// Submits the launches that were recognised, and forgets the graph.
+    /// Submits the launches that were recognised, and removes the graph.
     ///
     /// # Safety
     ///
@@ -201,24 +208,22 @@ impl Graphs {
         let Mode::Compare(shape, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        let entry = self.entries.remove(&shape).unwrap_or_default();
-        for launch in &entry.launches[..count] {
+        self.steps_to_capture = RUN_AFTER_FAILURE;
+        let entry = self.entries.remove(&shape);
+        for launch in entry.iter().flat_map(|entry| &entry.launches[..count]) {
             // SAFETY: the caller's.
             unsafe { launch.submit(stream) }?;
         }
         Ok(())
     }
 
-    /// Makes room for an entry among at most `most` of those that `counts`.
-    fn forget_oldest(&mut self, most: usize, counts: impl Fn(&Entry) -> bool) {
-        while self.entries.values().filter(|entry| counts(entry)).count() >= most {
-            let oldest = self
-                .entries
-                .iter()
-                .filter(|(_, entry)| counts(entry))
-                .min_by_key(|(_, entry)| entry.last_use);
-            let Some((shape, _)) = oldest else { return };
-            let shape = *shape;
+    /// Removes the graph that was not used for the longest time, if there are as many as are kept.
+    fn make_room(&mut self) {
+        if self.entries.len() < MOST_GRAPHS {
+            return;
+        }
+        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use);
+        if let Some((&shape, _)) = oldest {
             self.entries.remove(&shape);
         }
     }

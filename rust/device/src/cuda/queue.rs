@@ -83,10 +83,7 @@ impl Queue {
     /// launch.
     pub fn begin_step(&self, shape: Option<StepShape>) -> Result<(), DeviceError> {
         let mut graphs = self.graphs.borrow_mut();
-        let begun = match shape {
-            Some(shape) => graphs.begin(&self.stream, shape),
-            None => graphs.end(&self.stream),
-        };
+        let begun = graphs.begin(&self.stream, shape);
         self.set_in_step(!graphs.is_capturing());
         begun.map_err(lost)
     }
