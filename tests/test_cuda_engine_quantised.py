@@ -38,6 +38,7 @@ def found() -> dict[str, Any]:
 def test_quantised_model_has_the_logits_of_its_values(name: str, found: dict[str, Any]) -> None:
     assert MODELS[name] in found[name]["formats"]
     assert 1e-5 < found[name]["error"] < 0.02, found[name]
+    assert found[name]["is_same"]
 
 
 def test_quantised_steps_access_only_their_own_memory() -> None:

@@ -63,11 +63,11 @@ def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     assert ended.result[1]["swaps"] == 0  # computed again
 
 
-def test_pipeline_and_server_give_the_answers_of_the_engine() -> None:
+def test_facades_and_server_give_the_answers_of_the_engine() -> None:
     found = run_program(cuda_workload.facades).result
-    assert (found["device of cuda"], found["device of auto"]) == ("cuda:0", "cuda:0")
-    texts = [found[name] for name in ("cpu", "cuda", "auto", "pipeline", "server")]
-    assert texts == texts[:1] * 5
+    assert [found[f"device of {name}"] for name in ("cuda", "auto", "dashinfer")] == ["cuda:0"] * 3
+    texts = [found[name] for name in ("cpu", "cuda", "auto", "pipeline", "server", "dashinfer")]
+    assert texts == texts[:1] * 6
     assert found["status"] == 0
 
 

@@ -252,17 +252,31 @@ def test_numa_nodes_have_the_threads_of_each_node(model: AsModelConfig) -> None:
     assert "numa_nodes" not in options(model, compute_unit="CPU:0")
 
 
-def test_cuda_is_refused_unless_the_cpu_replaces_it(
+def test_cuda_is_one_gpu_or_the_cpu_in_its_place(
     model: AsModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(environment.DEVICE, raising=False)
-    status, reason = refusal(model, compute_unit="CUDA:0")
+    assert options(model, compute_unit="CUDA:0")["device"] == "cuda:0"
+    assert options(model, compute_unit="CUDA:3")["device"] == "cuda:3"
+    status, reason = refusal(model, compute_unit="CUDA:0,1")
     assert status is AsStatus.ALLSPARK_PARAM_ERROR
-    assert "packed for the CPU" in reason
+    assert reason.endswith("'CUDA:0,1'; a model runs on one GPU")
     monkeypatch.setenv(environment.DEVICE, "cpu")
-    assert "numa_nodes" not in options(model, compute_unit="CUDA:0,1")
+    replaced = options(model, compute_unit="CUDA:0,1")
+    assert replaced["device"] == "cpu"
+    assert "numa_nodes" not in replaced
     monkeypatch.setenv(environment.DEVICE, "gpu")
     assert environment.DEVICE in refusal(model, compute_unit="CUDA:0")[1]
+
+
+def test_missing_gpu_is_a_parameter_error_with_a_remedy(
+    model: AsModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.DEVICE, raising=False)
+    values = {**vars(model), "compute_unit": "CUDA:999"}
+    with pytest.raises(allspark.AsError, match=r"cuda:999.*PENSTOCK_DASHINFER_DEVICE=cpu") as caught:
+        allspark.Engine().install_model(AsModelConfig(**values))
+    assert caught.value.status is AsStatus.ALLSPARK_PARAM_ERROR
 
 
 def test_missing_and_broken_files_are_io_errors(model: AsModelConfig, tmp_path: Path) -> None:

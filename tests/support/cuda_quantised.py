@@ -35,21 +35,35 @@ def write_model(folder: Path, name: str) -> tuple[Path, int]:
 
 
 def compare(*names: str) -> dict[str, dict[str, Any]]:
-    """For each model, the formats of its matrices on the device, and the largest error of its logits."""
+    """For each model, the formats of its matrices on the device, and the largest error of its logits.
+
+    `is_same` says whether the model has the same logits after it was converted, which packs it for the CPU.
+    """
     found = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             model, vocabulary = write_model(Path(folder), name)
-            options = {"quantization": name if name in SAME_CODES else "auto"}
+            quantization: Any = name if name in SAME_CODES else "auto"
             prompts = [random_prompt(length, vocabulary_size=vocabulary, seed=length) for length in LENGTHS]
-            with penstock.Engine(model, device="cuda", **SIZES | options) as engine:
-                items = list(engine.blocking.generate_many(prompts, PARAMS))
-                formats = sorted({info.format for info in engine.info.weight_formats})
+            logits, formats = logits_of(model, prompts, quantization)
+            converted = Path(folder) / "converted"
+            penstock.convert(model, converted, quantization=quantization)
+            again = logits_of(converted, prompts)
             errors = []
-            for prompt, item in zip(prompts, items, strict=True):
-                assert item.result is not None, item
-                logits = np.asarray(item.result.logits)[: len(prompt)]
+            for prompt, found_logits in zip(prompts, logits, strict=True):
                 exact = compute_logits(model, prompt, quantization=SAME_CODES.get(name, "none"))
-                errors.append(float(np.sqrt(np.mean((logits - exact) ** 2) / np.var(exact))))
-        found[name] = {"formats": formats, "error": max(errors)}
+                errors.append(float(np.sqrt(np.mean((found_logits - exact) ** 2) / np.var(exact))))
+        is_same = formats == again[1] and all(map(np.array_equal, logits, again[0]))
+        found[name] = {"formats": formats, "error": max(errors), "is_same": is_same}
     return found
+
+
+def logits_of(
+    model: Path, prompts: list[list[int]], quantization: Any = "auto"
+) -> tuple[list[np.ndarray[Any, Any]], list[str]]:
+    """The logits of prompts on the CUDA device, and the formats of the matrices."""
+    with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES) as engine:
+        results = [item.result for item in engine.blocking.generate_many(prompts, PARAMS)]
+        formats = sorted({info.format for info in engine.info.weight_formats})
+    pairs = zip(results, prompts, strict=True)
+    return [np.asarray(result.logits)[: len(prompt)] for result, prompt in pairs if result], formats

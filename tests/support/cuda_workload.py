@@ -175,7 +175,9 @@ def storms(count: str, loops: str) -> list[dict[str, Any]]:
 
 
 def facades() -> dict[str, Any]:
-    """The tokens of one prompt from engines of both devices, a pipeline of LMDeploy's API, and a server."""
+    """The text of one prompt from engines of both devices, a server, LMDeploy's and DashInfer's APIs."""
+    from penstock.compat.dashinfer import allspark
+    from support import dashinfer
     from support.lmdeploy import GREEDY, open_pipeline
     from support.process import started
 
@@ -195,4 +197,19 @@ def facades() -> dict[str, Any]:
             found["server"] = server.ask("/v1/completions", body)[1]["choices"][0]["text"]
             server.process.send_signal(signal.SIGTERM)
             found["status"] = server.end()
+        loader = allspark.HuggingFaceModel(model, dashinfer.NAME).load_model()
+        loader.serialize_to_path(None, Path(folder) / "serialised")
+        builder = loader.create_reference_runtime_config_builder(
+            dashinfer.NAME, allspark.TargetDevice.CUDA, [0], 4
+        )
+        allspark_engine = allspark.Engine()
+        allspark_engine.install_model(builder.build())
+        allspark_engine.start_model(dashinfer.NAME)
+        tokenizer = penstock.Tokenizer(model)
+        ids = tokenizer.encode(prompt)
+        config = {**dashinfer.GREEDY, "max_length": len(ids) + 8}
+        found["dashinfer"] = tokenizer.decode(dashinfer.generate(allspark_engine, ids, config))
+        found["device of dashinfer"] = dashinfer.native(allspark_engine).info.device
+        allspark_engine.stop_model(dashinfer.NAME)
+        allspark_engine.release_model(dashinfer.NAME)
     return found

@@ -12,6 +12,7 @@ pub mod bfc;
 mod counts;
 pub mod cpu;
 pub mod cuda;
+pub mod packed;
 mod profile;
 mod sample;
 mod step;

@@ -123,6 +123,40 @@ impl GridLayout {
         }
     }
 
+    /// The inverse of [`pack`](Self::pack): writes the row of `lane` as row `row` of `out`.
+    pub(crate) fn unpack(&self, panel: &[u8], lane: usize, row: usize, out: &mut GridRows) {
+        let (grid, columns) = (&self.grid, self.columns);
+        for (k, code) in out.codes[row * columns..][..columns].iter_mut().enumerate() {
+            *code = self.read_code(&panel[self.codes..], k, lane);
+        }
+        let number = |at, format, group: usize| {
+            let mut lanes = [0.0; LANES];
+            read_numbers(panel, at, format, group * LANES, &mut lanes);
+            lanes[lane]
+        };
+        let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
+        for group in 0..groups {
+            out.scales[row * groups + group] = number(0, grid.scales, group);
+            match grid.minimum {
+                Minimum::Centred => {}
+                Minimum::Stored => {
+                    out.minima[row * groups + group] = number(self.minima, grid.scales, group);
+                }
+                Minimum::ZeroPoint => {
+                    out.minima[row * groups + group] = self.zero_points(panel, group)[lane];
+                }
+            }
+        }
+        for (part, at) in
+            [(&mut out.outer_scales, self.outer_scales), (&mut out.outer_minima, self.outer_minima)]
+        {
+            // Without stored minima there are no outer minima.
+            for index in 0..if part.is_empty() { 0 } else { outer } {
+                part[row * outer + index] = number(at, ScaleFormat::F16, index);
+            }
+        }
+    }
+
     /// Whether a floating-point code is NaN. Products do not decode it, so the scale of its group is NaN instead.
     fn has_nan(&self, codes: &[u8]) -> bool {
         self.grid.bits == CodeBits::E4m3 && codes.iter().any(|code| code & 0x7f == 0x7f)

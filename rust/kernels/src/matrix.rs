@@ -178,4 +178,18 @@ impl Matrix<'_> {
             WeightFormat::Grid(grid) => GridLayout::new(grid, columns).read_row(panel, row % LANES, out),
         }
     }
+
+    /// Replaces `out` by rows `rows` of a grid matrix, as they were before they were packed.
+    pub fn read_grid(&self, rows: Range<usize>, out: &mut GridRows) {
+        let MatrixLayout { columns, format: WeightFormat::Grid(grid), .. } = self.layout else {
+            panic!("{:?} is not a grid", self.layout)
+        };
+        assert!(rows.end <= self.layout.rows, "rows {rows:?} of {:?}", self.layout);
+        let (layout, panel_bytes) = (GridLayout::new(grid, columns), self.layout.panel_bytes());
+        out.resize(&grid, rows.len(), columns);
+        for (index, row) in rows.enumerate() {
+            let panel = &self.bytes[row / LANES * panel_bytes..][..panel_bytes];
+            layout.unpack(panel, row % LANES, index, out);
+        }
+    }
 }

@@ -1,6 +1,8 @@
 //! The bytes of packed matrices, which files store.
 
-use penstock_kernels::{MatrixLayout, PACKED_LAYOUT, is_supported};
+use std::ops::Range;
+
+use penstock_kernels::{Matrix, MatrixLayout, PACKED_LAYOUT, Pool, is_supported};
 use penstock_types::{Activations, CodeBits, Dtype, Grid, GridRows, Minimum, ScaleFormat, WeightFormat};
 
 /// FNV-1a.
@@ -29,8 +31,8 @@ fn rows_of(grid: &Grid, rows: usize, columns: usize) -> GridRows {
     new
 }
 
-#[test]
-fn changed_packed_bytes_change_the_layout_name() {
+/// All supported formats.
+fn formats() -> Vec<WeightFormat> {
     let mut formats: Vec<WeightFormat> = Dtype::ALL.iter().map(|dtype| (*dtype).into()).collect();
     for bits in [CodeBits::Four, CodeBits::Five, CodeBits::Six, CodeBits::Eight, CodeBits::E4m3] {
         for group in [None, Some(16), Some(32), Some(128)] {
@@ -44,8 +46,13 @@ fn changed_packed_bytes_change_the_layout_name() {
             }
         }
     }
+    formats
+}
+
+#[test]
+fn changed_packed_bytes_change_the_layout_name() {
     let mut state = 0xcbf2_9ce4_8422_2325;
-    for format in formats {
+    for format in formats() {
         for (rows, columns) in [(16, 64), (21, 328)] {
             let layout = MatrixLayout { rows, columns, format };
             for panel in 0..layout.panels() {
@@ -70,4 +77,41 @@ fn changed_packed_bytes_change_the_layout_name() {
         expected,
         "if the bytes have changed, files of the previous layout must be refused: give PACKED_LAYOUT a new number"
     );
+}
+
+#[test]
+fn rows_of_packed_codes_are_those_that_were_packed() {
+    let (rows, columns) = (37, 328);
+    for format in formats() {
+        let WeightFormat::Grid(grid) = format else { continue };
+        let layout = MatrixLayout { rows, columns, format };
+        let mut all = rows_of(&grid, rows, columns);
+        // Scales of a group with a NaN are NaN, and numbers of 8 bits have a sign.
+        all.codes.iter_mut().for_each(|code| *code = if *code & 0x7f == 0x7f { 1 } else { *code });
+        let mut bytes = vec![0; layout.bytes()];
+        layout.pack_grid(&Pool::new(1).unwrap(), &mut bytes, |range, out| {
+            *out = slice(&all, &grid, columns, range)
+        });
+        let matrix = Matrix { layout, bytes: &bytes };
+        for range in [0..rows, 5..6, 15..33] {
+            let mut found = GridRows::default();
+            matrix.read_grid(range.clone(), &mut found);
+            assert_eq!(found, slice(&all, &grid, columns, range), "{grid:?}");
+        }
+    }
+}
+
+/// Some rows of a table of `columns` columns.
+fn slice(rows: &GridRows, grid: &Grid, columns: usize, range: Range<usize>) -> GridRows {
+    let (groups, outer) = (grid.groups(columns), grid.outer_groups(columns));
+    let part = |values: &[f32], width: usize| {
+        if values.is_empty() { Vec::new() } else { values[range.start * width..range.end * width].to_vec() }
+    };
+    GridRows {
+        codes: rows.codes[range.start * columns..range.end * columns].to_vec(),
+        scales: part(&rows.scales, groups),
+        minima: part(&rows.minima, groups),
+        outer_scales: part(&rows.outer_scales, outer),
+        outer_minima: part(&rows.outer_minima, outer),
+    }
 }

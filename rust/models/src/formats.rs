@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, Conversion, FusedPart};
-use penstock_device::Backend;
+use penstock_device::{Backend, packed};
 use penstock_types::{Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
 
 use crate::config::ModelConfig;
@@ -27,6 +27,8 @@ pub(crate) enum Residence {
     Mapped,
     /// The matrices are used in memory of the caller.
     Memory,
+    /// The matrices of a converted model are packed again, because the layout of the backend is another one.
+    Repacked,
 }
 
 impl WeightFormats {
@@ -72,14 +74,17 @@ impl WeightFormats {
             let file = checkpoint.path().to_owned();
             CheckpointError::Unsupported { file, field: field.to_owned(), found, supported }
         };
-        let layout = backend.packed_layout().name;
-        if conversion.layout != layout {
+        let residence = if conversion.layout == backend.packed_layout().name {
+            if checkpoint.is_mapped() { Residence::Mapped } else { Residence::Memory }
+        } else if conversion.layout == packed::LAYOUT {
+            Residence::Repacked
+        } else {
             let supported = format!(
-                "{layout}; convert the model again with this version of penstock, or open the original"
+                "{}; convert the model again with this version of penstock, or open the original",
+                packed::LAYOUT
             );
             return Err(unsupported("layout", format!("{:?}", conversion.layout), supported).into());
-        }
-        let residence = if checkpoint.is_mapped() { Residence::Mapped } else { Residence::Memory };
+        };
         let mut formats = Self { residence, ..Self::uniform(conversion.dtype.into()) };
         for (name, matrix) in &conversion.matrices {
             let own: Vec<_> = matrix.parts.iter().map(|part| part.format).collect();

@@ -103,7 +103,7 @@ pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &Wei
         let parts = parts(&runs(backend, &weight, columns, formats), &weight.rows);
         let matrix = backend.matrix_bytes(columns, &parts);
         *match formats.residence() {
-            Residence::Arena => &mut bytes.arena,
+            Residence::Arena | Residence::Repacked => &mut bytes.arena,
             _ if backend.copies_mapped() => &mut bytes.arena,
             Residence::Mapped => &mut bytes.mapped,
             Residence::Memory => &mut bytes.in_memory,

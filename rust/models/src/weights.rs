@@ -3,13 +3,14 @@
 use std::ops::ControlFlow;
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, FusedMatrix, Tensor};
-use penstock_device::{Backend, MatrixPart};
+use penstock_device::packed::PackedRows;
+use penstock_device::{Backend, MatrixPart, WeightSource};
 use penstock_types::WeightFormat;
 
 use crate::config::ModelConfig;
 use crate::decoder::{Decoder, Layer, Linear};
 use crate::error::ModelError;
-use crate::formats::WeightFormats;
+use crate::formats::{Residence, WeightFormats};
 use crate::fused::{
     DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Run, Stacked, parts, runs,
     tensor_names, weight_bytes, weight_name,
@@ -104,7 +105,7 @@ impl<B: Backend> Loader<'_, B> {
         let runs = runs(&*self.backend, &fused, columns, self.formats);
         let sizes = parts(&runs, rows);
         let matrix = match self.checkpoint.conversion() {
-            Some(_) => self.map(&fused, columns, &sizes)?,
+            Some(_) => self.converted(&fused, columns, &sizes)?,
             None => self.pack(&fused, columns, &runs)?,
         };
         self.advance(self.backend.matrix_bytes(columns, &sizes))?;
@@ -120,20 +121,29 @@ impl<B: Backend> Loader<'_, B> {
         Ok(matrix)
     }
 
-    fn map(
+    /// A matrix of a converted model.
+    fn converted(
         &mut self,
         fused: &Fused,
         columns: usize,
         sizes: &[(usize, WeightFormat)],
     ) -> Result<B::Matrix, ModelError> {
         let bytes = self.checkpoint.packed_matrix(&fused.names, &fused.rows, columns)?;
-        let expected: u64 =
-            sizes.iter().map(|(rows, format)| self.backend.packed_bytes(columns, *rows, *format)).sum();
-        if bytes.len() as u64 != expected {
-            let problem = format!("{} bytes; {sizes:?} of {columns} columns have {expected}", bytes.len());
+        let malformed = || {
+            let problem = format!("{} bytes, not those of {sizes:?} of {columns} columns", bytes.len());
             let field = format!("matrix {}", FusedMatrix::name(&fused.names));
             let file = self.checkpoint.path().to_owned();
-            return Err(CheckpointError::Malformed { file, field, problem }.into());
+            CheckpointError::Malformed { file, field, problem }
+        };
+        if self.formats.residence() == Residence::Repacked {
+            let sources = PackedRows::parts(columns, sizes, &bytes).ok_or_else(malformed)?;
+            let parts: Vec<_> =
+                sources.iter().map(|source| MatrixPart { source, format: source.format() }).collect();
+            return Ok(self.backend.load_matrix(&parts)?);
+        }
+        let size = |(rows, format): &(usize, _)| self.backend.packed_bytes(columns, *rows, *format);
+        if bytes.len() as u64 != sizes.iter().map(size).sum::<u64>() {
+            return Err(malformed().into());
         }
         Ok(self.backend.map_matrix(columns, sizes, bytes)?)
     }

@@ -8,7 +8,7 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
-use penstock_types::{Device, FieldError};
+use penstock_types::FieldError;
 
 use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
@@ -30,10 +30,7 @@ pub fn launch(
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    // Converted models are packed for the CPU.
-    let is_for_cpu = config.device == Device::Auto && checkpoint.conversion().is_some();
-    let device = if is_for_cpu { Device::Cpu } else { config.device };
-    match backend::find_device(device, &config.cuda)? {
+    match backend::find_device(config.device, &config.cuda)? {
         Some(found) => {
             let (backend, device) = backend::open_cuda(found, config, host)?;
             start_profiled(backend, device, checkpoint, config, host, progress)

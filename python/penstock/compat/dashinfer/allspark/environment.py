@@ -10,7 +10,7 @@ import os
 
 from penstock import Host
 
-#: `cpu` lets models with a compute unit of CUDA run on the CPU.
+#: `cpu`: models with a compute unit of CUDA run on the CPU.
 DEVICE = "PENSTOCK_DASHINFER_DEVICE"
 CPU_CACHE_RATIO = "CPU_CACHE_RATIO"
 PROFILE = "AS_PROFILE"

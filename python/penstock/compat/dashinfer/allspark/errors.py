@@ -11,6 +11,7 @@ from penstock import (
     AdapterLoadError,
     AdapterNotFoundError,
     ConfigError,
+    DeviceUnavailableError,
     EngineStoppedError,
     InvalidRequestError,
     ModelLoadError,
@@ -18,6 +19,7 @@ from penstock import (
     OverloadedError,
     PenstockError,
 )
+from penstock.compat.dashinfer.allspark import environment
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 
 __all__ = ["AsError", "as_error", "check_process"]
@@ -25,6 +27,7 @@ __all__ = ["AsError", "as_error", "check_process"]
 #: The first class that matches an error determines its status; others are runtime errors.
 _STATUSES: tuple[tuple[type[PenstockError], AsStatus], ...] = (
     (ConfigError, AsStatus.ALLSPARK_PARAM_ERROR),
+    (DeviceUnavailableError, AsStatus.ALLSPARK_PARAM_ERROR),
     (AdapterNotFoundError, AsStatus.ALLSPARK_LORA_NOT_FOUND),
     (AdapterConflictError, AsStatus.ALLSPARK_LORA_ALREADY_LOADED),
     (AdapterLimitError, AsStatus.ALLSPARK_LORA_NUM_EXCEED_LIMIT_ERROR),
@@ -71,6 +74,8 @@ def as_error(error: PenstockError) -> AsError:
     if isinstance(error, AdapterLoadError) and _RANK_LIMIT.search(str(error)):
         status = AsStatus.ALLSPARK_LORA_RANK_EXCEED_LIMIT_ERROR
     reason = _OPTION.sub(lambda match: _FIELDS[match[0]], str(error))
+    if isinstance(error, DeviceUnavailableError):
+        reason += f"; {environment.DEVICE}=cpu in the environment selects the CPU in place of CUDA"
     return AsError(AsStatus.ALLSPARK_RUNTIME_ERROR if status is None else status, reason)
 
 

@@ -346,22 +346,18 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
         config = AsModelConfig(**values)
         device, ids = parse_compute_unit(config.compute_unit)
         host_cache_bytes = environment.host_cache_bytes()
-        has_device = device is not TargetDevice.CUDA or environment.replaces_cuda()
+        is_cuda = device is TargetDevice.CUDA and not environment.replaces_cuda()
     except ValueError as error:
         raise _param_error(str(error)) from error
     _check(config)
-    if not has_device:
-        raise _param_error(
-            f"compute_unit is {config.compute_unit!r}; it must be CPU or CPU_NUMA: serialised models are "
-            "packed for the CPU (the environment variable "
-            f"{environment.DEVICE}=cpu selects it in place of CUDA)"
-        )
+    if is_cuda and len(ids) > 1:
+        raise _param_error(f"compute_unit is {config.compute_unit!r}; a model runs on one GPU")
     files = ModelFiles(Path(config.model_path), Path(config.weights_path))
     graph = files.read()
     block_size = config.cache_span_size or DEFAULT_BLOCK_SIZE
     budget = config.engine_max_prefill_length or DEFAULT_STEP_TOKENS
     options: EngineOptions = {
-        "device": "cpu",
+        "device": f"cuda:{ids[0]}" if is_cuda else "cpu",
         "max_model_len": config.engine_max_length,
         "max_num_seqs": config.engine_max_batch,
         "max_num_batched_tokens": max(budget, config.engine_max_batch, block_size),
