@@ -59,3 +59,33 @@ impl WeightSource for PackedRows<'_> {
         self.0.read_grid(rows, out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::{CodeBits, Dtype, Grid, Minimum, ScaleFormat};
+
+    use super::*;
+
+    #[test]
+    fn parts_take_exactly_the_bytes() {
+        let floats = WeightFormat::Float(Dtype::Bf16);
+        let bytes = vec![0; 2 * 16 * 32 * 2];
+        let parts = |bytes, rows| PackedRows::parts(32, &[(16, floats), (rows, floats)], bytes);
+        assert_eq!(parts(&bytes, 3).map(|parts| parts.len()), Some(2));
+        assert!(parts(&bytes[1..], 3).is_none());
+        assert!(parts(&bytes, 17).is_none());
+        assert!(PackedRows::parts(32, &[(16, floats)], &bytes).is_none());
+    }
+
+    #[test]
+    fn format_without_a_layout_has_no_parts() {
+        let grid = Grid {
+            bits: CodeBits::Four,
+            group: Some(48),
+            scales: ScaleFormat::F16,
+            minimum: Minimum::Centred,
+            activations: penstock_types::Activations::Float,
+        };
+        assert!(PackedRows::parts(96, &[(16, WeightFormat::Grid(grid))], &[]).is_none());
+    }
+}

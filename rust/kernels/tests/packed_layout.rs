@@ -89,7 +89,7 @@ fn rows_of_packed_codes_are_those_that_were_packed() {
         // Scales of a group with a NaN are NaN, and numbers of 8 bits have a sign.
         all.codes.iter_mut().for_each(|code| *code = if *code & 0x7f == 0x7f { 1 } else { *code });
         let mut bytes = vec![0; layout.bytes()];
-        layout.pack_grid(&Pool::new(1).unwrap(), &mut bytes, |range, out| {
+        layout.pack_grid(&Pool::new(1).expect("threads"), &mut bytes, |range, out| {
             *out = slice(&all, &grid, columns, range)
         });
         let matrix = Matrix { layout, bytes: &bytes };
