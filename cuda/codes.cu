@@ -14,20 +14,25 @@
 // - Segments are added in order; the total is added to out, or replaces it; then the bias is added.
 //
 // Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
-//           narrow  32 rows, 32 outputs, otherwise the same. Limit: bytes of w; then x, which each block reads for 32
-//                   outputs from the L2 cache.
-//           wide    64 rows, 128 outputs; x passes through a ring of stages of 64 columns that cp.async fills. Limit:
-//                   flops. A warp has 32 x 32 of them: for 32 mma, a lane reads 128 bytes of x from shared memory and
-//                   converts 2 blocks of codes.
-//           In all, a lane reads its codes from global memory into registers, in the order of the operand, some blocks
-//           ahead and the first ones before the launch's dependency is complete. Segments are short so that a product
-//           of few rows has enough loads in flight: 4096 x 4096 of int4 is 2048 warps with at least 2 KiB each.
+//           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
+//                   of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times the bytes of w
+//                   of 4 bits.
+//           middle  32 rows, 128 outputs; w and x pass through a ring of stages of 64 columns that cp.async fills: 6
+//                   for codes of 4 bits, 4 for 8 bits. Limit: bytes of x, for 32 rows as many as of w of 4 bits.
+//           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
+//                   For 32 mma, a lane reads 128 bytes of x and the codes of 2 tiles from shared memory.
+//           In gemv and narrow, a lane reads its codes from global memory into registers, in the order of the operand,
+//           some blocks ahead; in gemv also x, a block ahead. Segments are short so that these two have enough loads in
+//           flight: 4096 x 4096 of int4 is 2048 warps of gemv with at least 2 KiB each. A block of middle has 20 KiB of
+//           int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels read the first weights
+//           before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 // Sources   codes.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
 #include "codes.cuh"
 #include "tokens.cuh"
 
 constexpr int SEGMENT_BLOCKS = 8;
+constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
 
 struct CodesProduct {
     Codes w;
@@ -132,20 +137,28 @@ DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
 
 constexpr int MAX_WARPS = 8;
 
-// Each lane loads words of some blocks while it multiplies those before them.
-template <int OUTPUTS, int ROWS>
+template <int OUTPUTS, int ROWS, int REGISTERS>
 struct Stream {
-    static constexpr int output_tiles = OUTPUTS, row_tiles = ROWS;
+    static constexpr int output_tiles = OUTPUTS, row_tiles = ROWS, registers = REGISTERS;
     static constexpr int outputs = OUTPUTS * TILE_OUTPUTS, rows = ROWS * 8;
-    static constexpr int words = 16 / OUTPUTS;
 };
-using Gemv = Stream<1, 1>;
-using Narrow = Stream<2, 4>;
+using Gemv = Stream<1, 1, 28>;
+using Narrow = Stream<2, 4, 40>;
+
+// The blocks that a lane loads while it multiplies as many before them: at most 16 words of codes, and no more than the
+// shape has registers for, with their scales.
+template <class F, class Shape>
+constexpr int stream_depth() {
+    constexpr int codes = (F::Code::bits == 8 ? 2 : 4) / Shape::output_tiles;
+    constexpr int room = Shape::registers / (int(sizeof(LaneBlock<F>) / 4) * Shape::output_tiles);
+    static_assert(codes > 0 && room > 0, "at least one block");
+    return room < codes ? room : codes;
+}
 
 template <class F, class Shape>
 DEVICE void stream(const CodesProduct& call) {
     constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles;
-    constexpr int DEPTH = Shape::words / (F::Code::bits == 8 ? 8 : 4);  // blocks
+    constexpr int DEPTH = stream_depth<F, Shape>();
     constexpr int PADDED = Shape::outputs + 4;  // the lanes of a warp write to different banks
     __shared__ float sums[MAX_WARPS][Shape::rows][PADDED], totals[Shape::rows][PADDED];
     const Codes& codes = call.w;
@@ -169,8 +182,7 @@ DEVICE void stream(const CodesProduct& call) {
                 for (int i = 0; i < OUTPUTS; i++)
                     blocks.w[n][i] = load_block<F>(codes, tiles[i], block + n, lane);
     };
-    auto multiply = [&](float(&d)[OUTPUTS][ROWS][4], const LaneBlock<F>(&w)[OUTPUTS], int block) {
-        LaneRow x[ROWS];
+    auto load_x = [&](LaneRow(&x)[ROWS], int block) {
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
             const int row = first_row + j * 8 + group;
@@ -178,13 +190,14 @@ DEVICE void stream(const CodesProduct& call) {
             const int words = row < call.rows ? (codes.columns - block * BLOCK) / 8 : 0;
             x[j] = read_row<F>(quad, [&](int word) { return word < words ? from[word] : uint4{0, 0, 0, 0}; });
         }
-        add_block<F>(d, codes, w, x, quad);
     };
 
     Blocks now = {}, next = {};
     load(now, warp * SEGMENT_BLOCKS);
     dependency_wait();
     dependency_launch();
+    LaneRow x[ROWS];  // of the next block that is multiplied, if they are few
+    if (ROWS == 1) load_x(x, warp * SEGMENT_BLOCKS);
     for (int first = 0; first < num_segments; first += num_warps) {
         const int segment = first + warp;
         if (segment < num_segments) {
@@ -192,10 +205,18 @@ DEVICE void stream(const CodesProduct& call) {
             float d[OUTPUTS][ROWS][4] = {};
             for (int block = segment * SEGMENT_BLOCKS; block < end; block += DEPTH) {
                 const bool is_last = block + DEPTH >= end;
-                load(next, is_last ? (segment + num_warps) * SEGMENT_BLOCKS : block + DEPTH);
+                const int following = is_last ? (segment + num_warps) * SEGMENT_BLOCKS : block + DEPTH;
+                load(next, following);
 #pragma unroll
-                for (int n = 0; n < DEPTH; n++)
-                    if (block + n < end) multiply(d, now.w[n], block + n);
+                for (int n = 0; n < DEPTH; n++) {
+                    if (block + n >= end) break;
+                    LaneRow x_now[ROWS];
+                    if (ROWS > 1) load_x(x, block + n);
+#pragma unroll
+                    for (int j = 0; j < ROWS; j++) x_now[j] = x[j];
+                    if (ROWS == 1) load_x(x, n + 1 < DEPTH && block + n + 1 < end ? block + n + 1 : following);
+                    add_block<F>(d, codes, now.w[n], x_now, quad);
+                }
                 now = next;
             }
 #pragma unroll
@@ -220,70 +241,104 @@ DEVICE void stream(const CodesProduct& call) {
     }
 }
 
-// ---- wide: grid (outputs / 128, rows / 64), rounded up; 4 x 2 warps, each with 32 outputs x 32 rows
+// ---- middle, wide: grid (outputs / 128, rows / 32 or 64), rounded up; a warp has 32 outputs x 32 rows
 
-struct Wide {
-    static constexpr int output_tiles = 2, row_tiles = 4, output_warps = 4, row_warps = 2, stages = 4;
-    static constexpr int outputs = output_warps * output_tiles * 16, rows = row_warps * row_tiles * 8;
+template <int OUTPUT_WARPS, int ROW_WARPS>
+struct Tile {
+    static constexpr int output_tiles = 2, row_tiles = 4, output_warps = OUTPUT_WARPS, row_warps = ROW_WARPS;
+    static constexpr int outputs = output_warps * output_tiles * TILE_OUTPUTS, rows = row_warps * row_tiles * 8;
     static constexpr int threads = 32 * output_warps * row_warps;
 };
+using Middle = Tile<4, 1>;
+using Wide = Tile<4, 2>;
 
-template <class F>
-DEVICE void wide(const CodesProduct& call) {
-    constexpr int OUTPUTS = Wide::output_tiles, ROWS = Wide::row_tiles, STAGES = Wide::stages;
+// A block of columns of both operands, without scales.
+template <class F, class Shape>
+struct Stage {
+    uint4 x[Shape::rows][BLOCK / 8], w[Shape::outputs / TILE_OUTPUTS][F::block_bytes / 16];
+};
+
+template <class F, class Shape>
+DEVICE void gemm(const CodesProduct& call) {
+    constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles;
+    constexpr int STAGES = SHARED_BYTES / sizeof(Stage<F, Shape>);
     constexpr int WORDS = BLOCK / 8;  // 16-byte words of a row of a stage
-    __shared__ uint4 stages[STAGES][Wide::rows][WORDS];
+    static_assert(STAGES >= 3, "two blocks are copied while one is multiplied");
+    __shared__ Stage<F, Shape> stages[STAGES];
     const Codes& codes = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const int first_output = blockIdx.x * Wide::outputs + warp % Wide::output_warps * OUTPUTS * 16;
-    const int first_row = blockIdx.y * Wide::rows, warp_row = warp / Wide::output_warps * ROWS * 8;
+    const int warp_tile = warp % Shape::output_warps * OUTPUTS, row_warp = warp / Shape::output_warps;
+    const int first_output = blockIdx.x * Shape::outputs + warp_tile * TILE_OUTPUTS;
+    const int first_row = blockIdx.y * Shape::rows, warp_row = row_warp * ROWS * 8;
     const int num_blocks = ceil_div(codes.columns, BLOCK);
     const uint8_t* tiles[OUTPUTS];
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++)
-        tiles[i] = tile_of<F>(codes, min(first_output / 16 + i, (codes.rows - 1) / TILE_OUTPUTS));
+        tiles[i] = tile_of<F>(codes, min(first_output / TILE_OUTPUTS + i, (codes.rows - 1) / TILE_OUTPUTS));
 
+    // The warps that have the same outputs copy a tile of codes each.
+    auto copy_codes = [&](int block, int stage) {
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) {
+            if (block >= num_blocks) break;
+            if (Shape::row_warps > 1 && i % Shape::row_warps != row_warp) continue;
+            const uint8_t* from = tiles[i] + block * F::block_bytes;
+#pragma unroll
+            for (int n = 0; n < F::block_bytes / 16; n += 32)
+                if (n + lane < F::block_bytes / 16)
+                    copy_async16(&stages[stage].w[warp_tile + i][n + lane], from + (n + lane) * 16);
+        }
+    };
     // The word of 8 columns of a row in a stage: rows that are read at the same time are in different banks.
     auto place = [](int row, int word) { return word ^ row % 2 * 4; };
-    auto copy_x = [&](int block) {
+    auto copy_x = [&](int block, int stage) {
 #pragma unroll
-        for (int n = 0; n < Wide::rows * WORDS / Wide::threads; n++) {
+        for (int n = 0; n < Shape::rows * WORDS / Shape::threads; n++) {
             if (block >= num_blocks) break;
-            const int i = n * Wide::threads + threadIdx.x, row = i / WORDS, word = i % WORDS;
+            const int i = n * Shape::threads + threadIdx.x, row = i / WORDS, word = i % WORDS;
             const int column = block * BLOCK + word * 8;
             const bool exists = first_row + row < call.rows && column < codes.columns;
             const bf16* from = exists ? call.x + size_t(first_row + row) * codes.columns + column : call.x;
-            copy_async16(&stages[block % STAGES][row][place(row, word)], from, exists ? 16 : 0);
+            copy_async16(&stages[stage].x[row][place(row, word)], from, exists ? 16 : 0);
         }
         copy_commit();
     };
     auto load = [&](LaneBlock<F>(&w)[OUTPUTS], int block) {
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
-            if (block < num_blocks) w[i] = load_block<F>(codes, tiles[i], block, lane);
+            if (block < num_blocks) load_scales(w[i], codes, tiles[i], block, lane);
     };
 
-    LaneBlock<F> now[OUTPUTS] = {}, next[OUTPUTS] = {};
+    LaneBlock<F> now[OUTPUTS] = {}, next[OUTPUTS] = {}, last[OUTPUTS] = {};
     load(now, 0);
+    load(next, 1);
+    for (int block = 0; block < STAGES - 1; block++) copy_codes(block, block);
     dependency_wait();
     dependency_launch();
-    for (int block = 0; block < STAGES - 1; block++) copy_x(block);
+    for (int block = 0; block < STAGES - 1; block++) copy_x(block, block);
     float d[OUTPUTS][ROWS][4] = {}, totals[OUTPUTS][ROWS][4] = {};
+    int stage = 0, free_stage = STAGES - 1;
     for (int block = 0; block < num_blocks; block++) {
-        load(next, block + 1);
+        load(last, block + 2);
         copy_wait<STAGES - 2>();
         __syncthreads();  // the stage is complete, and the one before it has been read
-        copy_x(block + STAGES - 1);
+        copy_codes(block + STAGES - 1, free_stage);
+        copy_x(block + STAGES - 1, free_stage);
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++)
+            load_codes(now[i], reinterpret_cast<const uint8_t*>(stages[stage].w[warp_tile + i]), lane);
         LaneRow x[ROWS];
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
             const int row = warp_row + j * 8 + group;
-            const uint4* words = stages[block % STAGES][row];
+            const uint4* words = stages[stage].x[row];
             x[j] = read_row<F>(quad, [&](int word) { return words[place(row, word)]; });
         }
         add_block<F>(d, codes, now, x, quad);
 #pragma unroll
-        for (int i = 0; i < OUTPUTS; i++) now[i] = next[i];
+        for (int i = 0; i < OUTPUTS; i++) now[i] = next[i], next[i] = last[i];
+        free_stage = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
         if ((block + 1) % SEGMENT_BLOCKS != 0 && block + 1 < num_blocks) continue;
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
@@ -351,14 +406,19 @@ constexpr int MIN_BLOCKS = 2;
         stream<Format<CODE, CHUNK, SCALE, MINIMUM>, Gemv>(product);                                       \
     }                                                                                                     \
     EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS)                                          \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                                       \
     gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                            \
         stream<Format<CODE, CHUNK, SCALE, MINIMUM>, Narrow>(product);                                     \
     }                                                                                                     \
     EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                            \
-    extern "C" __global__ void __launch_bounds__(Wide::threads)                                           \
+    extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                                      \
+    gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                            \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM>, Middle>(product);                                       \
+    }                                                                                                     \
+    EXPORT(gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                            \
+    extern "C" __global__ void __launch_bounds__(Wide::threads, 1)                                        \
     gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                              \
-        wide<Format<CODE, CHUNK, SCALE, MINIMUM>>(product);                                               \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM>, Wide>(product);                                         \
     }                                                                                                     \
     EXPORT(gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                              \
     extern "C" __global__ void __launch_bounds__(256)                                                     \

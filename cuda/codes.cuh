@@ -183,21 +183,31 @@ struct LaneBlock {
     uint32_t codes[F::Code::bits], scales[(F::record_bytes + 3) / 4], outers[(F::outer_bytes + 7) / 4];
 };
 
-// Loads the part of a lane from a tile.
+// Loads the codes of a lane from a block.
 template <class F>
-DEVICE LaneBlock<F> load_block(const Codes& codes, const uint8_t* tile, int block, int lane) {
+DEVICE void load_codes(LaneBlock<F>& part, const uint8_t* block, int lane) {
     constexpr int REST = 4 * (F::Code::bits - 4);
-    LaneBlock<F> part = {};
-    const uint8_t* from = tile + block * F::block_bytes;
-    load<16>(part.codes, from + lane * 16);
-    if constexpr (REST > 0) load<REST>(part.codes + 4, from + 32 * 16 + lane * REST);
-    from = tile + count_blocks(codes) * F::block_bytes;
+    load<16>(part.codes, block + lane * 16);
+    if constexpr (REST > 0) load<REST>(part.codes + 4, block + 32 * 16 + lane * REST);
+}
+
+// Loads its scales from a tile.
+template <class F>
+DEVICE void load_scales(LaneBlock<F>& part, const Codes& codes, const uint8_t* tile, int block, int lane) {
+    const uint8_t* from = tile + count_blocks(codes) * F::block_bytes;
     const int unit = F::chunk < BLOCK ? block : block * BLOCK >> codes.group_shift;
     load<F::record_bytes>(part.scales, from + (unit * 8 + lane / 4) * F::record_bytes);
     if constexpr (F::is_nested) {
         from += count_units<F>(codes) * 8 * F::record_bytes;
         load<F::outer_bytes>(part.outers, from + (block / (OUTER_GROUP / BLOCK) * 8 + lane / 4) * F::outer_bytes);
     }
+}
+
+template <class F>
+DEVICE LaneBlock<F> load_block(const Codes& codes, const uint8_t* tile, int block, int lane) {
+    LaneBlock<F> part = {};
+    load_codes(part, tile + block * F::block_bytes, lane);
+    load_scales(part, codes, tile, block, lane);
     return part;
 }
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
-TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_wide": (128, 64)}
+TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_middle": (128, 32), "gemm_wide": (128, 64)}
+THREADS = {"gemm_middle": 128, "gemm_wide": 256}
 SEGMENT = 512
 FOLLOWS = 1 << 31
 HASHES = Path(__file__).parent / "data" / "cuda_codes.txt"
@@ -96,7 +97,7 @@ class Operands:
         arrays = cuda.addresses(self.x, self.bias, out)
         product = Product(Codes.of(self.matrix, data), *arrays, rows, outputs + 3, self.base is not None)
         tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
-        threads = 256 if kernel == "gemm_wide" else 32 * min(8, -(-inner // SEGMENT))
+        threads = THREADS.get(kernel, 32 * min(8, -(-inner // SEGMENT)))
         kernels.launch(f"{kernel}_{self.matrix.format.kernels}", tiles, threads, product)
         assert np.isnan(out[rows]).all()
         assert np.isnan(out[:, outputs:]).all()

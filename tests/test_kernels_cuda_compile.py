@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support import cuda
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # compilers are slow on a machine with other work
 
@@ -27,15 +24,36 @@ COMPILATIONS = [
 @pytest.mark.parametrize("target", cuda.TARGETS)
 @pytest.mark.parametrize(("path", "defines"), COMPILATIONS)
 def test_file_compiles_without_spills(path: Path, defines: list[str], target: str) -> None:
+    for name in compile_without_spills(path, target, *defines):
+        assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"
+
+
+#: The variants for all formats of matrices that the loader accepts, each with one of the targets.
+CODES = [
+    pytest.param(variant, cuda.TARGETS[index % len(cuda.TARGETS)], id=variant)
+    for index, variant in enumerate(
+        (Path(__file__).parent / "data" / "cuda_code_variants.txt").read_text().splitlines()
+    )
+]
+
+
+@pytest.mark.parametrize(("variant", "target"), CODES)
+def test_every_format_of_codes_compiles_without_spills(variant: str, target: str) -> None:
+    kernels = compile_without_spills(cuda.SOURCES / "codes.cu", target, f"VARIANT={variant}")
+    assert len(kernels) == 5
+
+
+def compile_without_spills(path: Path, target: str, *defines: str) -> set[str]:
+    """The kernels of a file, which keep their values in registers."""
     cubin, log = cuda.compiled(path, target, *defines)
     assert cubin[:4] == b"\x7fELF"
     kernels = cuda.resources(log)
     assert kernels
     for name, used in kernels.items():
-        assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"
         assert used.spilled_bytes == 0, f"{name}: {used}"
         assert used.stack_bytes == 0, f"{name}: {used}"
         assert used.shared_bytes <= SHARED_LIMIT, f"{name}: {used}"
+    return set(kernels)
 
 
 @pytest.mark.parametrize("head_dim", [80, 160, 256])

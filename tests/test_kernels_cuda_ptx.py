@@ -73,3 +73,14 @@ def test_products_copy_a_step_without_branches(file: str, kernel: str) -> None:
     assert step is not None
     assert step[0].count("cp.async.cg") >= 3
     assert not re.search(r"\bbra\b", step[0])
+
+
+@pytest.mark.parametrize("kernel", ["gemm_middle", "gemm_wide"])
+@pytest.mark.parametrize(("code", "scales"), [("code4", "scale16"), ("e4m3", "scale32")])
+def test_codes_of_large_tiles_pass_through_the_ring(kernel: str, code: str, scales: str) -> None:
+    kernels = cuda.ptx("codes.cu", f"VARIANT={code},64,{scales},centred")
+    program = kernels[f"{kernel}_{code}_64_{scales}_centred"]
+    step = re.search(r"cp\.async\.wait_group(?:(?!wait_group)[\s\S])*?mma\.sync", program)
+    assert step is not None
+    assert step[0].count("cp.async.cg") >= 3
+    assert not re.search(r"ld\.global(?:\.nc)?\.v4", program)

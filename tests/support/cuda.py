@@ -132,9 +132,9 @@ def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
 
 
 @functools.cache
-def ptx(name: str, target: str = "sm_90a") -> dict[str, str]:
+def ptx(name: str, *defines: str) -> dict[str, str]:
     """The PTX of every kernel of a file, by name."""
-    code, _ = _compile(SOURCES / name, target, output="PTX")
+    code, _ = _compile(SOURCES / name, "sm_90a", defines, output="PTX")
     parts = re.split(r"\.entry (\w+)\(", code.decode())
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

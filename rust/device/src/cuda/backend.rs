@@ -27,6 +27,7 @@ use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
 
 /// The layout of packed matrices in files.
 const PACKED_LAYOUT: &str = "cuda-rows-1";
+
 /// The pages of a layer, as kernels read them.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]

@@ -227,6 +227,28 @@ mod tests {
     const HASHES: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_codes.txt"));
 
+    /// The variants of `codes.cu` that a matrix can have, which tests/test_kernels_cuda_compile.py compiles.
+    const VARIANTS: &str =
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_code_variants.txt"));
+
+    #[test]
+    fn variants_of_the_tests_are_those_of_supported_formats() {
+        let mut found = std::collections::BTreeSet::new();
+        for bits in ["code4", "code5", "code6", "code8", "e4m3"] {
+            for scales in ["f32", "f16", "bf16", "nested"] {
+                for minimum in ["centred", "stored", "zero_point"] {
+                    for group in ["0", "16", "32", "64", "128", "256", "1024"] {
+                        let grid = grid(bits, group, scales, minimum);
+                        if supports(&grid, 4096) {
+                            found.insert(variant(&grid));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(VARIANTS.lines().eq(found.iter().map(String::as_str)), "{found:#?}");
+    }
+
     fn grid(bits: &str, group: &str, scales: &str, minimum: &str) -> Grid {
         Grid {
             bits: match bits {

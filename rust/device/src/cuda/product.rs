@@ -2,26 +2,20 @@
 //! computes a product does not change its bits.
 
 use std::collections::HashMap;
-use std::mem::size_of;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use penstock_cuda::{Argument, Device, DevicePointer, Kernel, Parameter};
+use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter};
 use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
 
+use super::division::{Division, SEGMENT, TILE, Tiles};
 use super::kernels::Loader;
 use super::queue::{Queue, Shape};
 use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes};
-use crate::arena::Region;
 use crate::backend::DeviceError;
 
-/// Rows up to which a product is one of matrix and vectors, and up to which its tiles are narrow.
-const MOST_GEMV_ROWS: usize = 8;
-const MOST_NARROW_ROWS: usize = 32;
-const MOST_NARROW_CODES_ROWS: usize = 64;
 /// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
-const SEGMENT: usize = 2048;
 const CODES_SEGMENT: usize = 512;
 const MAX_WARPS: usize = 8;
 /// The kernels of a table of codes.
@@ -123,6 +117,7 @@ pub(super) struct CodesKernels {
     grid: Grid,
     gemv: Kernel,
     gemm_narrow: Kernel,
+    gemm_middle: Kernel,
     gemm_wide: Kernel,
     embed: Kernel,
 }
@@ -136,6 +131,7 @@ impl CodesKernels {
             grid: *grid,
             gemv: kernel("gemv")?,
             gemm_narrow: kernel("gemm_narrow")?,
+            gemm_middle: kernel("gemm_middle")?,
             gemm_wide: kernel("gemm_wide")?,
             embed: kernel("embed")?,
         })
@@ -154,15 +150,14 @@ impl CodesKernels {
     }
 
     /// Launches a product.
-    fn multiply(&self, queue: &Queue, product: &PartProduct) -> Result<(), DeviceError> {
+    fn multiply(&self, queue: &Queue, division: &Division, product: &PartProduct) -> Result<(), DeviceError> {
         let PartProduct { rows, outputs, inner, .. } = *product;
         let warps = inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
-        let (kernel, tile_outputs, tile_rows, threads) = if rows <= MOST_GEMV_ROWS {
-            (&self.gemv, 16, 8, 32 * warps)
-        } else if rows <= MOST_NARROW_CODES_ROWS {
-            (&self.gemm_narrow, 32, 32, 32 * warps)
-        } else {
-            (&self.gemm_wide, 128, 64, 256)
+        let (kernel, tile_outputs, tile_rows, threads) = match division.tiles_of_codes(rows, outputs) {
+            Tiles::Vectors => (&self.gemv, 16, 8, 32 * warps),
+            Tiles::Narrow => (&self.gemm_narrow, 32, 32, 32 * warps),
+            Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
+            Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
         };
         let call = CodesProduct {
             w: self.codes(product.w, outputs, inner),
@@ -194,45 +189,6 @@ impl LoadedCodes {
     }
 }
 
-/// Outputs and rows of the tiles of `gemm_wide`, and of `gemm_middle`; `gemm_narrow` has half the rows.
-const WIDE_TILE: usize = 128;
-const TILE: usize = 64;
-/// Tiles of chains that there is room for, for each multiprocessor.
-const CHAINS_PER_MULTIPROCESSOR: usize = 8;
-
-/// The division of products of few tiles: each block computes a segment of a tile. The chains of the segments are added
-/// in order by another launch.
-pub(super) struct Division {
-    multiprocessors: usize,
-    pub chains: Option<Region>,
-}
-
-impl Division {
-    pub fn new(device: &Device) -> Self {
-        Self { multiprocessors: device.multiprocessors as usize, chains: None }
-    }
-
-    /// Bytes of the chains of steps of up to `rows` rows: 17 MB for 132 multiprocessors. A product that needs more is
-    /// not divided.
-    pub fn chains_bytes(&self, rows: usize) -> usize {
-        let tile = TILE * TILE.min(rows) * size_of::<f32>();
-        CHAINS_PER_MULTIPROCESSOR * self.multiprocessors * tile
-    }
-
-    /// Whether tiles of `gemm_wide` are enough for the multiprocessors.
-    fn is_wide(&self, rows: usize, outputs: usize) -> bool {
-        let tiles = rows.div_ceil(WIDE_TILE) * outputs.div_ceil(WIDE_TILE);
-        rows > TILE && 4 * tiles >= 3 * self.multiprocessors
-    }
-
-    /// The segments of a product of smaller tiles, if it is divided.
-    fn segments(&self, rows: usize, outputs: usize, inner: usize) -> Option<usize> {
-        let (tiles, segments) = (rows.div_ceil(TILE) * outputs.div_ceil(TILE), inner.div_ceil(SEGMENT));
-        let has_room = tiles * segments <= CHAINS_PER_MULTIPROCESSOR * self.multiprocessors;
-        (segments > 1 && tiles < self.multiprocessors && has_room).then_some(segments)
-    }
-}
-
 impl Cuda {
     /// Launches a product of plain numbers.
     fn multiply_floats(&self, product: &PartProduct, dtype: Dtype) -> Result<(), DeviceError> {
@@ -253,25 +209,29 @@ impl Cuda {
         let tiles = |tile_rows: usize, tile_outputs: usize| {
             Shape::new(rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs), 128)
         };
+        let is_f32 = dtype == Dtype::F32;
         let (kernel, shape) = if !(inner * dtype.bytes()).is_multiple_of(16) {
             (kernels.gemm_any.get(dtype), Shape::of([rows, outputs.div_ceil(8), 1], 256))
-        } else if rows <= MOST_GEMV_ROWS {
-            let warps = if dtype == Dtype::F32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
-            let blocks = [outputs.div_ceil(16), rows.div_ceil(8), 1];
-            (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
-        } else if dtype == Dtype::F32 {
-            (kernels.gemm_narrow.get(dtype), tiles(32, 64))
-        } else if self.division.is_wide(rows, outputs) {
-            (kernels.gemm_wide.get(dtype), tiles(WIDE_TILE, WIDE_TILE))
         } else {
-            let kernel = match rows <= MOST_NARROW_ROWS {
-                true => kernels.gemm_narrow.get(dtype),
-                false => kernels.gemm_middle.get(dtype),
-            };
-            if let Some(segments) = self.division.segments(rows, outputs, inner) {
-                return self.multiply_segments(kernel, call, segments);
+            match self.division.tiles_of_floats(rows, outputs) {
+                Tiles::Vectors => {
+                    let warps = if is_f32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
+                    let blocks = [outputs.div_ceil(16), rows.div_ceil(8), 1];
+                    (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
+                }
+                _ if is_f32 => (kernels.gemm_narrow.get(dtype), tiles(32, 64)),
+                Tiles::Wide => (kernels.gemm_wide.get(dtype), tiles(128, 128)),
+                smaller => {
+                    let kernel = match smaller {
+                        Tiles::Narrow => kernels.gemm_narrow.get(dtype),
+                        _ => kernels.gemm_middle.get(dtype),
+                    };
+                    if let Some(segments) = self.division.segments(rows, outputs, inner) {
+                        return self.multiply_segments(kernel, call, segments);
+                    }
+                    (kernel, tiles(TILE, TILE))
+                }
             }
-            (kernel, tiles(TILE, TILE))
         };
         self.queue.launch(kernel, shape, &[(&call).into()])
     }
@@ -321,7 +281,7 @@ impl Cuda {
             };
             match &part.codes {
                 None => self.multiply_floats(&product, dtype)?,
-                Some(kernels) => kernels.multiply(&self.queue, &product)?,
+                Some(kernels) => kernels.multiply(&self.queue, &self.division, &product)?,
             }
             output += part.rows;
         }
@@ -355,49 +315,5 @@ impl Cuda {
         let threads = (table.columns as usize / COLUMNS_OF_A_THREAD).next_multiple_of(32).clamp(32, 256);
         let call = CodesRows { table, tokens, last_tokens, out };
         self.queue.launch(&kernels.embed, Shape::new(count, threads), &[(&call).into()])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const DIVISION: Division = Division { multiprocessors: 132, chains: None };
-
-    #[test]
-    fn products_of_few_tiles_are_divided() {
-        assert_eq!(DIVISION.segments(9, 4096, 4096), Some(2));
-        assert_eq!(DIVISION.segments(128, 4096, 14336), Some(7));
-        assert_eq!(DIVISION.segments(128, 6144, 4096), None);
-        assert_eq!(DIVISION.segments(32, 28672, 4096), None);
-        assert_eq!(DIVISION.segments(32, 4096, 2048), None);
-        assert_eq!(DIVISION.segments(32, 8192, 28672), None);
-    }
-
-    #[test]
-    fn wide_tiles_are_enough_for_the_device() {
-        assert!(!DIVISION.is_wide(64, 28672));
-        assert!(!DIVISION.is_wide(256, 4096));
-        assert!(DIVISION.is_wide(512, 4096));
-        assert!(DIVISION.is_wide(128, 28672));
-    }
-
-    #[test]
-    fn chains_of_divided_products_have_room() {
-        let mut divided = 0;
-        for rows in 1..400 {
-            for outputs in (8..9000).step_by(56) {
-                for inner in [2056, 14336, 40000] {
-                    let Some(segments) = DIVISION.segments(rows, outputs, inner) else { continue };
-                    divided += 1;
-                    for most_rows in [rows, 4 * rows] {
-                        assert!(
-                            segments * rows * outputs * size_of::<f32>() <= DIVISION.chains_bytes(most_rows)
-                        );
-                    }
-                }
-            }
-        }
-        assert!(divided > 1000);
     }
 }
