@@ -52,7 +52,7 @@ DEVICE void attend(const Attention& call) {
         last[half] = exists ? rows.last(row) : -1;
         query_rows[half] = exists ? rows.query_row(row) : nullptr;
     }
-    queries.load(query_rows, Encoding<T, E, D>::FAST);
+    queries.template load<E>(query_rows, Encoding<T, E, D>::FAST);
 
     constexpr int TILES = SPLIT / TILE;
     int tile = keys.first / TILE, end = keys.last / TILE + 1;
@@ -82,10 +82,15 @@ DEVICE void attend(const Attention& call) {
             const int row = half * 8 + group;
             if (row >= rows.count) continue;
             float* to = rows.partial(split, row);
+            // Two adjacent dimensions at a time: of an accumulator, or of two.
 #pragma unroll
-            for (int i = 0; i < D / 4; i++)
-                to[dimension<E>(i / 2, quad * 2 + i % 2)] = now.values[i / 2][half * 2 + i % 2];
-            if (quad == 0) to[D] = now.top[half], to[D + 1] = now.sum[half];
+            for (int i = 0; i < D / 8; i++) {
+                const int n = UNIT<E> == 1 ? i : i / 2 * 2, column = UNIT<E> == 1 ? 0 : i % 2;
+                const int next_n = UNIT<E> == 1 ? n : i / 2 * 2 + 1, next_column = UNIT<E> == 1 ? 1 : column;
+                const float2 pair = {now.values[n][half * 2 + column], now.values[next_n][half * 2 + next_column]};
+                *reinterpret_cast<float2*>(to + dimension<E>(n, quad * 2 + column)) = pair;
+            }
+            if (quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
         }
         return;
     }

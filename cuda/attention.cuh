@@ -1,12 +1,14 @@
 // One tile of attention: 16 query rows of a warp times 32 keys in shared memory, for every encoding of the cache.
 //
 // A query is held as the 16 x 16 operand of mma, in the order of columns that makes 8 contiguous dimensions of a key
-// one lane's part of two mma (as in gemm.cu). Keys and values of int8 and u4 are multiplied as small integers, which
-// bf16 and f16 hold exactly; scales and offsets, one per token, are applied in float32:
+// one lane's part of two mma (as in gemm.cu), and their pairs those of `order`. Keys k and values v of int8 and u4 are
+// multiplied as integers, codes less the centre of their range, which bf16 and f16 hold exactly; scales and offsets,
+// one per token, are applied in float32:
 //
-//     int8   score = scale (q . k) + offset sum(q)          value = p scale v + p offset
-//     u4     score = fast scale (q . k - 7.5 sum(q)) of the fast dimensions + the same, 15.5, of the slow ones
-//                                                           value = p scale v - 7.5 p scale
+//     int8   score = scale (q . k) + middle sum(q)          value = p scale v + p middle
+//            where middle = offset + 128 scale
+//     u4     score = fast scale (q . k + sum(q) / 2) of the fast dimensions + the same of the slow ones
+//                                                           value = p scale v + p scale / 2
 //
 // Values are transposed by ldmatrix, in units of 16 bits: a column of 8 x 8 units is one dimension of 16-bit floats,
 // two of int8, four of u4. The accumulator of unit column c of word w and sub-column s has dimension
@@ -28,9 +30,6 @@ DEVICE float quad_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
-
-// An integer below 2^23 as a float.
-DEVICE float small_integer(uint32_t x) { return __uint_as_float(0x4b000000u | x) - 8388608.0f; }
 
 // ---- The keys and values of 32 tokens
 
@@ -146,6 +145,13 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
 
 // ---- Fragments
 
+// Of 8 dimensions, the one in half `half` of register r of 4: pairs of codes are where one shift brings them to the low
+// bits of the halves of a word.
+template <class E>
+DEVICE int order(int r, int half) {
+    return UNIT<E> == 1 ? 2 * r + half : UNIT<E> == 2 ? r / 2 * 4 + r % 2 + 2 * half : r + 4 * half;
+}
+
 // The dimensions 32 step + 8 quad ..+ 8 of a key.
 template <class T, class E, int D>
 struct KeyFragment {
@@ -160,10 +166,7 @@ struct KeyFragment<T, int8, D> {
         const int word = stage.place(token, (step * 4 + quad) / 2);
         const uint2 bytes = reinterpret_cast<const uint2*>(&stage.keys[token][word])[quad % 2];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t pair = (i < 2 ? bytes.x : bytes.y) >> i % 2 * 16;
-            k[i] = pack<T>(small_integer(pair & 0xff), small_integer(pair >> 8 & 0xff));
-        }
+        for (int r = 0; r < 4; r++) k[r] = centred_pair<T, 8>((r < 2 ? bytes.x : bytes.y) >> r % 2 * 8 & twice(0xff));
     }
 };
 template <class T, int D>
@@ -171,25 +174,27 @@ struct KeyFragment<T, u4, D> {
     static DEVICE void load(uint32_t (&k)[4], const Stage<u4, D>& stage, int token, int step, int quad) {
         const int slow_byte = (step * 32 - (D - SLOW<D>)) / 8 + quad, bytes = SLOW<D> / 8;
         const uint32_t nibbles = reinterpret_cast<const uint32_t*>(&stage.keys[token][stage.place(token, step)])[quad];
-        uint32_t fifth = 0;
-        if (step * 32 >= D - SLOW<D>)
-            fifth = reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow_byte];
+        if (step * 32 < D - SLOW<D>) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t first = (nibbles >> 8 * i & 15) | (fifth >> 2 * i & 1) << 4;
-            const uint32_t second = (nibbles >> (8 * i + 4) & 15) | (fifth >> (2 * i + 1) & 1) << 4;
-            k[i] = pack<T>(small_integer(first), small_integer(second));
+            for (int r = 0; r < 4; r++) k[r] = centred_pair<T, 4>(nibbles >> 4 * r & twice(15));
+            return;
         }
+        const uint32_t fifth =
+            reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow_byte];
+        const uint32_t spread = (fifth & 15) << 4 | fifth >> 4 << 20;
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            k[r] = centred_pair<T, 5>((nibbles >> 4 * r & twice(15)) | (spread >> r & twice(16)));
     }
 };
 
 // Sub-column `sub` of two units of 16 bits.
 template <class T, class E>
 DEVICE uint32_t value_fragment(uint32_t units, int sub) {
-    if (UNIT<E> == 1) return units;
-    constexpr uint32_t mask = (1u << BITS<E> % 16) - 1;
-    const uint32_t shifted = units >> sub * BITS<E>;
-    return pack<T>(small_integer(shifted & mask), small_integer(shifted >> 16 & mask));
+    if constexpr (UNIT<E> == 1)
+        return units;
+    else
+        return centred_pair<T, BITS<E>>(units >> sub * BITS<E> & twice((1 << BITS<E>) - 1));
 }
 
 // The queries of a warp, as fragments in shared memory: each lane reads its own. Registers are short.
@@ -198,22 +203,32 @@ struct Queries {
     uint4 (*fragments)[32];  // [D / 16][lane]
     float sum[2][2];         // of the fast and the slow dimensions, of rows `group` and `group + 8`
 
-    // `rows` are null where there is no row.
+    // For keys of type E, of which `fast` dimensions are fast. `rows` are null where there is no row.
+    template <class E>
     DEVICE void load(const float* const (&rows)[2], int fast) {
         const int lane = threadIdx.x % 32, quad = lane % 4;
         sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0;
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            uint32_t words[4];
+        for (int step = 0; step < D / 32; step++) {
+            float x[2][8] = {};
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int half = j % 2, column = i / 2 * 32 + quad * 8 + i % 2 * 4 + j / 2 * 2;
-                const T first = to_operand<T>(rows[half] == nullptr ? 0 : rows[half][column]);
-                const T second = to_operand<T>(rows[half] == nullptr ? 0 : rows[half][column + 1]);
-                words[j] = uint32_t(first.bits) | uint32_t(second.bits) << 16;
-                sum[i / 2 * 32 >= fast][half] += to_float(first) + to_float(second);
+            for (int half = 0; half < 2; half++) {
+                if (rows[half] == nullptr) continue;
+                const float4* from = reinterpret_cast<const float4*>(rows[half] + step * 32 + quad * 8);
+                const float4 low = from[0], high = from[1];
+                x[half][0] = low.x, x[half][1] = low.y, x[half][2] = low.z, x[half][3] = low.w;
+                x[half][4] = high.x, x[half][5] = high.y, x[half][6] = high.z, x[half][7] = high.w;
             }
-            fragments[i][lane] = {words[0], words[1], words[2], words[3]};
+            uint32_t words[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int half = i % 2, r = i / 2;
+                const T first = to_operand<T>(x[half][order<E>(r, 0)]), second = to_operand<T>(x[half][order<E>(r, 1)]);
+                words[i] = uint32_t(first.bits) | uint32_t(second.bits) << 16;
+                sum[step * 32 >= fast][half] += to_float(first) + to_float(second);
+            }
+            fragments[2 * step][lane] = {words[0], words[1], words[2], words[3]};
+            fragments[2 * step + 1][lane] = {words[4], words[5], words[6], words[7]};
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) sum[i / 2][i % 2] = quad_sum(sum[i / 2][i % 2]);
@@ -245,7 +260,7 @@ struct Encoding {
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage) {
         multiply_keys<T, E, D>(s, queries, stage, 0, D / 32);
     }
-    static constexpr float ZERO = 0;  // the stored value of zero
+    static constexpr float HALF = 0;  // is added to stored values
     // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
     static DEVICE float weight(float&, const Stage<E, D>&, int) { return 0; }
 };
@@ -253,19 +268,23 @@ struct Encoding {
 template <class T, int D>
 struct Encoding<T, int8, D> {
     static constexpr int FAST = 0;
-    static constexpr float ZERO = 0;
+    static constexpr float HALF = 0;
+    static DEVICE float middle(const Stage<int8, D>& stage, int token, int part) {
+        return __fmaf_rn(128, to_float(stage.template parameter<bf16>(token, 2 * part)),
+                         stage.template parameter<float>(token, 4 + 4 * part));
+    }
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
         multiply_keys<T, int8, D>(s, queries, stage, 0, D / 32);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
             const float scale = to_float(stage.template parameter<bf16>(token, 0));
-            const float offset = stage.template parameter<float>(token, 4);
-            s[i / 4][i % 4] = __fmaf_rn(scale, s[i / 4][i % 4], __fmul_rn(offset, queries.sum[1][i % 4 / 2]));
+            const float added = __fmul_rn(middle(stage, token, 0), queries.sum[1][i % 4 / 2]);
+            s[i / 4][i % 4] = __fmaf_rn(scale, s[i / 4][i % 4], added);
         }
     }
     static DEVICE float weight(float& p, const Stage<int8, D>& stage, int token) {
-        const float added = __fmul_rn(p, stage.template parameter<float>(token, 8));
+        const float added = __fmul_rn(p, middle(stage, token, 1));
         p = __fmul_rn(p, to_float(stage.template parameter<bf16>(token, 2)));
         return added;
     }
@@ -274,7 +293,7 @@ struct Encoding<T, int8, D> {
 template <class T, int D>
 struct Encoding<T, u4, D> {
     static constexpr int FAST = D - SLOW<D>, SCALES = SLOW<D> / 8;
-    static constexpr float ZERO = 7.5f;
+    static constexpr float HALF = 0.5f;
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<u4, D>& stage) {
         float slow[4][4] = {};
         multiply_keys<T, u4, D>(s, queries, stage, 0, FAST / 32);
@@ -284,8 +303,8 @@ struct Encoding<T, u4, D> {
             const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, half = i % 4 / 2;
             const float fast_scale = to_float(stage.template parameter<bf16>(token, SCALES));
             const float slow_scale = to_float(stage.template parameter<bf16>(token, SCALES + 2));
-            const float fast = __fmaf_rn(-7.5f, queries.sum[0][half], s[i / 4][i % 4]);
-            const float rest = __fmaf_rn(-15.5f, queries.sum[1][half], slow[i / 4][i % 4]);
+            const float fast = __fmaf_rn(HALF, queries.sum[0][half], s[i / 4][i % 4]);
+            const float rest = __fmaf_rn(HALF, queries.sum[1][half], slow[i / 4][i % 4]);
             s[i / 4][i % 4] = __fmaf_rn(fast_scale, fast, __fmul_rn(slow_scale, rest));
         }
     }
@@ -296,7 +315,8 @@ struct Encoding<T, u4, D> {
 };
 
 // The type in which the weights of values are multiplied. Those of quantised values are as small as scales, for which
-// f16 has too few exponents; the error of bf16 in results is less than a third of that of int8.
+// f16 has too few exponents. The error of bf16 is at most 2^-9 of a factor, of codes up to 128: half of the largest one
+// of int8.
 template <class T, class E>
 struct WeightType {
     typedef T type;
@@ -360,12 +380,12 @@ struct Weighted {
             p = is_visible ? p : 0;  // the parameters of other tokens may be anything
             new_added[half] = __fadd_rn(new_added[half], is_visible ? added : 0);
         }
-        if constexpr (Encoding<T, E, D>::ZERO != 0) {
+        if constexpr (Encoding<T, E, D>::HALF != 0) {
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 const float factor = to_float(from_float<P>(s[i / 4][i % 4]));  // as the mma multiplies it
                 float& added = new_added[i % 4 / 2];
-                added = __fmaf_rn(-Encoding<T, E, D>::ZERO, factor, added);
+                added = __fmaf_rn(Encoding<T, E, D>::HALF, factor, added);
             }
         }
 #pragma unroll

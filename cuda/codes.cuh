@@ -35,22 +35,7 @@
 
 constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, TILE_ALIGNMENT = 64;
 
-// a * b + c for pairs of bf16.
-DEVICE uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
-#ifdef PENSTOCK_HOST
-    auto number = [](uint32_t pair, int half) { return __uint_as_float(half ? pair & 0xffff0000u : pair << 16); };
-    return pack<bf16>(__fmaf_rn(number(a, 0), number(b, 0), number(c, 0)),
-                      __fmaf_rn(number(a, 1), number(b, 1), number(c, 1)));
-#else
-    uint32_t d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-#endif
-}
-
-// The same 16 bits twice.
-constexpr uint32_t twice(uint32_t bits) { return bits << 16 | bits; }
-constexpr uint32_t ONES = twice(0x3f80), MINUS_ZEROS = twice(0x8000);
+constexpr uint32_t ONES = twice(ONE<bf16>), MINUS_ZEROS = twice(0x8000);
 
 // The bits under `mask`, which are at `from`, at `to`.
 DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
@@ -59,37 +44,28 @@ DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
 
 // ---- Codes: `pair` is register `r` of the operand of mma `m`, of the words of a lane
 
-// Codes c of less than 8 bits: 128 + c has c in its mantissa.
-template <int CENTRE>
-DEVICE uint32_t centred_pair(uint32_t codes) {
-    constexpr uint32_t minus = 0xc300 + CENTRE;  // -(128 + CENTRE)
-    return fma_pairs(codes | twice(0x4300), ONES, twice(minus));
-}
-
 struct code4 {
     static constexpr int bits = 4, centre = 8;
     static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[m] >> 4 * r & twice(15); }
-    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) { return centred_pair<centre>(low(words, m, r)); }
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) { return centred_pair<bf16, bits>(low(words, m, r)); }
 };
 struct code5 {
     static constexpr int bits = 5, centre = 16;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        return centred_pair<centre>(code4::low(words, m, r) | move_bits(words[4], 4 * m + r, 4, twice(1 << 4)));
+        return centred_pair<bf16, bits>(code4::low(words, m, r) | move_bits(words[4], 4 * m + r, 4, twice(1 << 4)));
     }
 };
 struct code6 {
     static constexpr int bits = 6, centre = 32;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4, twice(3 << 4));
-        return centred_pair<centre>(code4::low(words, m, r) | high);
+        return centred_pair<bf16, bits>(code4::low(words, m, r) | high);
     }
 };
 struct code8 {
     static constexpr int bits = 8, centre = 128;
-    // The low bits c of a code are in the mantissa of 128 + c; the high one makes -128 of -256.
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        const uint32_t codes = words[2 * m + r / 2] >> 8 * (r % 2);
-        return fma_pairs((codes & twice(0x7f)) | twice(0x4300), ONES, (codes & twice(0x80)) ^ twice(0xc380));
+        return centred_pair<bf16, bits>(words[2 * m + r / 2] >> 8 * (r % 2) & twice(0xff));
     }
 };
 struct e4m3 {
@@ -99,7 +75,7 @@ struct e4m3 {
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t codes = words[2 * m + r / 2] >> 8 * (r % 2);
         const uint32_t small = (codes & twice(0x80)) << 8 | (codes & twice(0x7f)) << 4;
-        return fma_pairs(small, twice(0x7b80), MINUS_ZEROS);
+        return fma_pairs<bf16>(small, twice(0x7b80), MINUS_ZEROS);
     }
 };
 

@@ -130,8 +130,76 @@ DEVICE void transform(const From* from, To* to, int count, Function of) {
 
 // Two values as the operands of mma hold them: the first in the low half.
 template <class T>
-DEVICE uint32_t pack(float first, float second) {
-    return uint32_t(from_float<T>(first).bits) | uint32_t(from_float<T>(second).bits) << 16;
+DEVICE uint32_t pack(float first, float second);
+template <>
+DEVICE uint32_t pack<bf16>(float first, float second) {
+#ifdef PENSTOCK_HOST
+    return uint32_t(from_float<bf16>(first).bits) | uint32_t(from_float<bf16>(second).bits) << 16;
+#else
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#endif
+}
+template <>
+DEVICE uint32_t pack<f16>(float first, float second) {
+#ifdef PENSTOCK_HOST
+    return uint32_t(from_float<f16>(first).bits) | uint32_t(from_float<f16>(second).bits) << 16;
+#else
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#endif
+}
+
+// The same 16 bits twice.
+constexpr uint32_t twice(uint32_t bits) { return bits << 16 | bits; }
+
+// a * b + c for pairs of bf16 or f16.
+template <class T>
+DEVICE uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c);
+#ifdef PENSTOCK_HOST
+template <class T>
+DEVICE uint32_t fma_pairs(uint32_t a, uint32_t b, uint32_t c) {
+    auto number = [](uint32_t pair, int half) { return to_float(T{uint16_t(pair >> 16 * half)}); };
+    return pack<T>(__fmaf_rn(number(a, 0), number(b, 0), number(c, 0)),
+                   __fmaf_rn(number(a, 1), number(b, 1), number(c, 1)));
+}
+#else
+template <>
+DEVICE uint32_t fma_pairs<bf16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+template <>
+DEVICE uint32_t fma_pairs<f16>(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+#endif
+
+template <class T>
+constexpr uint32_t ONE = 0x3f80;
+template <>
+constexpr uint32_t ONE<f16> = 0x3c00;
+
+// The number that has integers in the low bits of its mantissa: 128 in bf16, 1024 in f16.
+template <class T>
+constexpr uint32_t INTEGER = 0x4300;
+template <>
+constexpr uint32_t INTEGER<f16> = 0x6400;
+
+// A pair of codes of BITS bits, in the low bits of 16, less 2^(BITS - 1). It is exact.
+template <class T, int BITS>
+DEVICE uint32_t centred_pair(uint32_t codes) {
+    // The mantissa of bf16 has 7 of 8 bits. The high one makes -128 of -256.
+    if constexpr (BITS == 8 && INTEGER<T> == INTEGER<bf16>)
+        return fma_pairs<T>((codes & twice(0x7f)) | twice(INTEGER<T>), twice(ONE<T>),
+                            (codes & twice(0x80)) ^ twice(0xc380));
+    constexpr uint32_t minus = (0x8000 | INTEGER<T>) + (1 << (BITS - 1));
+    return fma_pairs<T>(codes | twice(INTEGER<T>), twice(ONE<T>), twice(minus));
 }
 
 // ---- Warps

@@ -252,6 +252,15 @@ def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel:
     assert np.sqrt(np.mean((out - expected) ** 2)) < tolerance / 3 * np.sqrt(np.mean(expected**2))
 
 
+def test_weights_of_centred_codes_cost_little_precision(kernels: cuda.HostKernels) -> None:
+    case = Case(dtype="f16", kv="int8", group=1, lengths=(40,))
+    filled = Filled(kernels, case)
+    parts = last_rows(case, 7)
+    out, expected = cuda.to_floats(filled.attend(parts, "prefill")), filled.expected(parts)
+    # A weight is rounded to 2^-9, and multiplies codes up to 128; without the centre, up to 255.
+    assert np.sqrt(np.mean((out - expected) ** 2)) < 0.002 * np.sqrt(np.mean(expected**2))
+
+
 @pytest.mark.parametrize(
     "case",
     [
