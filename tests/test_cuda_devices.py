@@ -265,6 +265,26 @@ for device in ("cpu", "auto", "auto"):
     assert after.count("device='auto' is the CPU: ") == 1
 
 
+@pytest.mark.parametrize(
+    ("variables", "level"),
+    [
+        ({"FAKE_CAPABILITY": "75"}, "WARNING"),
+        ({"FAKE_INIT": "999"}, "WARNING"),
+        ({"FAKE_COUNT": "0"}, "INFO"),
+    ],
+)
+def test_auto_warns_if_there_is_a_device(
+    driver: Path, tiny_model: Path, variables: dict[str, str], level: str
+) -> None:
+    code = """
+import logging, sys, penstock
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
+with penstock.Engine(sys.argv[1], device="auto", threads=1): pass
+"""
+    output = run(driver, "-c", code, tiny_model, **variables)
+    assert f"{level} device='auto' is the CPU: " in output
+
+
 @pytest.mark.anyio
 async def test_cuda_engine_is_refused_before_its_model_is_looked_for() -> None:
     engine = penstock.Engine("/no/such/model", device="cuda")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from emu.client import OUT_OF_MEMORY
 from support import cuda_failures
 from support.emulator import run_program
 
@@ -17,7 +18,7 @@ START_ERRORS = {"DeviceUnavailableError", "OutOfMemoryError", "PenstockError"}
 IN_START = {"cuInit", "cuMemAlloc_v2", "cuMemHostAlloc", "cuModuleLoadData", "cuStreamCreateWithPriority"}
 IN_STEPS = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuEventRecord"}
 #: Calls that free something, and the one before them: their errors are logged.
-QUIET = (*cuda_failures.ENDS, "cuCtxGetCurrent", "cuMemGetInfo")
+QUIET = (*cuda_failures.ENDS, "cuCtxGetCurrent")
 
 
 def name_in_message(call: str) -> str:
@@ -51,8 +52,10 @@ def test_call_that_fails_in_the_start_is_a_typed_error() -> None:
         kind, message = error
         assert kind in START_ERRORS, (name, error)
         assert name_in_message(call) in message, (name, error)
-        if call == "cuMemAlloc_v2":
-            assert kind == "OutOfMemoryError"
+        assert message.count("could not be started") == (kind == "PenstockError"), message
+        has_no_memory = name.endswith(f" {OUT_OF_MEMORY}")
+        assert (kind == "OutOfMemoryError") == has_no_memory, (name, error)
+        if has_no_memory and call == "cuMemAlloc_v2":
             assert "settings that fit" in message
 
 

@@ -2673,9 +2673,12 @@ class MemoryInfo:
     - `weights`: Packed weights.
     - `workspace`: Activations and scratch buffers of the largest step. The system provides its pages when
       they are first written.
-    - `inputs`: Input arrays of the largest step.
-    - `kv_cache`: KV cache. The system provides its pages when they are first written.
+    - `inputs`: Input arrays of the largest step. With a CUDA device also the page-locked buffers of the
+      host for copies from and to it; both are not part of `limit` then.
+    - `kv_cache`: KV cache. The system provides its pages when they are first written; a CUDA device has
+      them from the start.
     - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first written.
+      With a CUDA device, it is page-locked memory, and not part of `limit`.
     - `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its
       pages when they are first written.
     - `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.
@@ -2710,20 +2713,25 @@ class MemoryInfo:
 
     @property
     def inputs(self) -> int:
-        """Input arrays of the largest step."""
+        """Input arrays of the largest step.
+
+        With a CUDA device also the page-locked buffers of the host for copies from and to it; both are not
+        part of `limit` then.
+        """
 
     @property
     def kv_cache(self) -> int:
         """KV cache.
 
-        The system provides its pages when they are first written.
+        The system provides its pages when they are first written; a CUDA device has them from the start.
         """
 
     @property
     def host_cache(self) -> int:
         """Host tier of the KV cache.
 
-        The system provides its pages when they are first written.
+        The system provides its pages when they are first written. With a CUDA device, it is page-locked
+        memory, and not part of `limit`.
         """
 
     @property

@@ -72,7 +72,10 @@ def describe(error: BaseException | None) -> list[str]:
 
 
 def fail_in_start() -> dict[str, Any]:
-    """Lets the first call of each function fail in the start of an engine, then one in the middle."""
+    """Lets the first call of each function fail in the start of an engine, then one in the middle.
+
+    Allocations fail for want of memory, and in another way.
+    """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         failing = Failing(folder)
@@ -83,8 +86,10 @@ def fail_in_start() -> dict[str, Any]:
         engine.blocking.close()
         failing.clear()
         for call, count in counts.items():
-            for nth in sorted({1, count // 2 + 1}):
-                failing.driver.fault(call, nth, code_of(call))
+            cases = [(nth, code_of(call)) for nth in sorted({1, count // 2 + 1})]
+            cases += [(1, LAUNCH_FAILED)] if call in ALLOCATIONS else []
+            for nth, code in cases:
+                failing.driver.fault(call, nth, code)
                 error: BaseException | None = None
                 try:
                     with failing.open() as engine:
@@ -92,7 +97,7 @@ def fail_in_start() -> dict[str, Any]:
                 except penstock.PenstockError as raised:
                     error = raised
                 threads = engine_threads()
-                found[f"{call} {nth}"] = [describe(error), failing.clear(), threads]
+                found[f"{call} {nth} {code}"] = [describe(error), failing.clear(), threads]
         failing.check_next_engine()
     return found
 

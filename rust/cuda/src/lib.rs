@@ -31,7 +31,7 @@ pub use driver::Driver;
 pub use error::{CallError, CudaError};
 pub use functions::Observer;
 pub use graph::GraphExec;
-pub use memory::{DeviceMemory, DevicePointer, PinnedMemory};
+pub use memory::{DeviceMemory, DevicePointer, PinnedBlock, PinnedMemory};
 pub use module::{Argument, Grid, Kernel, Module, Parameter};
 pub use nvrtc::{Nvrtc, NvrtcError, Search};
 pub use sources::Sources;

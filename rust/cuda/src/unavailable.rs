@@ -66,6 +66,16 @@ pub enum Unavailable {
     Call(#[from] CallError),
 }
 
+impl Unavailable {
+    /// Whether the machine has no driver, or no device is visible.
+    pub fn is_absent(&self) -> bool {
+        matches!(
+            self,
+            Self::NoLibrary(_) | Self::NoDevice | Self::NoVisibleDevice(_) | Self::NoSelectedDevice(_)
+        )
+    }
+}
+
 /// The remedy for an error of the driver, as the end of a sentence.
 fn hint(code: i32) -> &'static str {
     match code {

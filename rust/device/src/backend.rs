@@ -17,8 +17,8 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 use penstock_types::{
-    AttentionParams, BlockCopy, Dtype, Epilogue, GridRows, HeadShape, KvDtype, LowRankShape, PackedAdapter,
-    WeightFormat,
+    AttentionParams, BlockCopy, Dtype, Epilogue, FieldError, GridRows, HeadShape, KvDtype, LowRankShape,
+    PackedAdapter, WeightFormat,
 };
 
 use crate::bfc::Exhausted;
@@ -121,8 +121,9 @@ pub struct MemoryUse {
 
 /// A device that can run a decoder. See the module's contract.
 ///
-/// All its memory is reserved once, divided while a model is loaded, and released with the backend. So every size must
-/// be known in advance, and the `*_bytes` methods return it before anything is reserved.
+/// All memory of the device is reserved once, divided while a model is loaded, and released with the backend. So every
+/// size must be known in advance, and the `*_bytes` methods return it before anything is reserved. What a backend takes
+/// of the host beside that is counted in its [`host`](crate::cpu::CpuHost).
 pub trait Backend: Send + 'static {
     /// A weight matrix `[rows, columns]`, in a layout of the backend's choice.
     type Matrix: Send;
@@ -150,23 +151,45 @@ pub trait Backend: Send + 'static {
     /// The right to compute a step, if several backends share the device.
     type Turn;
 
+    /// An error if there are no operations for such a cache.
+    fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
+        let _ = (heads, dtype);
+        Ok(())
+    }
+
+    /// Prepares all operations of a model, before memory is [reserved](Self::reserve): those with matrices of these columns
+    /// and parts (rows and formats), with a cache, and with adapters.
+    fn prepare(
+        &mut self,
+        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        cache: &CacheSpec,
+        has_adapters: bool,
+    ) -> Result<(), DeviceError> {
+        let _ = (matrices, cache, has_adapters);
+        Ok(())
+    }
+
     /// Bytes of memory that are available: neither in use nor reserved by a backend that shares the device.
-    fn available_memory(&self) -> u64;
+    fn available_memory(&self) -> Result<u64, DeviceError>;
 
     /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first
     /// allocation.
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
 
-    /// Counts bytes beside the arena as reserved: those that will be [mapped](Self::map_matrix), and
-    /// [`shared_adapters_bytes`](Self::shared_adapters_bytes). Called after [`reserve`](Self::reserve).
+    /// Counts bytes of the host beside the arena as reserved: those that will be [mapped](Self::map_matrix),
+    /// adapters, and, if the device has memory of its own, the host tier and the buffers of
+    /// [`host_buffer_bytes`](Self::host_buffer_bytes). Called after [`reserve`](Self::reserve).
     fn reserve_outside(&mut self, bytes: u64);
 
     /// Use of the reserved memory.
     fn memory(&self) -> MemoryUse;
 
-    /// Bytes of the host that are available for the host tier, if the device has memory of its own: the host tier is not
-    /// part of the reserved memory then. `None` if the memory is that of the host.
+    /// Bytes of the host that are available, if the device has memory of its own: the host tier is not part of the
+    /// reserved memory then. `None` if the memory is that of the host.
     fn host_memory(&self) -> Option<u64>;
+
+    /// Bytes of the host, beside the reserved memory and the host tier, that copies from and to the device go through.
+    fn host_buffer_bytes(&self, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64;
 
     /// Whether a matrix of this many columns can have this format.
     fn supports(&self, format: WeightFormat, columns: usize) -> bool;

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use penstock_types::{
-    AttentionParams, AttentionRow, BlockCopy, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+    AttentionParams, AttentionRow, BlockCopy, Epilogue, FieldError, HeadShape, KvDtype, LowRankShape,
+    PackedAdapter, WeightFormat,
 };
 
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
@@ -121,7 +122,20 @@ impl<B: Backend> Backend for Timed<B> {
     type Ticket = B::Ticket;
     type Turn = B::Turn;
 
-    fn available_memory(&self) -> u64 {
+    fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
+        self.inner.check_cache(heads, dtype)
+    }
+
+    fn prepare(
+        &mut self,
+        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        cache: &CacheSpec,
+        has_adapters: bool,
+    ) -> Result<(), DeviceError> {
+        self.inner.prepare(matrices, cache, has_adapters)
+    }
+
+    fn available_memory(&self) -> Result<u64, DeviceError> {
         self.inner.available_memory()
     }
 
@@ -131,6 +145,10 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn host_memory(&self) -> Option<u64> {
         self.inner.host_memory()
+    }
+
+    fn host_buffer_bytes(&self, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
+        self.inner.host_buffer_bytes(spec, adapters)
     }
 
     fn reserve_outside(&mut self, bytes: u64) {

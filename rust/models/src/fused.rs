@@ -112,6 +112,21 @@ pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &Wei
     bytes
 }
 
+/// The columns of each weight matrix, and the rows and formats of its parts, for the backend.
+pub fn matrix_parts<B: Backend>(
+    backend: &B,
+    config: &ModelConfig,
+    formats: &WeightFormats,
+) -> Vec<(usize, Vec<(usize, WeightFormat)>)> {
+    let matrices = fused_weights(config).into_iter();
+    matrices
+        .filter_map(|weight| {
+            let columns = weight.columns?;
+            Some((columns, parts(&runs(backend, &weight, columns, formats), &weight.rows)))
+        })
+        .collect()
+}
+
 /// The matrices of one module of all layers that have the same format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleFormat {

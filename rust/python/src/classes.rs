@@ -363,13 +363,13 @@ value_class! {
 to_json! { CudaInfo: driver_version, devices, reason, compiler_version, compiler_path, compiler_reason }
 
 value_class! {
-    PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nThe engine reserves no more memory afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step. The system provides its pages\n  when they are first written.\n- `inputs`: Input arrays of the largest step.\n- `kv_cache`: KV cache. The system provides its pages when they are first written.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written.\n- `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its\n  pages when they are first written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
+    PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nThe engine reserves no more memory afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step. The system provides its pages\n  when they are first written.\n- `inputs`: Input arrays of the largest step. With a CUDA device also the page-locked buffers of the\n  host for copies from and to it; both are not part of `limit` then.\n- `kv_cache`: KV cache. The system provides its pages when they are first written; a CUDA device has\n  them from the start.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written. With a CUDA device, it is page-locked memory, and not part of `limit`.\n- `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its\n  pages when they are first written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
     limit: "Maximum that the engine may take: its share of the memory that was available.",
     weights: "Packed weights.",
     workspace: "Activations and scratch buffers of the largest step.\n\nThe system provides its pages when they are first written.",
-    inputs: "Input arrays of the largest step.",
-    kv_cache: "KV cache.\n\nThe system provides its pages when they are first written.",
-    host_cache: "Host tier of the KV cache.\n\nThe system provides its pages when they are first written.",
+    inputs: "Input arrays of the largest step.\n\nWith a CUDA device also the page-locked buffers of the host for copies from and to it; both are not\npart of `limit` then.",
+    kv_cache: "KV cache.\n\nThe system provides its pages when they are first written; a CUDA device has them from the start.",
+    host_cache: "Host tier of the KV cache.\n\nThe system provides its pages when they are first written. With a CUDA device, it is page-locked\nmemory, and not part of `limit`.",
     adapters: "LoRA adapters, with a buffer of the largest step; 0 without.\n\nThe system provides its pages when they are first written.",
     peak: "Maximum in use at once up to the end of the warm-up, without `inputs`.",
     ;

@@ -42,7 +42,8 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
 /// The names of the CUDA kernels' files.
 #[pyfunction]
 pub fn cuda_kernels(nvrtc_folders: Vec<PathBuf>) -> Result<Vec<String>, Error> {
-    let compiler = CudaSettings::from_environment(nvrtc_folders).compiler(None)?;
+    let compiler = CudaSettings::from_environment(nvrtc_folders).compiler(None);
+    let compiler = compiler.map_err(|error| Error::Failed(error.to_string()))?;
     Ok(compiler.names().map(str::to_owned).collect())
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::sync::Once;
 
+use penstock_device::DeviceError;
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
 use penstock_device::cuda::Cuda;
 use penstock_types::config_limits::MAX_THREADS;
@@ -33,8 +34,8 @@ pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device,
     Ok(find_device(device, settings)?.map_or(Device::Cpu, |found| Device::Cuda(found.device.index)))
 }
 
-/// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU without one, and is
-/// logged once.
+/// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU if that cannot be used.
+/// It is logged once, as a warning if there is a device.
 pub(crate) fn find_device(
     device: Device,
     settings: &CudaSettings,
@@ -47,7 +48,10 @@ pub(crate) fn find_device(
             let found = settings.find(0);
             SAID.call_once(|| match &found {
                 Ok(found) => log::info!("device='auto' is cuda:0, {}", found.device.name),
-                Err(reason) => log::info!("device='auto' is the CPU: {reason}"),
+                Err(reason) => {
+                    let level = if reason.is_absent() { log::Level::Info } else { log::Level::Warn };
+                    log::log!(level, "device='auto' is the CPU: {reason}");
+                }
             });
             Ok(found.ok())
         }
@@ -70,9 +74,12 @@ pub(crate) fn open_cuda(
         let limit = format!("None with device='cuda:{index}'");
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
-    let backend = Cuda::open(&found.driver, &found.device, found.compiler, host.device())
-        .map_err(|reason| unusable(index, &reason))?;
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
+    let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads);
+    let backend = opened.map_err(|error| match error {
+        DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
+        error => error.into(),
+    })?;
     let info =
         DeviceInfo { device: Device::Cuda(index), threads, isa: found.device.architecture(), numa: None };
     Ok((backend, info))

@@ -6,8 +6,6 @@ use penstock_cuda::{
     Device, Driver, KernelCache, KernelCompiler, Nvrtc, NvrtcError, Search, Sources, Unavailable,
 };
 
-use crate::LaunchError;
-
 /// Size of the cache of compiled kernels.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
 
@@ -37,6 +35,27 @@ pub struct CudaDevice {
     pub uuid: String,
     pub pci_address: String,
     pub reason: Option<String>,
+}
+
+/// The reason why CUDA, a device or the compiler cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaUnavailable {
+    /// The driver or the device.
+    #[error(transparent)]
+    Device(#[from] Unavailable),
+    /// The compiler.
+    #[error(transparent)]
+    Compiler(#[from] NvrtcError),
+    /// The folder of kernels.
+    #[error("the kernels in {} cannot be read: {error}", .folder.display())]
+    Kernels { folder: PathBuf, error: std::io::Error },
+}
+
+impl CudaUnavailable {
+    /// Whether there is no device, so that nothing is wrong.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Self::Device(reason) if reason.is_absent())
+    }
 }
 
 /// A device with a driver, and kernels for it.
@@ -80,22 +99,21 @@ impl CudaSettings {
     }
 
     /// A device that can be used, or the reason why it cannot.
-    pub(crate) fn find(&self, index: u32) -> Result<UsableDevice, String> {
-        let driver = Driver::open(self.visible_devices.as_deref()).map_err(|error| error.to_string())?;
-        let device = Device::read(&driver, index).map_err(|error| error.to_string())?;
-        device.check().map_err(|error| error.to_string())?;
-        let compiler = self.compiler(Some(&driver)).map_err(|error| error.to_string())?;
+    pub(crate) fn find(&self, index: u32) -> Result<UsableDevice, CudaUnavailable> {
+        let driver = Driver::open(self.visible_devices.as_deref())?;
+        let device = Device::read(&driver, index)?;
+        device.check()?;
+        let compiler = self.compiler(Some(&driver))?;
         Ok(UsableDevice { driver, device, compiler })
     }
 
     /// A compiler of kernels for a driver, or for any.
-    pub fn compiler(&self, driver: Option<&Driver>) -> Result<KernelCompiler, LaunchError> {
-        let nvrtc = self.nvrtc(driver).map_err(|error| LaunchError::Start(error.to_string()))?;
+    pub fn compiler(&self, driver: Option<&Driver>) -> Result<KernelCompiler, CudaUnavailable> {
+        let nvrtc = self.nvrtc(driver)?;
         let sources = match &self.kernel_directory {
             None => Sources::embedded(),
-            Some(folder) => Sources::read(folder).map_err(|error| {
-                LaunchError::Start(format!("the kernels in {} cannot be read: {error}", folder.display()))
-            })?,
+            Some(folder) => Sources::read(folder)
+                .map_err(|error| CudaUnavailable::Kernels { folder: folder.clone(), error })?,
         };
         let cache = self.cache_directory.as_ref().and_then(|folder| {
             let cache = KernelCache::open(folder, MAX_CACHE_BYTES);

@@ -53,8 +53,8 @@ impl From<DeviceError> for LaunchError {
             DeviceError::Exhausted(_) | DeviceError::OutOfMemory { .. } => {
                 Self::OutOfMemory(error.to_string())
             }
-            DeviceError::Start(reason) => Self::Start(reason),
-            DeviceError::InvalidStep(_) | DeviceError::Lost(_) => Self::Start(error.to_string()),
+            DeviceError::Start(reason) | DeviceError::Lost(reason) => Self::Start(reason),
+            DeviceError::InvalidStep(_) => Self::Start(error.to_string()),
         }
     }
 }

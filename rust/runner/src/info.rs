@@ -100,13 +100,13 @@ pub struct MemoryInfo {
     pub weights: u64,
     /// Activations and scratch buffers of the largest step.
     pub workspace: u64,
-    /// The input arrays of the largest step. They are not in the arena; everything else is.
+    /// The input arrays of the largest step, and the page-locked buffers of a CUDA device. They are not in the arena.
     pub inputs: u64,
-    /// The KV cache. The system provides its pages when they are first written.
+    /// The KV cache. On the CPU, the system provides its pages when they are first written.
     pub kv_cache: u64,
     /// The host tier; its pages likewise. With a CUDA device, page-locked memory beside the arena.
     pub host_cache: u64,
-    /// The adapters and their buffer; the pages likewise.
+    /// The adapters on the device and their buffer; the pages likewise.
     pub adapters: u64,
     /// The most bytes of the arena in use at once, up to the end of the warm-up.
     pub peak: u64,

@@ -5,10 +5,10 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
-use penstock_device::{Backend, Timed};
+use penstock_device::{Backend, CacheSpec, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ProgressCallback};
-use penstock_types::FieldError;
+use penstock_types::{Device, FieldError, KvDtype};
 
 use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
@@ -30,16 +30,19 @@ pub fn launch(
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
-    match backend::find_device(config.device, &config.cuda)? {
-        Some(found) => {
-            let (backend, device) = backend::open_cuda(found, config, host)?;
-            start_profiled(backend, device, checkpoint, config, host, progress)
-        }
-        None => {
-            let (backend, device) = backend::open_cpu(config, host)?;
-            start_profiled(backend, device, checkpoint, config, host, progress)
+    if let Some(found) = backend::find_device(config.device, &config.cuda)? {
+        match backend::open_cuda(found, config, host) {
+            Ok((backend, device)) => {
+                return start_profiled(backend, device, checkpoint, config, host, progress);
+            }
+            Err(LaunchError::DeviceUnavailable(reason)) if config.device == Device::Auto => {
+                log::warn!("device='auto' is the CPU: {reason}");
+            }
+            Err(error) => return Err(error),
         }
     }
+    let (backend, device) = backend::open_cpu(config, host)?;
+    start_profiled(backend, device, checkpoint, config, host, progress)
 }
 
 /// The same on a backend, with a profile if the configuration asks for it.
@@ -96,6 +99,8 @@ pub(crate) fn open<B: Backend>(
 ) -> Result<Opened<B>, LaunchError> {
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
+    let kv_dtype = config.kv_cache_dtype.unwrap_or(dtype.into());
+    backend.check_cache(model.heads, kv_dtype)?;
     let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
     let mut total = 0;
     let mut counted = |done, of| {
@@ -115,18 +120,22 @@ pub(crate) fn open<B: Backend>(
         total = 0;
     }
     let formats = Arc::new(formats);
+    prepare(&mut backend, &model, &formats, config, kv_dtype)?;
     let planning = host.plan_memory();
-    let (available, reserved) = (backend.available_memory(), host.reserved_bytes());
+    let (available, reserved) = (backend.available_memory()?, host.reserved_bytes());
+    let is_of_host = backend.host_memory().is_none();
     let planned =
         ResolvedConfig::new(&backend, &model, config, dtype, &formats, available).and_then(|plan| {
             let inputs = reserve(&mut backend, &model, &plan.memory_request, &plan.memory_plan)?;
             Ok((plan, inputs))
         });
-    let (resolved, inputs) = planned.map_err(|error| host.explain(error, available, reserved))?;
+    let explained = |error| if is_of_host { host.explain(error, available, reserved) } else { error };
+    let (resolved, inputs) = planned.map_err(explained)?;
     drop(planning);
     let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;
     if config.max_cpu_adapter_bytes.is_none() {
-        limits.max_registered_bytes = memory_plan.shared_adapters.saturating_add(host.available_bytes());
+        let adapters = memory_plan.shared_adapters + memory_plan.copied_adapters;
+        limits.max_registered_bytes = adapters.saturating_add(host.available_bytes());
     }
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
     // After a conversion the counts stay those of its end.
@@ -181,6 +190,26 @@ pub(crate) fn open<B: Backend>(
         (runner.failing_token, runner.losing_token) = (config.failing_token, config.losing_token);
     }
     Ok(Opened { runner, limits, info })
+}
+
+/// Prepares the operations of a model, which may take memory of the device, before the rest is measured.
+fn prepare<B: Backend>(
+    backend: &mut B,
+    model: &ModelConfig,
+    formats: &WeightFormats,
+    config: &EngineConfig,
+    kv_dtype: KvDtype,
+) -> Result<(), LaunchError> {
+    let matrices = penstock_models::matrix_parts(backend, model, formats);
+    let cache = CacheSpec {
+        layers: model.num_layers(),
+        blocks: 0,
+        host_blocks: 0,
+        block_size: config.block_size(),
+        heads: model.heads,
+        dtype: kv_dtype,
+    };
+    Ok(backend.prepare(&matrices, &cache, config.max_adapters > 0)?)
 }
 
 /// The model's configuration with the overrides. Errors of overridden fields name `config_overrides`.

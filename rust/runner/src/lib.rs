@@ -36,7 +36,7 @@ pub use adapters::{AdapterLoader, LoadAdapterError, LoadedAdapter};
 pub use backend::{DefaultBackend, DeviceInfo, resolve_device};
 pub use config::EngineConfig;
 pub use convert::{check_output, convert};
-pub use cuda::{CudaDevice, CudaInfo, CudaSettings};
+pub use cuda::{CudaDevice, CudaInfo, CudaSettings, CudaUnavailable};
 pub use error::LaunchError;
 pub use host::Host;
 pub use info::{HostTierInfo, MemoryInfo, ModelInfo, NumaInfo, WeightFormatInfo};

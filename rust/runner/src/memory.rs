@@ -178,6 +178,7 @@ pub(crate) struct MemoryPlan {
     pub cache: CacheSpec,
     pub weights: WeightBytes,
     pub workspace: u64,
+    /// The inputs of a step, and the buffers of the host for copies from and to the device.
     pub inputs: u64,
     pub kv_cache: u64,
     pub host_cache: u64,
@@ -188,6 +189,8 @@ pub(crate) struct MemoryPlan {
     pub adapters: u64,
     /// Adapters in memory of the host that the device uses.
     pub shared_adapters: u64,
+    /// Adapters in memory of the host that have a copy on the device.
+    pub copied_adapters: u64,
 }
 
 /// The request exceeds the memory.
@@ -199,10 +202,22 @@ pub(crate) enum InsufficientMemory {
     )]
     Model { weights: u64, adapters: u64, workspace: u64, limit: u64 },
     #[error(
-        "{} {with_host}exceeds the {remaining} bytes that weights and workspace leave, which hold {blocks} blocks",
+        "{} {with_host}exceeds the {remaining} bytes that {users} leave, which hold {blocks} blocks",
         .requested.option(.name)
     )]
-    Cache { name: &'static str, requested: CacheSize, with_host: &'static str, remaining: u64, blocks: usize },
+    Cache {
+        name: &'static str,
+        requested: CacheSize,
+        with_host: &'static str,
+        remaining: u64,
+        users: &'static str,
+        blocks: usize,
+    },
+    #[error(
+        "buffers of the host for the device ({}){} exceed the {} of the host that are available",
+        display_bytes(*.buffers), adapters_text(*.adapters), display_bytes(*.available)
+    )]
+    Host { buffers: u64, adapters: u64, available: u64 },
     #[error(
         "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes, but it has {size}"
     )]
@@ -231,8 +246,13 @@ impl MemoryPlan {
         let adapter_spec = request.adapters;
         let adapters = adapter_spec.map_or(0, |adapters| backend.adapters_bytes(&adapters, &step));
         let shared_adapters = adapter_spec.map_or(0, |adapters| backend.shared_adapters_bytes(&adapters));
-        let inputs = StepInputs::bytes(&step);
-        let needed = workspace.saturating_add(inputs);
+        let buffers = backend.host_buffer_bytes(&step, adapter_spec.as_ref());
+        let inputs = StepInputs::bytes(&step).saturating_add(buffers);
+        let host_memory = backend.host_memory();
+        let (copied_adapters, needed) = match host_memory {
+            Some(_) => (adapter_spec.map_or(0, |adapters| adapters.bytes), workspace),
+            None => (0, workspace.saturating_add(inputs)),
+        };
         let new_weights = weights.arena.saturating_add(weights.mapped);
         let all_adapters = adapters.saturating_add(shared_adapters);
         let fixed = new_weights.saturating_add(needed).saturating_add(all_adapters);
@@ -247,11 +267,14 @@ impl MemoryPlan {
             let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= remaining;
             largest_fitting(0, most, fits).map_or(0, |blocks| blocks as usize)
         };
-        let requested_blocks = |name, requested: CacheSize, with_host, remaining, num_caches| {
+        let users = "weights and workspace";
+        let requested_blocks = |name, requested: CacheSize, with_host, (remaining, users), num_caches| {
             let each = remaining / num_caches;
             if requested.bytes(backend, &cache) > each {
                 let blocks = blocks_in(each, each);
-                return Err(InsufficientMemory::Cache { name, requested, with_host, remaining, blocks });
+                let error =
+                    InsufficientMemory::Cache { name, requested, with_host, remaining, users, blocks };
+                return Err(error);
             }
             Ok(match requested {
                 CacheSize::Bytes(bytes) => blocks_in(bytes, each),
@@ -260,19 +283,24 @@ impl MemoryPlan {
         };
         let mut host_blocks = 0;
         let mut num_caches = 1;
-        let host_memory = backend.host_memory();
-        match (request.host_cache, host_memory) {
+        let remaining_of_host = host_memory.map(|available| {
+            let (buffers, adapters) = (inputs, copied_adapters);
+            let rest = available.checked_sub(buffers.saturating_add(adapters));
+            rest.ok_or(InsufficientMemory::Host { buffers, adapters, available })
+        });
+        match (request.host_cache, remaining_of_host.transpose()?) {
             (HostCacheSize::SameAsDevice, None) => num_caches = 2,
             (HostCacheSize::SameAsDevice, Some(available)) => {
                 let part = available / DEFAULT_FRACTION;
                 host_blocks = blocks_in(part, part);
             }
             (HostCacheSize::Requested(size), None) => {
-                host_blocks = requested_blocks("host_cache", size, "", remaining, 1)?;
+                host_blocks = requested_blocks("host_cache", size, "", (remaining, users), 1)?;
                 remaining -= backend.cache_bytes(&cache, host_blocks);
             }
             (HostCacheSize::Requested(size), Some(available)) => {
-                host_blocks = requested_blocks("host_cache", size, "", available, 1)?;
+                let users = "other programs, engines and buffers of the host";
+                host_blocks = requested_blocks("host_cache", size, "", (available, users), 1)?;
             }
         }
         let each = remaining / num_caches;
@@ -280,7 +308,7 @@ impl MemoryPlan {
         let (bytes, blocks) = match request.kv_cache {
             KvCacheSize::Requested(size) => {
                 let with_host = if num_caches == 1 { "" } else { "with a host tier of the same size " };
-                let blocks = requested_blocks("kv_cache", size, with_host, remaining, num_caches)?;
+                let blocks = requested_blocks("kv_cache", size, with_host, (remaining, users), num_caches)?;
                 (size.bytes(backend, &cache), blocks)
             }
             KvCacheSize::Ratio(ratio) => in_bytes(share(each, ratio)),
@@ -312,12 +340,15 @@ impl MemoryPlan {
             adapter_spec,
             adapters,
             shared_adapters,
+            copied_adapters,
         })
     }
 
-    /// Bytes beside the arena.
+    /// Bytes of the host beside the arena.
     pub fn outside(&self) -> u64 {
-        self.weights.mapped.saturating_add(self.shared_adapters)
+        let own = if self.has_own_host_cache { self.inputs.saturating_add(self.host_cache) } else { 0 };
+        let adapters = self.shared_adapters.saturating_add(self.copied_adapters);
+        self.weights.mapped.saturating_add(adapters).saturating_add(own)
     }
 
     /// Bytes of the arena.

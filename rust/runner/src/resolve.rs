@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use penstock_device::{Backend, StepInputs};
+use penstock_device::{Backend, DeviceError, StepInputs};
 use penstock_engine::Limits;
 use penstock_models::{ModelConfig, RopeScaling, WeightFormats};
 use penstock_types::config_limits::MAX_MODEL_LEN;
@@ -62,6 +62,9 @@ impl ResolvedConfig {
                     "; raise kv_cache_ratio to get more"
                 }
                 KvCacheSize::Ratio(_) => ", which has all memory that remains",
+                KvCacheSize::DefaultFraction if memory_plan.has_own_host_cache => {
+                    ", which has all memory that remains"
+                }
                 KvCacheSize::Requested(CacheSize::Bytes(_)) | KvCacheSize::DefaultFraction => {
                     "; raise kv_cache_bytes to get more"
                 }
@@ -118,6 +121,9 @@ pub(crate) fn reserve<B: Backend>(
 ) -> Result<StepInputs, LaunchError> {
     let reserved = backend.reserve(plan.arena());
     let inputs = reserved.and_then(|()| StepInputs::with_room(&plan.step)).map_err(|error| {
+        if !matches!(error, DeviceError::OutOfMemory { .. } | DeviceError::Exhausted(_)) {
+            return error.into();
+        }
         let provided =
             largest_fitting(1, plan.arena() >> 20, |mebibytes| backend.reserve(mebibytes << 20).is_ok());
         let limit = provided.unwrap_or(0) << 20;

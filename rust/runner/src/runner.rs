@@ -23,6 +23,10 @@ use crate::inputs;
 use crate::logits_rows::{Kind, LogitsRow, LogitsRows, allocate_details};
 use crate::slot::{HostInputs, HostSlot, slot_params};
 
+/// Tickets of a step: the logits of many rows are computed in tiles, each with a ticket. The results of the oldest are
+/// awaited before there are more, because each has buffers of the device.
+const MOST_TICKETS: usize = 2;
+
 /// Everything a step needs, on one thread.
 pub(crate) struct Runner<B: Backend> {
     backend: B,
@@ -267,7 +271,13 @@ impl<B: Backend> Runner<B> {
 
     /// Waits for the tokens that were submitted, and records them.
     fn collect(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
-        for ticket in flight.tickets.drain(..) {
+        self.collect_all_but(0, flight)
+    }
+
+    /// The same, but for the last `count` tickets.
+    fn collect_all_but(&mut self, count: usize, flight: &mut Flight<B>) -> Result<(), DeviceError> {
+        let first = flight.tickets.len().saturating_sub(count);
+        for ticket in flight.tickets.drain(..first) {
             self.backend.collect(ticket, &mut self.sampled)?;
             flight.rows.record(&mut self.sampled);
         }
@@ -319,6 +329,7 @@ impl<B: Backend> Runner<B> {
             }
             self.build_batch(tile.clone(), &mut flight.rows)?;
             turn.get_or_insert_with(|| self.backend.turn());
+            self.collect_all_but(MOST_TICKETS - 1, flight)?;
             let Self { backend, batch, workspace, .. } = self;
             if !batch.is_empty() {
                 let Workspace { logits, slots, scratch, .. } = workspace;

@@ -55,8 +55,8 @@ impl Backend for Cpu {
     type Ticket = CpuTicket;
     type Turn = Turn;
 
-    fn available_memory(&self) -> u64 {
-        self.host.remaining(memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX)))
+    fn available_memory(&self) -> Result<u64, DeviceError> {
+        Ok(self.host.remaining(memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX))))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
@@ -70,7 +70,7 @@ impl Backend for Cpu {
 
     fn reserve_outside(&mut self, bytes: u64) {
         let reservation = self.reservation.as_ref().expect("memory is reserved first; this is a bug");
-        reservation.add_outside(bytes);
+        reservation.set_outside(bytes);
     }
 
     fn memory(&self) -> MemoryUse {
@@ -80,6 +80,10 @@ impl Backend for Cpu {
 
     fn host_memory(&self) -> Option<u64> {
         None
+    }
+
+    fn host_buffer_bytes(&self, _: &StepSpec, _: Option<&AdapterSpec>) -> u64 {
+        0
     }
 
     fn supports(&self, format: WeightFormat, columns: usize) -> bool {

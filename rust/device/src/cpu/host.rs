@@ -26,14 +26,16 @@ struct SharedPool {
     nodes: Vec<NumaNode>,
 }
 
-/// The memory of one backend: an arena, whose pages the system provides when they are first written, mapped files, and
-/// adapters.
-#[derive(Debug)]
-pub(super) struct Reservation {
+/// The memory of one backend: an arena, whose pages the system provides when they are first written, mapped files,
+/// adapters, and page-locked memory.
+#[derive(Debug, Default)]
+pub(crate) struct Reservation {
     address: usize,
     arena: usize,
     /// Bytes outside the arena.
     outside: AtomicU64,
+    /// Bytes of these that are page-locked by now: the system does not count them as available any more.
+    locked: AtomicU64,
 }
 
 impl CpuHost {
@@ -95,7 +97,16 @@ impl CpuHost {
     /// Accounts for the memory of an arena, until the reservation is dropped.
     pub(super) fn reserve(&self, arena: &[u8]) -> Arc<Reservation> {
         let (address, arena) = (arena.as_ptr().addr(), arena.len());
-        let reservation = Arc::new(Reservation { address, arena, outside: AtomicU64::new(0) });
+        self.account(Reservation { address, arena, ..Reservation::default() })
+    }
+
+    /// Accounts for the memory of a backend that has no arena in the host, until the reservation is dropped.
+    pub(crate) fn reserve_without_arena(&self) -> Arc<Reservation> {
+        self.account(Reservation::default())
+    }
+
+    fn account(&self, reservation: Reservation) -> Arc<Reservation> {
+        let reservation = Arc::new(reservation);
         let mut reservations = lock(&self.reservations);
         reservations.retain(|reservation| reservation.strong_count() > 0);
         reservations.push(Arc::downgrade(&reservation));
@@ -133,24 +144,40 @@ fn reserved(reservations: &[Arc<Reservation>]) -> u64 {
 }
 
 impl Reservation {
-    /// Adds bytes outside the arena.
-    pub(super) fn add_outside(&self, bytes: u64) {
-        self.outside.fetch_add(bytes, Ordering::Relaxed); // read for a sum only
+    /// Replaces the number of bytes outside the arena.
+    pub(crate) fn set_outside(&self, bytes: u64) {
+        self.outside.store(bytes, Ordering::Relaxed); // read for a sum only
+    }
+
+    /// Counts bytes outside the arena as page-locked.
+    pub(crate) fn lock(&self, bytes: u64) {
+        self.locked.fetch_add(bytes, Ordering::Relaxed); // as above
+    }
+
+    /// The same bytes are free again.
+    pub(crate) fn unlock(&self, bytes: u64) {
+        self.locked.fetch_sub(bytes, Ordering::Relaxed); // as above
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.arena as u64 + self.outside()
     }
 
+    /// Page-locked memory that was not planned counts, too.
     fn outside(&self) -> u64 {
-        self.outside.load(Ordering::Relaxed)
+        self.outside.load(Ordering::Relaxed).max(self.locked())
+    }
+
+    /// Bytes that are page-locked.
+    pub(crate) fn locked(&self) -> u64 {
+        self.locked.load(Ordering::Relaxed)
     }
 
     /// Bytes that the system still counts as available: pages of the arena that were never written, and all pages of
-    /// mapped files, which it can drop. Adapters count too, also loaded ones.
+    /// mapped files, which it can drop. Adapters count too, also loaded ones, and page-locked memory until it is taken.
     fn untouched(&self) -> u64 {
         let resident = resident_bytes(self.address, self.arena).unwrap_or(0);
-        (self.arena - resident) as u64 + self.outside()
+        (self.arena - resident) as u64 + self.outside().saturating_sub(self.locked())
     }
 }
 
@@ -177,9 +204,13 @@ mod tests {
         // The system counts written pages as used. It may provide a huge page for them.
         let remaining = host.remaining(17 * MIB);
         assert!((12 * MIB..=13 * MIB).contains(&remaining), "{remaining}");
-        reservation.add_outside(5 * MIB);
+        reservation.set_outside(5 * MIB);
         assert_eq!((host.remaining(17 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
         assert_eq!(host.remaining(MIB), 0);
+        reservation.lock(4 * MIB); // the system does not report them as available
+        assert_eq!((host.remaining(13 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
+        reservation.lock(2 * MIB);
+        assert_eq!(host.reserved_memory(), 14 * MIB, "more than was planned");
         drop(reservation);
         assert_eq!((host.remaining(17 * MIB), host.reserved_memory()), (17 * MIB, 0));
     }
@@ -188,14 +219,14 @@ mod tests {
     fn limit_counts_reserved_memory_written_or_not() {
         let host = Arc::new(CpuHost::new(Some(10 * MIB)));
         let mut cpus = [0, 1].map(|_| Cpu::open(&host, 1, "", &[]).expect("a thread"));
-        assert_eq!(cpus[0].available_memory(), 10 * MIB);
+        assert_eq!(cpus[0].available_memory(), Ok(10 * MIB));
         cpus[0].reserve(6 * MIB).expect("memory");
         cpus[0].reserve_outside(MIB);
         let [first, second] = &cpus;
-        assert_eq!((first.available_memory(), second.available_memory()), (3 * MIB, 3 * MIB));
+        assert_eq!((first.available_memory(), second.available_memory()), (Ok(3 * MIB), Ok(3 * MIB)));
         assert_eq!((host.available_memory(), host.reserved_memory()), (3 * MIB, 7 * MIB));
         cpus[0].reserve(2 * MIB).expect("memory");
-        assert_eq!(cpus[1].available_memory(), 8 * MIB, "a second reservation replaces the first");
+        assert_eq!(cpus[1].available_memory(), Ok(8 * MIB), "a second reservation replaces the first");
     }
 
     #[test]

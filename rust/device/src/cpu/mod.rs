@@ -34,7 +34,7 @@ pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
 use buffers::{PAGE, arena};
 pub use cache::CpuCache;
 pub use host::CpuHost;
-use host::Reservation;
+pub(crate) use host::Reservation;
 use numa::NumaMemory;
 pub use numa::{NumaError, NumaNode, numa_nodes};
 pub use penstock_kernels::IsaError;

@@ -268,7 +268,7 @@ impl Cuda {
             space: new_space(weights),
             loaded: (0..adapters.adapters).map(|_| None).collect(),
             largest: vec![Largest::default(); adapters.matrices],
-            uploader: Uploader::ready(&self.context)?,
+            uploader: Uploader::ready(&self.pinned, self.uploader.threads)?,
             shrink: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink")?,
             shrink_any: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink_any")?,
             expand: self.loader.kernel("lora.cu", "", "lora_expand")?,

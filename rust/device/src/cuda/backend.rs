@@ -9,13 +9,16 @@ use bytemuck::NoUninit;
 use bytes::Bytes;
 use penstock_cuda::{Argument, DevicePointer, Parameter};
 use penstock_types::{
-    AttentionParams, BlockCopy, Dtype, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
+    AttentionParams, BlockCopy, Dtype, Epilogue, FieldError, HeadShape, KvDtype, LowRankShape, PackedAdapter,
+    WeightFormat,
 };
 
+use super::cache::{LISTS_BYTES, check_cache};
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::memory::MOST_OPERAND_BYTES;
 use super::queue::Shape;
 use super::step::WorkList;
+use super::upload::Uploader;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
     CudaTicket, adapters, attention, codes,
@@ -100,7 +103,20 @@ impl Backend for Cuda {
     /// The driver divides the device between engines.
     type Turn = ();
 
-    fn available_memory(&self) -> u64 {
+    fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
+        check_cache(heads, dtype)
+    }
+
+    fn prepare(
+        &mut self,
+        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        cache: &CacheSpec,
+        has_adapters: bool,
+    ) -> Result<(), DeviceError> {
+        self.load_kernels(matrices, cache, has_adapters)
+    }
+
+    fn available_memory(&self) -> Result<u64, DeviceError> {
         self.memory.available()
     }
 
@@ -108,14 +124,28 @@ impl Backend for Cuda {
         self.memory.reserve(usize::try_from(bytes).unwrap_or(usize::MAX))
     }
 
-    fn reserve_outside(&mut self, _: u64) {}
+    fn reserve_outside(&mut self, bytes: u64) {
+        self.pinned.reserve(bytes);
+    }
 
     fn memory(&self) -> MemoryUse {
         self.memory.usage()
     }
 
     fn host_memory(&self) -> Option<u64> {
-        Some(self.host.available_memory())
+        Some(self.host.available_memory().saturating_add(self.pinned.taken()))
+    }
+
+    fn host_buffer_bytes(&self, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
+        let uploaders = if adapters.is_some() { 2 } else { 1 }; // of weights, and of adapters
+        let parts = [
+            DOWNLOAD_BYTES,
+            uploaders * Uploader::BYTES,
+            LISTS_BYTES,
+            Self::input_buffer_bytes(spec),
+            Self::sampling_buffer_bytes(spec),
+        ];
+        parts.into_iter().fold(0, usize::saturating_add) as u64
     }
 
     fn supports(&self, format: WeightFormat, columns: usize) -> bool {
@@ -502,8 +532,9 @@ impl Backend for Cuda {
         _scratch: &mut Region,
     ) -> Result<CudaTicket, DeviceError> {
         let ticket = self.sample_batch(logits, batch, slots);
-        self.queue.end_step()?;
-        ticket
+        let ended = self.queue.end_step();
+        let ticket = ticket?; // the first error
+        ended.map(|()| ticket)
     }
 
     fn flush(&mut self) -> Result<(), DeviceError> {
@@ -540,7 +571,8 @@ impl Backend for Cuda {
 }
 
 /// Floats that [`Backend::download`] copies at once.
-pub(super) const DOWNLOADED_AT_ONCE: usize = 1 << 18;
+const DOWNLOADED_AT_ONCE: usize = 1 << 18;
+pub(super) const DOWNLOAD_BYTES: usize = DOWNLOADED_AT_ONCE * size_of::<f32>();
 
 impl Cuda {
     /// Zeroed memory of the workspace.

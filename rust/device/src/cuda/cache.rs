@@ -6,11 +6,12 @@
 //! ```
 
 use bytemuck::{NoUninit, Pod, Zeroable};
-use penstock_cuda::{DevicePointer, Kernel, PinnedMemory};
-use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
+use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
+use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
 use super::Cuda;
-use super::kernels::{Loader, short_kv_name, short_name};
+use super::kernels::{Loader, Source, short_kv_name, short_name};
+use super::pinned::Counted;
 use super::queue::Shape;
 use super::upload::Staging;
 use crate::arena::Region;
@@ -24,6 +25,10 @@ const MOST_COPIES: usize = 1024;
 /// Lists of copies: more than launches that are not complete in common steps.
 const COPY_LISTS: usize = 4;
 
+const LIST_BYTES: usize = MOST_COPIES * size_of::<Copy>();
+/// Bytes of all lists.
+pub(super) const LISTS_BYTES: usize = COPY_LISTS * LIST_BYTES;
+
 /// The KV cache.
 pub struct CudaCache {
     pub(super) blocks: Region,
@@ -35,7 +40,8 @@ pub struct CudaCache {
 
 /// The host tier, and what its copies need.
 struct HostTier {
-    blocks: PinnedMemory,
+    /// With any contents: a block is saved before it is loaded.
+    blocks: Counted<PinnedBlock>,
     /// The lists of copies, which the kernel reads where they are.
     lists: Vec<Staging>,
     next: usize,
@@ -52,18 +58,20 @@ pub(super) struct AttentionKernels {
     pub prefill: Kernel,
 }
 
-/// An error for heads that the kernels do not have.
-fn check_heads(shape: &CacheShape) -> Result<(), DeviceError> {
-    let dim = shape.heads.head_dim;
-    let unit = if shape.dtype == KvDtype::Uint4 { 8 } else { 2 };
-    if dim <= MOST_HEAD_DIM && dim.is_multiple_of(unit) {
-        return Ok(());
+/// An error for heads that the kernels do not have, or not with this cache.
+pub(super) fn check_cache(heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
+    let dim = heads.head_dim;
+    if dim > MOST_HEAD_DIM || !dim.is_multiple_of(2) {
+        let limit = format!(
+            "'cpu' for heads of {dim} dimensions: on CUDA, they have an even number, at most {MOST_HEAD_DIM}"
+        );
+        return Err(FieldError::new("device", "cuda", limit));
     }
-    let cache = shape.dtype.name();
-    Err(DeviceError::Start(format!(
-        "heads have {dim} dimensions; on CUDA, with a KV cache of {cache}, they have a multiple of {unit}, at most \
-        {MOST_HEAD_DIM}"
-    )))
+    if dtype == KvDtype::Uint4 && !dim.is_multiple_of(8) {
+        let limit = format!("another type on CUDA for heads of {dim} dimensions, which are no multiple of 8");
+        return Err(FieldError::new("kv_cache_dtype", dtype.name(), limit));
+    }
+    Ok(())
 }
 
 /// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
@@ -79,6 +87,11 @@ fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
 }
 
 impl LoadedAttention {
+    /// The file and the variant of the kernels with results of type `out`.
+    pub fn source(shape: &CacheShape, out: Dtype) -> Source {
+        AttentionKernels::source(shape, arithmetic(shape, out))
+    }
+
     /// The kernels with results of type `out`, which are loaded with the cache.
     pub fn get(
         &mut self,
@@ -96,14 +109,24 @@ impl LoadedAttention {
 }
 
 impl AttentionKernels {
-    fn load(loader: &mut Loader, shape: &CacheShape, arithmetic: Dtype) -> Result<Self, DeviceError> {
+    /// The file and the variant of the kernels.
+    fn source(shape: &CacheShape, arithmetic: Dtype) -> Source {
         let (kv, dim, short) = (short_kv_name(shape.dtype), shape.heads.head_dim, short_name(arithmetic));
-        let (file, variant, end) = match arithmetic {
-            Dtype::F32 => ("attention_f32.cu", String::new(), format!("f32_{kv}")),
+        match arithmetic {
+            Dtype::F32 => ("attention_f32.cu", String::new()),
             Dtype::F16 | Dtype::Bf16 => {
                 let encoding = if shape.dtype == KvDtype::Uint4 { "u4" } else { kv };
-                ("attention.cu", format!("{short},{encoding},{kv},{dim}"), format!("{short}_{kv}_{dim}"))
+                ("attention.cu", format!("{short},{encoding},{kv},{dim}"))
             }
+        }
+    }
+
+    fn load(loader: &mut Loader, shape: &CacheShape, arithmetic: Dtype) -> Result<Self, DeviceError> {
+        let (kv, dim, short) = (short_kv_name(shape.dtype), shape.heads.head_dim, short_name(arithmetic));
+        let (file, variant) = Self::source(shape, arithmetic);
+        let end = match arithmetic {
+            Dtype::F32 => format!("f32_{kv}"),
+            Dtype::F16 | Dtype::Bf16 => format!("{short}_{kv}_{dim}"),
         };
         let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
         Ok(Self { decode: load("decode")?, combine: load("combine")?, prefill: load("prefill")? })
@@ -187,7 +210,6 @@ impl Cuda {
     /// A zeroed cache, and its host tier.
     pub(super) fn new_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
         let shape = CacheShape::new(spec);
-        check_heads(&shape)?;
         for operand in self.operands.clone() {
             self.attention.get(&mut self.loader, &shape, operand)?;
         }
@@ -202,18 +224,9 @@ impl Cuda {
 
     fn new_host_tier(&mut self, spec: &CacheSpec, shape: &CacheShape) -> Result<HostTier, DeviceError> {
         let bytes = shape.block_bytes().saturating_mul(spec.host_blocks);
-        let refused = |error: penstock_cuda::CudaError| DeviceError::OutOfMemory {
-            what: "the host tier of the KV cache",
-            bytes: bytes as u64,
-            reason: error.to_string(),
-        };
-        let copies = MOST_COPIES * size_of::<Copy>();
-        let lists = (0..COPY_LISTS).map(|_| Staging::new(&self.context, copies));
-        Ok(HostTier {
-            blocks: PinnedMemory::new(&self.context, bytes).map_err(refused)?,
-            lists: lists.collect::<Result<_, _>>().map_err(refused)?,
-            next: 0,
-        })
+        let blocks = self.pinned.block("the host tier of the KV cache", bytes)?;
+        let lists = (0..COPY_LISTS).map(|_| Staging::new(&self.pinned, "a list of block copies", LIST_BYTES));
+        Ok(HostTier { blocks, lists: lists.collect::<Result<_, _>>()?, next: 0 })
     }
 
     /// Makes the copies in order, in launches of copies that do not depend on one another.

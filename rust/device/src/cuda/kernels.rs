@@ -1,45 +1,87 @@
 //! Kernels: modules are compiled and loaded when a model is opened.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
-use penstock_cuda::{Context, Kernel, KernelCompiler, Module};
+use penstock_cuda::{Context, Device, Kernel, KernelCompiler, Module};
 use penstock_types::{Dtype, KvDtype};
 
-use super::start;
+use super::{allocation, start};
 use crate::backend::DeviceError;
+
+/// A file and the variant of its kernels that is compiled; an empty one is the whole file.
+pub(super) type Source = (&'static str, String);
+
+/// The files of every model, as far as they have no variants.
+const COMMON: [&str; 11] = [
+    "gemm.cu",
+    "gemm_f32.cu",
+    "sample.cu",
+    "sample_rows.cu",
+    "gemm_any.cu",
+    "rope_kv.cu",
+    "rms_norm.cu",
+    "gated.cu",
+    "sample_slots.cu",
+    "embedding.cu",
+    "copy.cu",
+];
 
 /// Loads modules, each once.
 pub(super) struct Loader {
     context: Arc<Context>,
     compiler: KernelCompiler,
     architecture: String,
-    /// By file and variant.
-    modules: HashMap<(&'static str, String), Arc<Module>>,
+    /// Threads that compile.
+    threads: usize,
+    modules: HashMap<Source, Arc<Module>>,
 }
 
 impl Loader {
-    pub fn new(context: &Arc<Context>, compiler: KernelCompiler, architecture: String) -> Self {
-        Self { context: Arc::clone(context), compiler, architecture, modules: HashMap::new() }
+    pub fn new(context: &Arc<Context>, compiler: KernelCompiler, device: &Device, threads: usize) -> Self {
+        let architecture = device.architecture();
+        Self { context: Arc::clone(context), compiler, architecture, threads, modules: HashMap::new() }
+    }
+
+    /// Loads the modules of these sources. Those that are not in the cache are compiled by several threads.
+    pub fn load_all(&mut self, sources: &[Source]) -> Result<(), DeviceError> {
+        let new: Vec<&Source> = sources.iter().filter(|source| !self.modules.contains_key(*source)).collect();
+        let images: Vec<OnceLock<_>> = new.iter().map(|_| OnceLock::new()).collect();
+        let next = AtomicUsize::new(0);
+        let compile = || {
+            while let Some(((file, variant), image)) = {
+                let index = next.fetch_add(1, Ordering::Relaxed); // only divides the work
+                new.get(index).zip(images.get(index))
+            } {
+                image.get_or_init(|| self.compiler.image(file, variant, &self.architecture));
+            }
+        };
+        thread::scope(|scope| {
+            let others = self.threads.min(new.len()).saturating_sub(1);
+            (0..others).for_each(|_| drop(scope.spawn(compile)));
+            compile();
+        });
+        for (source, image) in new.into_iter().zip(images) {
+            let image = image.into_inner().expect("a thread has compiled it");
+            let module = self.load(&image.map_err(|error| DeviceError::Start(error.to_string()))?)?;
+            self.modules.insert(source.clone(), module);
+        }
+        Ok(())
+    }
+
+    fn load(&self, image: &[u8]) -> Result<Arc<Module>, DeviceError> {
+        // SAFETY: the image is the compiler's.
+        let module = unsafe { Module::load(&self.context, image) };
+        module.map_err(|error| allocation("a module of kernels", image.len(), error))
     }
 
     /// A kernel of a file, of which `variant` alone is compiled (an empty one: the whole file).
     pub fn kernel(&mut self, file: &'static str, variant: &str, name: &str) -> Result<Kernel, DeviceError> {
         let key = (file, variant.to_owned());
-        let module = match self.modules.get(&key) {
-            Some(module) => Arc::clone(module),
-            None => {
-                let image = self
-                    .compiler
-                    .image(file, variant, &self.architecture)
-                    .map_err(|error| DeviceError::Start(error.to_string()))?;
-                // SAFETY: the image is the compiler's.
-                let module = unsafe { Module::load(&self.context, &image) }.map_err(|error| start(&error))?;
-                self.modules.insert(key, Arc::clone(&module));
-                module
-            }
-        };
-        module.kernel(name).map_err(|error| start(&error))
+        self.load_all(std::slice::from_ref(&key))?;
+        self.modules[&key].kernel(name).map_err(start)
     }
 }
 
@@ -126,6 +168,7 @@ pub(super) struct CommonKernels {
 
 impl CommonKernels {
     pub fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
+        loader.load_all(&COMMON.map(|file| (file, String::new())))?;
         Ok(Self {
             embed: ByDtype::load(loader, "embedding.cu", "embed")?,
             rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,

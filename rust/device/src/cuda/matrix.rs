@@ -13,10 +13,12 @@ use half::{bf16, f16};
 use penstock_cuda::DevicePointer;
 use penstock_types::{Activations, Dtype, WeightFormat};
 
+use super::cache::{CacheShape, LoadedAttention};
+use super::kernels::Source;
 use super::product::CodesKernels;
 use super::{Cuda, codes};
 use crate::arena::Region;
-use crate::backend::{DeviceError, MatrixPart, RowSource};
+use crate::backend::{CacheSpec, DeviceError, MatrixPart, RowSource};
 
 /// Values that are read as float32 at once before they are converted.
 const TILE: usize = 1 << 14;
@@ -179,6 +181,32 @@ impl RowSource for Stored<'_> {
 }
 
 impl Cuda {
+    /// Loads the kernels of matrices of these columns and parts, of a cache, and of adapters.
+    pub(super) fn load_kernels(
+        &mut self,
+        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        cache: &CacheSpec,
+        has_adapters: bool,
+    ) -> Result<(), DeviceError> {
+        let shape = CacheShape::new(cache);
+        let mut sources: Vec<Source> = Vec::new();
+        if has_adapters {
+            sources.push(("lora.cu", String::new()));
+        }
+        for (columns, parts) in matrices {
+            let Layout { operand, joined, .. } = Layout::new(*columns, parts);
+            sources.push(LoadedAttention::source(&shape, operand));
+            let grids = joined.iter().filter_map(|part| match part.format {
+                WeightFormat::Float(_) => None,
+                WeightFormat::Grid(grid) => Some(grid),
+            });
+            sources.extend(grids.map(|grid| ("codes.cu", codes::variant(&grid))));
+        }
+        sources.sort_unstable();
+        sources.dedup();
+        self.loader.load_all(&sources)
+    }
+
     /// A matrix with any contents, and the places of the parts that are given.
     fn new_matrix(
         &mut self,

@@ -3,9 +3,10 @@
 use std::mem::size_of;
 use std::sync::Arc;
 
-use penstock_cuda::{Context, CudaError, DeviceMemory, DevicePointer, Stream};
+use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
 use penstock_types::Dtype;
 
+use super::{allocation, start};
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
 use crate::backend::{DeviceError, MemoryUse};
 use crate::bfc::Placement;
@@ -41,8 +42,6 @@ pub(super) struct Memory {
     /// The stream that uses the memory, for the observer of an emulated driver.
     stream: Arc<Stream>,
     arena: Arena<DeviceSlab>,
-    /// If the driver does not say later how much is free.
-    free_at_start: u64,
 }
 
 fn empty_arena() -> Arena<DeviceSlab> {
@@ -51,35 +50,30 @@ fn empty_arena() -> Arena<DeviceSlab> {
 
 impl Memory {
     /// Memory before anything is reserved.
-    pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Result<Self, CudaError> {
-        let free_at_start = context.memory()?.0 as u64;
-        Ok(Self {
-            context: Arc::clone(context),
-            stream: Arc::clone(stream),
-            arena: empty_arena(),
-            free_at_start,
-        })
+    pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
+        Self { context: Arc::clone(context), stream: Arc::clone(stream), arena: empty_arena() }
     }
 
     /// Takes memory from the driver, and returns that of the former reservation.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
         assert_eq!(self.usage().peak, 0, "memory is reserved after the first allocation; this is a bug");
         self.arena = empty_arena(); // releases the former reservation first
-        let refused = |reason: String| DeviceError::OutOfMemory {
-            what: "the model with its KV cache",
-            bytes: bytes as u64,
-            reason,
-        };
+        let what = "the model with its KV cache";
         let slab = DeviceMemory::new(&self.context, bytes.max(ALIGNMENT))
-            .map_err(|error| refused(error.to_string()))?;
-        self.arena = Arena::new(DeviceSlab(Some(slab)), bytes.max(ALIGNMENT), ALIGNMENT)
-            .map_err(|error: ArenaError| refused(error.to_string()))?;
+            .map_err(|error| allocation(what, bytes, error))?;
+        self.arena = Arena::new(DeviceSlab(Some(slab)), bytes.max(ALIGNMENT), ALIGNMENT).map_err(
+            |error: ArenaError| DeviceError::OutOfMemory {
+                what,
+                bytes: bytes as u64,
+                reason: error.to_string(),
+            },
+        )?;
         Ok(())
     }
 
     /// Free bytes of the device.
-    pub fn available(&self) -> u64 {
-        self.context.memory().map_or(self.free_at_start, |(free, _)| free as u64)
+    pub fn available(&self) -> Result<u64, DeviceError> {
+        self.context.memory().map(|(free, _)| free as u64).map_err(start)
     }
 
     pub fn usage(&self) -> MemoryUse {

@@ -18,6 +18,7 @@ mod graphs;
 mod kernels;
 mod matrix;
 mod memory;
+mod pinned;
 mod product;
 mod queue;
 mod sampling;
@@ -32,7 +33,7 @@ use penstock_types::Dtype;
 use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
 pub use adapters::CudaAdapters;
-use backend::DOWNLOADED_AT_ONCE;
+use backend::DOWNLOAD_BYTES;
 pub use cache::CudaCache;
 use cache::LoadedAttention;
 use division::Division;
@@ -40,6 +41,7 @@ use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
 use memory::Memory;
 pub use memory::{CudaBuffer, CudaOperand};
+use pinned::{Counted, HostMemory};
 use product::LoadedCodes;
 use queue::Queue;
 pub use sampling::{CudaSlots, CudaTicket};
@@ -61,27 +63,30 @@ pub struct Cuda {
     /// Rows of the partial results of attention that the scratch memory has room for.
     most_partial_rows: usize,
     /// For copies to the host that it waits for.
-    downloads: PinnedMemory,
-    /// The account of the host's memory.
+    downloads: Counted<PinnedMemory>,
+    pinned: HostMemory,
     host: Arc<CpuHost>,
     context: Arc<Context>,
 }
 
 impl Cuda {
-    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled.
+    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled, by this number of
+    /// threads.
     pub fn open(
         driver: &Driver,
         device: &Device,
         compiler: KernelCompiler,
         host: &Arc<CpuHost>,
+        threads: usize,
     ) -> Result<Self, DeviceError> {
-        let context = Context::open(driver, device).map_err(|error| start(&error))?;
-        let mut loader = Loader::new(&context, compiler, device.architecture());
-        let queue = Queue::new(&context, device).map_err(|error| start(&error))?;
+        let context = Context::open(driver, device).map_err(start)?;
+        let mut loader = Loader::new(&context, compiler, device, threads);
+        let queue = Queue::new(&context, device).map_err(start)?;
+        let pinned = HostMemory::new(&context, host);
         Ok(Self {
-            memory: Memory::empty(&context, queue.shared_stream()).map_err(|error| start(&error))?,
+            memory: Memory::empty(&context, queue.shared_stream()),
             queue,
-            uploader: Uploader::new(&context).map_err(|error| start(&error))?,
+            uploader: Uploader::new(&pinned, threads),
             kernels: CommonKernels::load(&mut loader)?,
             loader,
             attention: LoadedAttention::default(),
@@ -89,8 +94,8 @@ impl Cuda {
             codes: LoadedCodes::default(),
             division: Division::new(device),
             most_partial_rows: 0,
-            downloads: PinnedMemory::new(&context, DOWNLOADED_AT_ONCE * size_of::<f32>())
-                .map_err(|error| start(&error))?,
+            downloads: pinned.zeroed("the buffer of copies to the host", DOWNLOAD_BYTES)?,
+            pinned,
             host: Arc::clone(host),
             context,
         })
@@ -104,9 +109,17 @@ impl Drop for Cuda {
     }
 }
 
-/// The error of a device that cannot be used.
-fn start(error: &CudaError) -> DeviceError {
-    DeviceError::Start(error.to_string())
+/// The error of a call while a model is opened.
+fn start(error: CudaError) -> DeviceError {
+    if error.is_sticky() { lost(error) } else { DeviceError::Start(error.to_string()) }
+}
+
+/// The error of an allocation.
+fn allocation(what: &'static str, bytes: usize, error: CudaError) -> DeviceError {
+    if !error.is_out_of_memory() {
+        return start(error);
+    }
+    DeviceError::OutOfMemory { what, bytes: bytes as u64, reason: error.to_string() }
 }
 
 /// The error of a device that was in use. Errors of kernels occur in later calls, so no error concerns one call only.

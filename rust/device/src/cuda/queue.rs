@@ -1,10 +1,11 @@
 //! [`Queue`]: the stream of a backend. All operations on the memory of the device pass through it, in order.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_cuda::{
-    Argument, Context, CudaError, Device, DevicePointer, Grid, Kernel, PinnedMemory, Stream, Version,
+    Argument, Context, CudaError, Device, DevicePointer, Event, Grid, Kernel, PinnedMemory, Stream, Version,
 };
 
 use super::graphs::{Graphs, StepShape};
@@ -20,6 +21,8 @@ pub(super) struct Queue {
     context: Arc<Context>,
     stream: Arc<Stream>,
     has_dependent_launch: bool,
+    /// Whether the calls belong to a step.
+    is_in_step: Cell<bool>,
     /// Launches wait here while they repeat those of a graph.
     graphs: RefCell<Graphs>,
 }
@@ -54,6 +57,7 @@ impl Queue {
             context: Arc::clone(context),
             stream: Arc::new(Stream::new(context)?),
             has_dependent_launch,
+            is_in_step: Cell::new(false),
             graphs: RefCell::new(Graphs::new()),
         })
     }
@@ -91,9 +95,22 @@ impl Queue {
     /// Reports to the observer of an emulated driver whether the calls that follow belong to a step, which neither waits nor
     /// takes memory.
     fn set_in_step(&self, is_in_step: bool) {
+        self.is_in_step.set(is_in_step);
         if let Some(observer) = self.context.observer() {
             observer.arm(is_in_step);
         }
+    }
+
+    /// Waits for an event, which no step but the largest has to.
+    pub fn wait(&self, event: &Event) -> Result<(), DeviceError> {
+        if event.query().map_err(lost)? {
+            return Ok(());
+        }
+        let is_in_step = self.is_in_step.get();
+        self.set_in_step(false);
+        let waited = event.synchronize().map_err(lost);
+        self.set_in_step(is_in_step);
+        waited
     }
 
     /// Ends the calls of a step. What it has submitted may still be computed.
@@ -125,18 +142,18 @@ impl Queue {
         self.stream.synchronize().and(ended)
     }
 
-    /// Copies the first `bytes` of page-locked memory, which does not change until the copy has ended.
+    /// Copies a range of page-locked memory, which does not change until the copy has ended.
     pub fn upload(
         &self,
         source: &PinnedMemory,
-        bytes: usize,
+        range: Range<usize>,
         target: DevicePointer,
     ) -> Result<(), DeviceError> {
-        if bytes == 0 {
+        if range.is_empty() {
             return Ok(());
         }
         // SAFETY: the target is a region with room for the bytes; the caller keeps the source.
-        unsafe { self.stream()?.upload(source, 0..bytes, target) }.map_err(lost)
+        unsafe { self.stream()?.upload(source, range, target) }.map_err(lost)
     }
 
     /// Copies `bytes` to the beginning of page-locked memory, which is not read until the copy has ended.

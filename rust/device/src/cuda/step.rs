@@ -113,6 +113,11 @@ impl Cuda {
         self.memory.granted(table).saturating_add(self.memory.granted(input_bytes(spec)))
     }
 
+    /// Bytes of the page-locked buffers of inputs.
+    pub(super) fn input_buffer_bytes(spec: &StepSpec) -> usize {
+        input_bytes(spec).saturating_mul(BUFFERS)
+    }
+
     pub(super) fn new_rope(
         &mut self,
         source: &dyn RowSource,
@@ -127,13 +132,13 @@ impl Cuda {
             super::matrix::read_as(source, rows, penstock_types::Dtype::F32, out);
         })?;
         let bytes = input_bytes(spec);
-        let buffers = (0..BUFFERS).map(|_| Staging::new(&self.context, bytes));
+        let buffers = (0..BUFFERS).map(|_| Staging::new(&self.pinned, "a buffer of inputs", bytes));
         Ok(CudaRope {
             table,
             positions,
             width,
             inputs: self.memory.allocate_workspace(bytes, "workspace")?,
-            buffers: buffers.collect::<Result<_, _>>().map_err(super::lost)?,
+            buffers: buffers.collect::<Result<_, _>>()?,
             next: 0,
             works: Works::default(),
             heads: spec.heads,

@@ -2,11 +2,11 @@
 //! is filled by several threads.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::thread;
 
-use penstock_cuda::{Context, CudaError, DevicePointer, Event, PinnedMemory};
+use penstock_cuda::{DevicePointer, Event, PinnedMemory};
 
+use super::pinned::{Counted, HostMemory};
 use super::queue::Queue;
 use super::{lost, start};
 use crate::backend::DeviceError;
@@ -18,13 +18,14 @@ const MAX_THREADS: usize = 16;
 
 /// A page-locked buffer, and the event after which it may be changed.
 pub(super) struct Staging {
-    pub memory: PinnedMemory,
+    pub memory: Counted<PinnedMemory>,
     unused: Event,
 }
 
 impl Staging {
-    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self { memory: PinnedMemory::new(context, bytes.max(1))?, unused: Event::new(context)? })
+    pub fn new(host: &HostMemory, what: &'static str, bytes: usize) -> Result<Self, DeviceError> {
+        let unused = Event::new(&host.context).map_err(start)?;
+        Ok(Self { memory: host.zeroed(what, bytes)?, unused })
     }
 
     /// Waits until the device has read it. In a ring of enough buffers, it has.
@@ -36,9 +37,14 @@ impl Staging {
         }
     }
 
+    /// The event after which the device does not read it any more.
+    pub fn unused(&self) -> &Event {
+        &self.unused
+    }
+
     /// Copies the first `bytes` to the device.
     pub fn upload(&self, queue: &Queue, bytes: usize, target: DevicePointer) -> Result<(), DeviceError> {
-        queue.upload(&self.memory, bytes, target)?;
+        queue.upload(&self.memory, 0..bytes, target)?;
         self.keep(queue)
     }
 
@@ -50,22 +56,24 @@ impl Staging {
 
 /// Buffers for uploads of any size. For loading; a step has its own.
 pub(super) struct Uploader {
-    context: Arc<Context>,
+    host: HostMemory,
     /// Empty until they are used.
     buffers: Vec<Staging>,
     next: usize,
-    threads: usize,
+    pub threads: usize,
 }
 
 impl Uploader {
-    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-        Ok(Self { context: Arc::clone(context), buffers: Vec::new(), next: 0, threads })
+    /// Bytes of the buffers.
+    pub const BYTES: usize = 2 * BUFFER_BYTES;
+
+    pub fn new(host: &HostMemory, threads: usize) -> Self {
+        Self { host: host.clone(), buffers: Vec::new(), next: 0, threads: threads.min(MAX_THREADS) }
     }
 
     /// With its buffers, for uploads between steps.
-    pub fn ready(context: &Arc<Context>) -> Result<Self, DeviceError> {
-        let mut uploader = Self::new(context).map_err(|error| start(&error))?;
+    pub fn ready(host: &HostMemory, threads: usize) -> Result<Self, DeviceError> {
+        let mut uploader = Self::new(host, threads);
         for _ in 0..2 {
             uploader.buffer(BUFFER_BYTES)?;
         }
@@ -109,8 +117,7 @@ impl Uploader {
         self.next = (index + 1) % 2;
         let has_room = |buffer: &Staging| buffer.memory.len() >= bytes;
         if !self.buffers.get(index).is_some_and(has_room) {
-            let buffer =
-                Staging::new(&self.context, bytes.max(BUFFER_BYTES)).map_err(|error| start(&error))?;
+            let buffer = Staging::new(&self.host, "a buffer of uploads", bytes.max(BUFFER_BYTES))?;
             if index < self.buffers.len() {
                 self.buffers[index].wait()?;
                 self.buffers[index] = buffer;

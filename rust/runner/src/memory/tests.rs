@@ -176,6 +176,7 @@ fn requested_bytes_beyond_the_remaining_memory_are_an_error() {
         requested,
         with_host,
         remaining,
+        users: "weights and workspace",
         blocks: blocks as usize,
     };
     let most = remaining / BLOCK;

@@ -181,8 +181,6 @@ pub(super) struct Sizes {
     pub words: usize,
     /// Most likely ids of a launch.
     pub tops: usize,
-    /// Launches of the largest step.
-    pub launches: usize,
 }
 
 impl Sizes {
@@ -195,7 +193,6 @@ impl Sizes {
             entries,
             words: spec.vocabulary.div_ceil(32),
             tops: spec.vocabulary.max(entries * USUAL_TOP),
-            launches: spec.tokens.div_ceil(entries),
         }
     }
 
@@ -207,6 +204,11 @@ impl Sizes {
     /// Rows of processed logits of a launch.
     pub fn most_processed(&self) -> usize {
         self.entries.min(MOST_PROCESSED)
+    }
+
+    /// Bytes of the processed logits of a launch.
+    pub fn processed_bytes(&self) -> usize {
+        self.most_processed().saturating_mul(self.row_bytes())
     }
 
     pub fn row_bytes(&self) -> usize {

@@ -10,30 +10,32 @@ mod layout;
 mod slot;
 mod ticket;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{bytes_of, cast_slice};
-use penstock_cuda::{Argument, DevicePointer, Kernel, PinnedMemory};
+use penstock_cuda::{Argument, DevicePointer, Kernel};
 
-use super::queue::Shape;
+use super::pinned::HostMemory;
+use super::queue::{Queue, Shape};
 use super::upload::Staging;
-use super::{Cuda, CudaBuffer, lost, start};
+use super::{Cuda, CudaBuffer, lost};
 use crate::arena::Region;
 use crate::backend::DeviceError;
 use crate::sample::{SamplingBatch, SlotParams};
 use crate::step::StepSpec;
-use layout::{Admission, BLOCK_IDS, BatchArrays, Entry, NONE, RawResult, Sizes, SlotArrays, Top, flags};
+use layout::{Admission, BLOCK_IDS, BatchArrays, Entry, NONE, RawResult, Sizes, Top, flags};
 use slot::{Lists, Slot};
 pub use ticket::CudaTicket;
-use ticket::{BufferPool, LaunchBuffers, Waiter};
+use ticket::{BufferPool, PartBuffers, Waiter};
 
 /// Threads of a block of every kernel.
 const THREADS: usize = 256;
 /// Blocks among which the tokens of a sequence are divided.
 const MOST_HISTORY_BLOCKS: usize = 32;
-/// Page-locked buffers of admissions. If all are in use, an admission waits.
-const MOST_ADMISSIONS: usize = 8;
+/// Buffers of admissions: for those of a plan, and of the two steps in flight.
+const ADMISSION_BUFFERS: usize = 3;
+/// Buffers of processed logits, which a launch has only with logits processors.
+const PROCESSED_BUFFERS: usize = 2;
 
 /// The sampling state of each sequence.
 pub struct CudaSlots {
@@ -43,9 +45,50 @@ pub struct CudaSlots {
     kernels: SamplingKernels,
     pool: Arc<BufferPool>,
     waiter: Arc<Waiter>,
-    admissions: Vec<Staging>,
-    next_admission: usize,
+    admissions: Admissions,
+    processed: [Staging; PROCESSED_BUFFERS],
     _region: Region,
+}
+
+/// The lists of admissions on their way to the device, one behind the other.
+struct Admissions {
+    buffers: [Staging; ADMISSION_BUFFERS],
+    current: usize,
+    /// The end of the lists in the current buffer.
+    end: usize,
+}
+
+impl Admissions {
+    fn new(host: &HostMemory, sizes: &Sizes) -> Result<Self, DeviceError> {
+        let buffer = || Staging::new(host, "a buffer of admissions", Self::buffer_bytes(sizes));
+        Ok(Self { buffers: [buffer()?, buffer()?, buffer()?], current: 0, end: 0 })
+    }
+
+    /// Bytes of a buffer: all lists of a request, and the stop tokens of requests in all slots.
+    fn buffer_bytes(sizes: &Sizes) -> usize {
+        let stops = sizes.slots.saturating_mul(sizes.words).saturating_mul(size_of::<u32>());
+        sizes.admission_bytes().max(stops)
+    }
+
+    /// Copies the lists of an admission. Waits if it needs a buffer that earlier ones of the same plan have filled.
+    fn upload(&mut self, queue: &Queue, lists: &[(&[u8], DevicePointer)]) -> Result<(), DeviceError> {
+        let bytes: usize = lists.iter().map(|(bytes, _)| bytes.len()).sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        if self.buffers[self.current].memory.len() - self.end < bytes {
+            (self.current, self.end) = ((self.current + 1) % ADMISSION_BUFFERS, 0);
+            self.buffers[self.current].wait()?;
+        }
+        let buffer = &mut self.buffers[self.current];
+        for (bytes, target) in lists {
+            let range = self.end..self.end + bytes.len();
+            self.end = range.end;
+            buffer.memory.bytes_mut()[range.clone()].copy_from_slice(bytes);
+            queue.upload(&buffer.memory, range, *target)?;
+        }
+        buffer.keep(queue)
+    }
 }
 
 struct SamplingKernels {
@@ -86,22 +129,34 @@ impl Cuda {
         self.memory.granted(bytes)
     }
 
+    /// Bytes of the page-locked buffers of sampling.
+    pub(super) fn sampling_buffer_bytes(spec: &StepSpec) -> usize {
+        let sizes = Sizes::new(spec);
+        [
+            BufferPool::bytes(&sizes),
+            Admissions::buffer_bytes(&sizes).saturating_mul(ADMISSION_BUFFERS),
+            sizes.processed_bytes().saturating_mul(PROCESSED_BUFFERS),
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add)
+    }
+
     pub(super) fn new_slots(&mut self, spec: &StepSpec) -> Result<CudaSlots, DeviceError> {
         let sizes = Sizes::new(spec);
         let (_, bytes) = sizes.divide(DevicePointer::NULL);
         let region = self.memory.allocate_workspace(bytes, "workspace")?;
         let (arrays, _) = sizes.divide(self.memory.pointer(&region));
-        let admissions = (0..MOST_ADMISSIONS.min(sizes.slots))
-            .map(|_| Staging::new(&self.context, sizes.admission_bytes()))
-            .collect::<Result<_, _>>();
+        let kernels = self.load_sampling()?;
+        let processed =
+            || Staging::new(&self.pinned, "a buffer of processed logits", sizes.processed_bytes());
         Ok(CudaSlots {
             slots: vec![None; sizes.slots],
             arrays,
-            kernels: self.load_sampling()?,
-            pool: BufferPool::new(&self.context, sizes).map_err(|error| start(&error))?,
+            kernels,
+            pool: BufferPool::new(&self.pinned, sizes)?,
             waiter: Waiter::new(&self.context)?,
-            admissions: admissions.map_err(|error| start(&error))?,
-            next_admission: 0,
+            admissions: Admissions::new(&self.pinned, &sizes)?,
+            processed: [processed()?, processed()?],
             _region: region,
             sizes,
         })
@@ -123,20 +178,6 @@ impl Cuda {
         })
     }
 
-    /// Copies a range of page-locked memory, which does not change until the copy has ended.
-    fn copy(
-        &self,
-        source: &PinnedMemory,
-        range: Range<usize>,
-        target: DevicePointer,
-    ) -> Result<(), DeviceError> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the target is an array with room for the bytes; the caller keeps the source.
-        unsafe { self.queue.stream()?.upload(source, range, target) }.map_err(lost)
-    }
-
     pub(super) fn admit(
         &mut self,
         slots: &mut CudaSlots,
@@ -146,7 +187,15 @@ impl Cuda {
         let number = slot as usize;
         let lists = Lists::new(params, &slots.sizes)?;
         slots.slots[number] = Some(Slot::new(params, &lists));
-        self.upload_lists(slots, number, &lists)?;
+        let arrays = &slots.arrays.slots;
+        let uploads = [
+            (cast_slice(&lists.allowed), arrays.allowed(number)),
+            (cast_slice(&lists.stops), arrays.stops(number)),
+            (cast_slice(&lists.biases), arrays.biases(number)),
+            (cast_slice(&lists.sequences), arrays.sequences(number)),
+            (cast_slice(&lists.history), arrays.history(number)),
+        ];
+        slots.admissions.upload(&self.queue, &uploads)?;
         let last = params.generated.last().or_else(|| params.prompt.last());
         let admission = Admission {
             slot,
@@ -167,32 +216,6 @@ impl Cuda {
         launch(&slots.kernels.count, lists.history.len())
     }
 
-    fn upload_lists(&self, slots: &mut CudaSlots, slot: usize, lists: &Lists) -> Result<(), DeviceError> {
-        let arrays: &SlotArrays = &slots.arrays.slots;
-        let lists: [(&[u8], DevicePointer); 5] = [
-            (cast_slice(&lists.allowed), arrays.allowed(slot)),
-            (cast_slice(&lists.stops), arrays.stops(slot)),
-            (cast_slice(&lists.biases), arrays.biases(slot)),
-            (cast_slice(&lists.sequences), arrays.sequences(slot)),
-            (cast_slice(&lists.history), arrays.history(slot)),
-        ];
-        if lists.iter().all(|(bytes, _)| bytes.is_empty()) {
-            return Ok(());
-        }
-        let count = slots.admissions.len();
-        let buffer = &mut slots.admissions[slots.next_admission];
-        slots.next_admission = (slots.next_admission + 1) % count;
-        buffer.wait()?;
-        let mut end = 0;
-        for (bytes, target) in lists {
-            let range = end..end + bytes.len();
-            buffer.memory.bytes_mut()[range.clone()].copy_from_slice(bytes);
-            self.copy(&buffer.memory, range.clone(), target)?;
-            end = range.end;
-        }
-        buffer.keep(&self.queue)
-    }
-
     pub(super) fn sample_batch(
         &mut self,
         logits: &CudaBuffer,
@@ -205,47 +228,66 @@ impl Cuda {
         arrays.logits = self.memory.pointer(&logits.0);
         if batch.is_empty() {
             // It is complete after the earlier calls, too.
-            let buffers = slots.pool.take()?;
-            self.queue.stream()?.record(&buffers.done).map_err(lost)?;
-            ticket.push(buffers, Vec::new());
+            let mut buffers = ticket.buffers(&self.queue)?;
+            buffers.entries.clear();
+            let recorded = self.queue.stream()?.record(&buffers.done).map_err(lost);
+            ticket.push(buffers);
+            return recorded.map(|()| ticket);
         }
         let mut start = 0;
         while start < batch.len() {
-            let mut buffers = slots.pool.take()?;
-            let entries = fill(slots, batch, start, &mut buffers)?;
-            start += entries.len();
-            let launched = self.launch_part(slots, arrays, &entries, &mut buffers);
-            ticket.push(buffers, entries); // also after an error: the device may use the buffers
+            let mut buffers = ticket.buffers(&self.queue)?;
+            let launched = self.launch_part(slots, arrays, (batch, start), &mut buffers);
+            start += buffers.entries.len();
+            ticket.push(buffers); // also after an error: the device may use the buffers
             launched?;
         }
         Ok(ticket)
     }
 
-    /// Samples entries, the inputs of which are in the buffers.
+    /// Samples entries from number `start` on, as many as there is room for.
     fn launch_part(
         &self,
-        slots: &CudaSlots,
+        slots: &mut CudaSlots,
         mut arrays: BatchArrays,
-        entries: &[Entry],
-        buffers: &mut LaunchBuffers,
+        (batch, start): (&SamplingBatch, usize),
+        buffers: &mut PartBuffers,
     ) -> Result<(), DeviceError> {
-        let (count, row_bytes) = (entries.len(), slots.sizes.row_bytes());
-        let num_masks = entries.iter().filter(|entry| entry.mask != NONE).count();
-        let entry_bytes = size_of_val(entries);
-        let input_bytes = entry_bytes + num_masks * slots.sizes.words * size_of::<u32>();
-        self.copy(&buffers.inputs, 0..input_bytes, arrays.entries)?;
-        let processed = entries.iter().filter(|entry| entry.processed != NONE);
-        for (number, entry) in processed.enumerate() {
-            let target = arrays.scores.offset(entry.processed as usize * row_bytes);
-            self.copy(&buffers.processed, number * row_bytes..(number + 1) * row_bytes, target)?;
+        let input_bytes = fill(slots, batch, start, buffers)?;
+        self.queue.upload(&buffers.inputs, 0..input_bytes, arrays.entries)?;
+        if !buffers.processed.is_empty() {
+            self.upload_processed(slots, batch, &buffers.processed, arrays.scores)?;
         }
-        arrays.masks = arrays.entries.offset(entry_bytes);
+        let entries = &buffers.entries[..];
+        let count = entries.len();
+        arrays.masks = arrays.entries.offset(size_of_val(entries));
         arrays.tops = arrays.results.offset(count * size_of::<RawResult>());
         self.launch_kernels(&slots.kernels, &slots.sizes, &arrays, entries)?;
         let num_top: usize = entries.iter().map(|entry| entry.num_top as usize).sum();
         let bytes = count * size_of::<RawResult>() + num_top * size_of::<Top>();
         self.queue.download(arrays.results, &mut buffers.results, bytes)?;
         self.queue.stream()?.record(&buffers.done).map_err(lost)
+    }
+
+    /// Copies processed logits to the scores of their entries.
+    fn upload_processed(
+        &self,
+        slots: &mut CudaSlots,
+        batch: &SamplingBatch,
+        processed: &[(u32, u32)],
+        scores: DevicePointer,
+    ) -> Result<(), DeviceError> {
+        let row_bytes = slots.sizes.row_bytes();
+        slots.processed.rotate_left(1);
+        let [buffer, ..] = &mut slots.processed;
+        self.queue.wait(buffer.unused())?;
+        for (row, (entry, number)) in processed.iter().enumerate() {
+            let range = row * row_bytes..(row + 1) * row_bytes;
+            let values = batch.processed(*number, slots.sizes.vocabulary);
+            buffer.memory.bytes_mut()[range.clone()].copy_from_slice(cast_slice(values));
+            self.queue.upload(&buffer.memory, range, scores.offset(*entry as usize * row_bytes))?;
+        }
+        buffer.keep(&self.queue)
     }
 
     fn launch_kernels(
@@ -289,16 +331,19 @@ impl Cuda {
     }
 }
 
-/// Writes the inputs of entries from number `start` on, as many as there is room for.
+/// Writes the inputs of entries from number `start` on, as many as there is room for, and returns their bytes.
 fn fill(
     slots: &CudaSlots,
     batch: &SamplingBatch,
     start: usize,
-    buffers: &mut LaunchBuffers,
-) -> Result<Vec<Entry>, DeviceError> {
+    buffers: &mut PartBuffers,
+) -> Result<usize, DeviceError> {
     let sizes = &slots.sizes;
-    let mut entries: Vec<Entry> = Vec::with_capacity(sizes.entries.min(batch.len() - start));
-    let (mut masks, mut num_processed, mut first_top, mut first) = (Vec::new(), 0, 0, 0);
+    let PartBuffers { inputs, entries, masks, processed: all_processed, .. } = buffers;
+    entries.clear();
+    masks.clear();
+    all_processed.clear();
+    let (mut first_top, mut first) = (0, 0);
     for entry in (start..batch.len()).map(|index| batch.entry(index)) {
         let number = entries.len();
         let slot = slots.slots.get(entry.slot as usize).and_then(Option::as_ref);
@@ -311,19 +356,14 @@ fn fill(
         made.num_top = made.num_top.min(sizes.vocabulary as u32);
         let has_room = number < sizes.entries
             && first_top + made.num_top as usize <= sizes.tops
-            && (processed.is_none() || num_processed < sizes.most_processed());
+            && (processed.is_none() || all_processed.len() < sizes.most_processed());
         if !has_room {
             break;
         }
         made.first_top = first_top as u32;
         first_top += made.num_top as usize;
         masks.extend(mask);
-        if let Some(processed) = processed {
-            let row = sizes.row_bytes() * num_processed;
-            let values = batch.processed(processed, sizes.vocabulary);
-            buffers.processed.bytes_mut()[row..][..sizes.row_bytes()].copy_from_slice(cast_slice(values));
-            num_processed += 1;
-        }
+        all_processed.extend(processed.map(|processed| (number as u32, processed)));
         if !is_given {
             let follows = entries.last().is_some_and(|last| last.slot == made.slot && last.given == NONE);
             first = if follows { first } else { number };
@@ -336,10 +376,10 @@ fn fill(
     }
     let mut end = 0;
     let mut write = |bytes: &[u8]| {
-        buffers.inputs.bytes_mut()[end..][..bytes.len()].copy_from_slice(bytes);
+        inputs.bytes_mut()[end..][..bytes.len()].copy_from_slice(bytes);
         end += bytes.len();
     };
     entries.iter().for_each(|entry| write(bytes_of(entry)));
     masks.iter().for_each(|mask| write(cast_slice(batch.mask(*mask, sizes.words))));
-    Ok(entries)
+    Ok(end)
 }

@@ -101,7 +101,7 @@ impl Backend for AsyncCpu {
     type Ticket = Arc<Ticket>;
     type Turn = ();
 
-    fn available_memory(&self) -> u64 {
+    fn available_memory(&self) -> Result<u64, DeviceError> {
         lock(&self.cpu).available_memory()
     }
 
@@ -111,6 +111,10 @@ impl Backend for AsyncCpu {
 
     fn host_memory(&self) -> Option<u64> {
         None
+    }
+
+    fn host_buffer_bytes(&self, _: &StepSpec, _: Option<&AdapterSpec>) -> u64 {
+        0
     }
 
     fn reserve_outside(&mut self, bytes: u64) {
