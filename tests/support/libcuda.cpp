@@ -61,6 +61,7 @@ int cuDeviceGetPCIBusId(char* address, int length, int device) {
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
     if (device == variable("FAKE_LOST", -1)) return 719;
     switch (attribute) {
+        case 16: *value = 132; return 0;  // multiprocessors
         case 75: *value = variable("FAKE_CAPABILITY", 90) / 10; return 0;
         case 76: *value = variable("FAKE_CAPABILITY", 90) % 10; return 0;
         default: return 1;

@@ -29,7 +29,7 @@ pub struct DeviceInfo {
     pub numa: Option<NumaInfo>,
 }
 
-/// The device that computes, or the reason why it cannot be used; see [`find_device`].
+/// The device that computes, or the reason why it cannot be used; see `find_device`.
 pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device, LaunchError> {
     Ok(find_device(device, settings)?.map_or(Device::Cpu, |found| Device::Cuda(found.device.index)))
 }

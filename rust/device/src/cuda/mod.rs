@@ -81,7 +81,7 @@ impl Cuda {
     ) -> Result<Self, DeviceError> {
         let context = Context::open(driver, device).map_err(start)?;
         let mut loader = Loader::new(&context, compiler, device, threads);
-        let queue = Queue::new(&context, device).map_err(start)?;
+        let queue = Queue::new(&context, driver, device).map_err(start)?;
         let pinned = HostMemory::new(&context, host);
         Ok(Self {
             memory: Memory::empty(&context, queue.shared_stream()),

@@ -5,15 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_cuda::{
-    Argument, Context, CudaError, Device, DevicePointer, Event, Grid, Kernel, PinnedMemory, Stream, Version,
+    Argument, Context, CudaError, Device, DevicePointer, Driver, Event, Grid, Kernel, PinnedMemory, Stream,
+    Version,
 };
 
 use super::graphs::{Graphs, StepShape};
 use super::lost;
 use crate::backend::DeviceError;
 
-/// The first compute capability with programmatic dependent launch.
+/// The first compute capability with programmatic dependent launch, and the first driver that captures it in graphs.
 const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
+const CAPTURES_DEPENDENT_LAUNCH: Version = Version::new(12, 3);
 
 /// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
 /// is freed only after it has been waited for.
@@ -51,8 +53,9 @@ impl Shape {
 }
 
 impl Queue {
-    pub fn new(context: &Arc<Context>, device: &Device) -> Result<Self, CudaError> {
-        let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH;
+    pub fn new(context: &Arc<Context>, driver: &Driver, device: &Device) -> Result<Self, CudaError> {
+        let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH
+            && driver.version() >= CAPTURES_DEPENDENT_LAUNCH;
         Ok(Self {
             context: Arc::clone(context),
             stream: Arc::new(Stream::new(context)?),
