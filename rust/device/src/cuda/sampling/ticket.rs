@@ -1,6 +1,7 @@
 //! Tickets: the results of launches on their way to the host.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -151,14 +152,14 @@ impl CudaTicket {
     pub(in crate::cuda) fn poll(&mut self, waker: &Waker) -> Poll<()> {
         // The parts end in order.
         let Some(last) = self.parts.iter().flatten().next_back() else { return Poll::Ready(()) };
-        if !matches!(last.done.query(), Ok(false)) {
-            return Poll::Ready(());
+        if !matches!(last.done.query(), Ok(false)) || self.waiter.has_failed.load(Ordering::Acquire) {
+            return Poll::Ready(()); // `collect` waits, or returns the error
         }
         if self.asked.as_ref().is_some_and(|asked| asked.will_wake(waker)) {
             return Poll::Pending;
         }
         if !self.waiter.wake_after(&last.done, waker) {
-            return Poll::Ready(()); // `collect` waits
+            return Poll::Ready(());
         }
         self.asked = Some(waker.clone());
         Poll::Pending
@@ -213,16 +214,22 @@ fn read(entry: &Entry, result: &RawResult, tops: &[Top], out: &mut Sampled) {
 pub(super) struct Waiter {
     requests: Option<SyncSender<(Arc<Event>, Waker)>>,
     thread: Option<JoinHandle<()>>,
+    /// A wait has failed: a ticket may have been woken before its event.
+    has_failed: Arc<AtomicBool>,
 }
 
 impl Waiter {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         let (requests, queue) = sync_channel::<(Arc<Event>, Waker)>(MOST_REQUESTS);
         let context = Arc::clone(context);
+        let has_failed = Arc::new(AtomicBool::new(false));
+        let failed = Arc::clone(&has_failed);
         let wait = move || {
             let _ = context.bind_thread(); // an error is that of the waits, too
             for (event, waker) in queue {
-                let _ = event.synchronize(); // an error is `collect`'s, too
+                if event.synchronize().is_err() {
+                    failed.store(true, Ordering::Release);
+                }
                 waker.wake();
             }
         };
@@ -230,7 +237,7 @@ impl Waiter {
             .name("penstock-cuda".to_owned())
             .spawn(wait)
             .map_err(|error| DeviceError::Start(error.to_string()))?;
-        Ok(Arc::new(Self { requests: Some(requests), thread: Some(thread) }))
+        Ok(Arc::new(Self { requests: Some(requests), thread: Some(thread), has_failed }))
     }
 
     /// Wakes when an event occurs; `false` if there are too many requests, or the thread has ended.
