@@ -78,9 +78,9 @@ with held(engine):
     handle, queue = start(engine)
     reader = threading.Thread(target=queue.Get)
     reader.start()
-    while not queue._reader.locked():
+    while not queue._request._has_leader:
         os.sched_yield()
-    with engine._lock, dlpack._lock:
+    with engine._lock, dlpack._lock, queue._lock:
         process = os.fork()
         if process == 0:
             try:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPEATS = 7
-#: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine.
+#: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine without a division.
 MOST_GEMV_ROWS, MOST_NARROW_ROWS = 8, 64
 #: Packed rows of a work of decode and of prefill; threads of a block.
 WORK_ROWS, THREADS = {"decode": 16, "prefill": 64}, {"decode": 32, "prefill": 128, "combine": 128}
+#: Blocks of a launch of combine; with fewer, 4 share a work.
+ENOUGH_BLOCKS = 256
 KV_NAMES = {"bfloat16": "bf16", "int8": "int8", "uint4": "uint4"}
 BLOCK_SIZE = 16
 #: Random bytes that buffers repeat.
@@ -138,39 +140,64 @@ def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
     rows, splits = case.sequences * queries, -(-case.context // attention.SPLIT)
     blocks = -(-case.context // BLOCK_SIZE)
-    firsts = np.arange(case.sequences)
-    start = np.full(case.sequences, case.context - queries)
-    counts = np.full(case.sequences, queries)
-    sequences = np.stack([firsts * queries, counts, start, firsts * blocks], axis=1).astype(np.uint32)
     tables = np.random.default_rng(1).permutation(case.sequences * blocks).astype(np.uint32)
-    per_sequence = range(0, queries * group, WORK_ROWS[kind])
     places = splits * case.kv_heads * group
-    works = np.array([(i, first, i * places) for i in firsts for first in per_sequence], np.uint32)
+    works = {kind: works_of(case, kind, 1 if case.is_prefill else splits)}
+    if not case.is_prefill and splits > 1:
+        works["combine"] = works_of(case, kind, 1)
     layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
     qkv = bench.random(4 * rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
     bench.reset_output(2 * rows * case.heads * case.head_dim)
     partials = bench.random(0 if case.is_prefill else 4 * case.sequences * places * (case.head_dim + 2))
-    arrays = [bench.array(values) for values in (sequences, tables, works)]
+    table, lists = bench.array(tables), {name: bench.array(entries) for name, entries in works.items()}
     operations = []
     for _ in range(case.copies):
         pages = bench.random(case.sequences * blocks * layout.block_bytes)
         cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
-        pointers = enumerate((qkv, *arrays, partials, bench.output_buffer))
-        call = attention.Attention(
-            cache=cache,
-            heads=case.heads,
-            scale=case.head_dim**-0.5,
-            out_type=attention.FLOAT_TYPES.index("bf16"),
-            **{f"pointer_{index}": pointer for index, pointer in pointers},
-        )
-        grids = {kind: (len(works), case.kv_heads, 1 if case.is_prefill else splits)}
-        if not case.is_prefill:
-            grids["combine"] = (len(works), case.kv_heads, 1)
-        variant = f"bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
-        operations.append(
-            [(f"attention_{name}_{variant}", (grid, THREADS[name]), call) for name, grid in grids.items()]
-        )
+        launches: list[Launch] = []
+        for name, entries in works.items():
+            pointers = enumerate((qkv, table, lists[name], partials, bench.output_buffer))
+            call = attention.Attention(
+                cache=cache,
+                heads=case.heads,
+                scale=case.head_dim**-0.5,
+                out_type=attention.FLOAT_TYPES.index("bf16"),
+                **{f"pointer_{index}": pointer for index, pointer in pointers},
+            )
+            shared = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
+            grid = (len(entries), case.kv_heads, shared)
+            variant = f"bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
+            launches.append((f"attention_{name}_{variant}", (grid, THREADS[name]), call))
+        operations.append(launches)
     return operations
+
+
+def works_of(case: Attention, kind: str, splits: int) -> np.ndarray[Any, Any]:
+    """The works of all sequences, with one for each of `splits`: the structure `Work` of the kernels."""
+    group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
+    blocks, places = (
+        -(-case.context // BLOCK_SIZE),
+        -(-case.context // attention.SPLIT) * case.kv_heads * group,
+    )
+    packed, most = queries * group, WORK_ROWS[kind]
+    return np.array(
+        [
+            (
+                i * queries,
+                case.context - queries,
+                i * blocks,
+                first,
+                min(most, packed - first),
+                split,
+                i * places,
+                0,
+            )
+            for i in range(case.sequences)
+            for first in range(0, packed, most)
+            for split in range(splits)
+        ],
+        np.uint32,
+    )
 
 
 def measure(cases: list[Any], rows: Rows) -> None:
