@@ -13,9 +13,10 @@ use super::graphs::{Graphs, StepShape};
 use super::lost;
 use crate::backend::DeviceError;
 
-/// The first compute capability with programmatic dependent launch, and the first driver that captures it in graphs.
-const HAS_DEPENDENT_LAUNCH: Version = Version::new(9, 0);
-const CAPTURES_DEPENDENT_LAUNCH: Version = Version::new(12, 3);
+/// Whether a device of a compute capability has programmatic dependent launch, and its driver captures that in graphs.
+fn has_dependent_launch(driver: Version, capability: Version) -> bool {
+    driver >= Version::new(12, 3) && capability >= Version::new(9, 0)
+}
 
 /// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
 /// is freed only after it has been waited for.
@@ -54,12 +55,10 @@ impl Shape {
 
 impl Queue {
     pub fn new(context: &Arc<Context>, driver: &Driver, device: &Device) -> Result<Self, CudaError> {
-        let has_dependent_launch = device.compute_capability >= HAS_DEPENDENT_LAUNCH
-            && driver.version() >= CAPTURES_DEPENDENT_LAUNCH;
         Ok(Self {
             context: Arc::clone(context),
             stream: Arc::new(Stream::new(context)?),
-            has_dependent_launch,
+            has_dependent_launch: has_dependent_launch(driver.version(), device.compute_capability),
             is_in_step: Cell::new(false),
             graphs: RefCell::new(Graphs::new()),
         })
@@ -186,5 +185,19 @@ impl Queue {
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         self.end_step()?;
         self.stream()?.synchronize().map_err(lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependent_launch_needs_a_device_and_a_driver() {
+        let has = |driver: (u32, u32), capability: (u32, u32)| {
+            has_dependent_launch(Version::new(driver.0, driver.1), Version::new(capability.0, capability.1))
+        };
+        assert!(has((12, 3), (9, 0)) && has((13, 0), (12, 0)));
+        assert!(!has((12, 2), (9, 0)) && !has((13, 0), (8, 9)));
     }
 }
