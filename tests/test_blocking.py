@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from api_support import (
     resources,
     start_python,
 )
+from penstock.request import BlockingRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,6 +97,29 @@ def test_several_readers_divide_the_chunks(engine: penstock.Engine) -> None:
         chunks = [chunk for reader in readers for chunk in reader.result()]
     assert sorted(token for chunk in chunks for token in chunk.token_ids) == sorted(expected.token_ids)
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+
+
+class Shared:
+    """A native request with a chunk that another thread takes; the last chunk and the end arrive then."""
+
+    is_forked = True  # nothing has to be cancelled
+    finish_reason = "length"
+
+    def __init__(self) -> None:
+        self.chunks = [None, "last"]
+
+    def has_chunk(self) -> bool:
+        """Always."""
+        return True
+
+    def take(self) -> str | None:
+        """The next one."""
+        return self.chunks.pop(0)
+
+
+def test_last_chunk_that_follows_a_taken_one_is_read() -> None:
+    request: Any = BlockingRequest(*cast("Any", (None, Shared(), None)))
+    assert request.read() == "last"
 
 
 def test_many_threads_share_one_engine(engine: penstock.Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -34,7 +35,9 @@ anyio.run(main)
 
 def output_of(*command: str | Path) -> str:
     """Run a command outside the checkout."""
-    return subprocess.run(command, cwd="/", check=True, stdout=subprocess.PIPE, text=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd="/", check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -210,7 +210,7 @@ class BlockingRequest(_Request):
     def __init__(self, session: Session, native: _core.Request, port: Port) -> None:
         super().__init__(session, native)
         self._port = port
-        # `with` takes it at once; a condition's own method could be interrupted when it has taken it.
+        # `with` on the lock itself: Ctrl-C inside `Condition.__enter__` would leave the lock held.
         self._lock = threading.Lock()
         self._waiters = threading.Condition(self._lock)
         self._has_leader = False  # one of the waiters waits for the port, and wakes the others
@@ -240,8 +240,12 @@ class BlockingRequest(_Request):
             nonlocal chunk
             while native.has_chunk():
                 chunk = native.take()
-                if chunk is not None or native.finish_reason is not None:
-                    return True  # else another thread has taken it
+                if chunk is not None:
+                    return True
+                # Another thread has taken the chunk, or the request has ended.
+                if native.finish_reason is not None:
+                    chunk = native.take()  # output that has arrived meanwhile
+                    return True
             return False
 
         self._wait(take, timeout, "has no new output")

@@ -165,7 +165,8 @@ impl Nvrtc {
     }
 
     fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
-        // SAFETY: the initialisers of NVRTC have no requirements. With `PENSTOCK_NVRTC`, that is the responsibility of the user.
+        // SAFETY: the initialisers of NVRTC have no requirements. A user who sets `PENSTOCK_NVRTC` is responsible for
+        // that library.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| reason(path, &error))?;
         let library = ManuallyDrop::new(library);

@@ -130,7 +130,8 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<B::Matrix, ModelError> {
         let bytes = self.checkpoint.packed_matrix(&fused.names, &fused.rows, columns)?;
         let malformed = || {
-            let problem = format!("{} bytes, not those of {sizes:?} of {columns} columns", bytes.len());
+            let problem =
+                format!("{} bytes, which is not the size of {sizes:?} of {columns} columns", bytes.len());
             let field = format!("matrix {}", FusedMatrix::name(&fused.names));
             let file = self.checkpoint.path().to_owned();
             CheckpointError::Malformed { file, field, problem }

@@ -274,7 +274,7 @@ impl<B: Backend> Runner<B> {
         self.collect_all_but(0, flight)
     }
 
-    /// The same, but for the last `count` tickets.
+    /// Collects the results of all tickets of a step except the last `count`.
     fn collect_all_but(&mut self, count: usize, flight: &mut Flight<B>) -> Result<(), DeviceError> {
         let first = flight.tickets.len().saturating_sub(count);
         for ticket in flight.tickets.drain(..first) {

@@ -26,8 +26,8 @@ struct SharedPool {
     nodes: Vec<NumaNode>,
 }
 
-/// The memory of one backend: an arena, whose pages the system provides when they are first written, mapped files,
-/// adapters, and page-locked memory.
+/// The memory of the host that one backend takes: an arena, mapped files, adapters, and page-locked memory. The system
+/// provides the pages of the arena when they are first written.
 #[derive(Debug, Default)]
 pub(crate) struct Reservation {
     address: usize,

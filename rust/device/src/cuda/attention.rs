@@ -29,14 +29,14 @@ const BLOCKS_OF_A_WORK: usize = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(super) struct Work {
-    /// Of the sequence: its first query, the position of that, and its first block.
+    /// The first query of the sequence, its position, and the first block of the sequence.
     pub first_row: u32,
     pub start: u32,
     pub first_block: u32,
     /// The first packed row, and their number. A work without rows does nothing.
     pub first: u32,
     pub count: u32,
-    /// Of `decode`.
+    /// The split, in works of `decode`.
     pub split: u32,
     /// The first row of the part's partial results, if it has several splits.
     pub partial: u32,
@@ -71,7 +71,7 @@ impl Works {
         let mut used = 0;
         for sequence in sequences {
             let packed = sequence.num_queries * group;
-            // Of the part that ends with packed row `end`.
+            // The number of splits of a part that ends before packed row `end`.
             let splits = |end: usize| (sequence.start + (end - 1) / group) / SPLIT + 1;
             let work = |first: usize, rows: usize| Work {
                 first_row: sequence.first_query as u32,

@@ -7,7 +7,7 @@ use penstock_cuda::Device;
 
 use crate::arena::Region;
 
-/// Columns whose sum is a chain (`gemm.cu`).
+/// Columns of a chain: a partial sum of a product, as in `gemm.cu`.
 pub(super) const SEGMENT: usize = 2048;
 /// Outputs and rows of the tiles of `gemm_middle`, of plain numbers; those of `gemm_narrow` have half the rows.
 pub(super) const TILE: usize = 64;
@@ -23,10 +23,11 @@ pub(super) enum Tiles {
     Wide,
 }
 
-/// The multiprocessors of a device, and memory of the products whose sums are divided among blocks, too: each of these
-/// computes a segment of a tile, and another launch adds the chains in order.
+/// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each block
+/// computes a segment of the columns and stores a chain, and another launch adds the chains in order.
 pub(super) struct Division {
     multiprocessors: usize,
+    /// Memory of the chains; `None` before it is allocated.
     pub chains: Option<Region>,
 }
 

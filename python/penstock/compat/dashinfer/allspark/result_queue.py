@@ -117,7 +117,7 @@ class ResultQueue:
         self._is_cancelled = False
         self._is_failure_logged = False
         self._process = os.getpid()
-        self._lock = threading.Lock()  # of `_num_read`
+        self._lock = threading.Lock()  # guards `_num_read`
         self._unread_since: float | None = None  # the first status call after the end and after the last read
         self._thread = threading.local()  # whether this thread polled after the end, or called sync_request
 

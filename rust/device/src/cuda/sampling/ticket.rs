@@ -108,7 +108,7 @@ impl BufferPool {
 
 /// The results of a `sample` call.
 pub struct CudaTicket {
-    /// The results of the first parts, whose buffers later ones have.
+    /// The results of the first parts. Later parts use their buffers.
     read: Vec<Sampled>,
     /// The other parts, in order.
     parts: [Option<PartBuffers>; PARTS],
