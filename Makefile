@@ -10,6 +10,7 @@ PEERS  ?= target/peers
 CLIENTS ?= target/clients
 # The wheels that a machine with a GPU needs, and the version of its Python.
 GPU := target/gpu
+GPUS := sm_80 sm_90a sm_100a sm_120a
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'anyio>=4.12,<5' 'click>=8.1' 'jinja2>=3.1.6' 'tqdm>=4.66' 'pytest>=9' 'pytest-timeout>=2.3' 'trio>=0.31' \
                 'starlette>=1,<2' 'uvicorn>=0.40' 'msgspec>=0.20' 'prometheus-client>=0.22'
@@ -38,7 +39,7 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all test-clients test-asan test-arm gpu-wheel gpu-test gpu-bench rust clean
+        test-python-all test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +132,10 @@ test-arm: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER = qemu-aarch64 -L
 test-arm: rust  ## Kernel tests for 64-bit Arm in qemu-user; needs the Rust target, gcc-aarch64-linux-gnu and qemu-user
 	cargo check $(CRATES) --all-targets --target $(ARM)
 	cargo test -p penstock-kernels --lib --tests --target $(ARM)
+
+kernels: $(CORE)  ## Compile the CUDA kernels into the package, for wheels that need no NVRTC (GPUS="sm_80 sm_90a")
+	rm -rf python/penstock/kernels
+	PYTHONPATH=python $(BIN)/python tools/build_kernels.py python/penstock/kernels $(GPUS)
 
 gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a GPU and without Rust (GPU_PYTHON=3.12)
 	rm -rf $(GPU)/wheels

@@ -105,6 +105,11 @@ def compile_cuda_kernel(name: str, architecture: str) -> bytes:
     return image
 
 
+def archive_cuda_kernel(name: str, variant: str, architecture: str) -> None:
+    """Compile a CUDA kernel's file for an architecture, and add the image to ``PENSTOCK_KERNEL_ARCHIVE``."""
+    _hooks.archive_cuda_kernel(nvrtc_folders(), name, variant, architecture)
+
+
 def cuda_rms_norm(x: Sequence[float], weight: Sequence[float]) -> list[float]:
     """The norms of the rows of `x` by a kernel on the first CUDA device; each kind of object is used once."""
     result: list[float] = _hooks.cuda_rms_norm(nvrtc_folders(), x, weight)

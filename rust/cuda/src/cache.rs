@@ -1,11 +1,14 @@
-//! [`KernelCache`]: compiled kernels in a folder of the user.
+//! [`KernelCache`]: compiled kernels in a folder of the user. [`KernelArchive`]: those of a package.
 //!
 //! A file is written under a temporary name and renamed when it is complete, so processes share a folder without a lock;
 //! if two compile the same kernel, the later file replaces an equal one. Images are code that a device runs: a folder that
 //! other users may write to is not used, and a file has a checksum.
 
+use std::ffi::{CStr, OsStr};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::mem;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +41,7 @@ impl Entry {
         Self(digest.digest128())
     }
 
-    fn file_name(self) -> String {
+    pub fn file_name(self) -> String {
         format!("{:032x}.{EXTENSION}", self.0)
     }
 
@@ -81,7 +84,7 @@ impl KernelCache {
     /// An image. Removes its file if that is damaged.
     pub(crate) fn get(&self, entry: Entry) -> Option<Vec<u8>> {
         let path = self.folder.join(entry.file_name());
-        match read(&path, entry) {
+        match read_own(&path, entry) {
             Ok(image) => Some(image),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) if !is_damage(&error) => {
@@ -109,12 +112,8 @@ impl KernelCache {
         let name = entry.file_name();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = self.folder.join(format!(".{name}.{}-{number}.tmp", std::process::id()));
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let written = file
-            .write_all(MAGIC)
-            .and_then(|()| file.write_all(&entry.checksum(image)))
-            .and_then(|()| file.write_all(image))
-            .and_then(|()| fs::rename(&temporary, self.folder.join(name)));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let written = write(file, entry, image).and_then(|()| fs::rename(&temporary, self.folder.join(name)));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }
@@ -149,28 +148,99 @@ impl KernelCache {
     }
 }
 
+/// Kernels that are part of a package, in the folder `cuda12/sm_90a` for version 12 of the compiler and this architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelArchive {
+    folder: PathBuf,
+}
+
+impl KernelArchive {
+    /// The archive in a folder, which need not exist.
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// The folder `kernels` beside the library that this code is part of.
+    pub fn of_package() -> Self {
+        // SAFETY: zeroes are a value of the type.
+        let mut info: libc::Dl_info = unsafe { mem::zeroed() };
+        // SAFETY: the address is that of a function, and `info` is valid.
+        let is_found = unsafe { libc::dladdr(Self::of_package as *const _, &raw mut info) } != 0;
+        if !is_found || info.dli_fname.is_null() {
+            return Self::new(PathBuf::new());
+        }
+        // SAFETY: the name has an end, and lasts as long as the library.
+        let library = unsafe { CStr::from_ptr(info.dli_fname) };
+        Self::new(Path::new(OsStr::from_bytes(library.to_bytes())).with_file_name("kernels"))
+    }
+
+    fn path(&self, entry: Entry, compiler: u32, architecture: &str) -> PathBuf {
+        self.folder.join(format!("cuda{compiler}")).join(architecture).join(entry.file_name())
+    }
+
+    /// An image of a compiler of this major version.
+    pub(crate) fn get(&self, entry: Entry, compiler: u32, architecture: &str) -> Option<Vec<u8>> {
+        let path = self.path(entry, compiler, architecture);
+        let image = File::open(&path).and_then(|file| read(&file, entry));
+        let report = |error: &io::Error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                log::warn!("{} cannot be read, and the kernel is compiled: {error}", path.display());
+            }
+        };
+        image.inspect_err(report).ok()
+    }
+
+    /// Adds an image.
+    pub(crate) fn put(
+        &self,
+        entry: Entry,
+        compiler: u32,
+        architecture: &str,
+        image: &[u8],
+    ) -> io::Result<()> {
+        let path = self.path(entry, compiler, architecture);
+        fs::create_dir_all(path.parent().expect("the folder of an architecture"))?;
+        write(File::create(path)?, entry, image)
+    }
+}
+
 /// Whether an error is about the file. Others, such as that the process has no free descriptor, are not lasting.
 fn is_damage(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::ELOOP)
 }
 
-/// Reads and verifies a file, and marks it as used.
-fn read(path: &Path, entry: Entry) -> io::Result<Vec<u8>> {
-    let damaged = |reason| io::Error::new(io::ErrorKind::InvalidData, reason);
+/// Reads and verifies a file of this user, and marks it as used.
+fn read_own(path: &Path, entry: Entry) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.uid() != user() || metadata.mode() & 0o022 != 0 {
         return Err(damaged("it is not a file of this user alone"));
     }
+    let image = read(&file, entry)?;
+    mark_used(&file);
+    Ok(image)
+}
+
+/// Reads and verifies an image.
+fn read(file: &File, entry: Entry) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    (&file).take(MAX_IMAGE).read_to_end(&mut bytes)?;
+    file.take(MAX_IMAGE).read_to_end(&mut bytes)?;
     let (header, image) = bytes.split_at_checked(HEADER_LEN).ok_or_else(|| damaged("it is cut off"))?;
     if !header.starts_with(MAGIC) || header[MAGIC.len()..] != entry.checksum(image) {
         return Err(damaged("its checksum is wrong"));
     }
-    mark_used(&file);
     bytes.drain(..HEADER_LEN);
     Ok(bytes)
+}
+
+fn write(mut file: File, entry: Entry, image: &[u8]) -> io::Result<()> {
+    file.write_all(MAGIC)?;
+    file.write_all(&entry.checksum(image))?;
+    file.write_all(image)
+}
+
+fn damaged(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
 /// The time of the last use is the file's modification time.

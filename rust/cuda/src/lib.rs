@@ -23,7 +23,7 @@ mod stream;
 pub mod testing;
 mod unavailable;
 
-pub use cache::KernelCache;
+pub use cache::{KernelArchive, KernelCache};
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
 pub use context::Context;
 pub use device::Device;

@@ -33,6 +33,7 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensor, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_kernels, &module)?)?;
     module.add_function(wrap_pyfunction!(compile_cuda_kernel, &module)?)?;
+    module.add_function(wrap_pyfunction!(archive_cuda_kernel, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_rms_norm, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_program, &module)?)?;
     module.add_function(wrap_pyfunction!(cuda_compile_options, &module)?)?;
@@ -63,6 +64,24 @@ pub fn compile_cuda_kernel<'py>(
     image.map(|image| PyBytes::new(py, &image)).map_err(Error::Failed)
 }
 
+/// Compiles a CUDA kernel's file for an architecture, and adds the image to the archive.
+#[pyfunction]
+pub fn archive_cuda_kernel(
+    py: Python<'_>,
+    nvrtc_folders: Vec<PathBuf>,
+    name: &str,
+    variant: &str,
+    architecture: &str,
+) -> Result<(), Error> {
+    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let added = detach(py, || {
+        let compiler = settings.compiler(None).map_err(|error| error.to_string())?;
+        compiler.add_to_archive(name, variant, architecture).map_err(|error| error.to_string())
+    })?;
+    added.map_err(Error::Failed)
+}
+
+/// See `tests/support/hooks.py`.
 /// The norms of the rows of `x` by a kernel on the first CUDA device.
 #[pyfunction]
 pub fn cuda_rms_norm(

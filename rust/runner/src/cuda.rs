@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use penstock_cuda::{
-    Device, Driver, KernelCache, KernelCompiler, Nvrtc, NvrtcError, Search, Sources, Unavailable,
+    Device, Driver, KernelArchive, KernelCache, KernelCompiler, Nvrtc, NvrtcError, Search, Sources,
+    Unavailable,
 };
 
 /// Size of the cache of compiled kernels.
@@ -20,6 +21,8 @@ pub struct CudaSettings {
     pub nvrtc_folders: Vec<PathBuf>,
     /// A folder of kernels to compile instead of the embedded ones.
     pub kernel_directory: Option<PathBuf>,
+    /// The folder of kernels that were compiled before; `None` is that of the package.
+    pub archive_directory: Option<PathBuf>,
     /// The folder of compiled kernels; `None` keeps none.
     pub cache_directory: Option<PathBuf>,
 }
@@ -104,12 +107,12 @@ impl CudaSettings {
         let device = Device::read(&driver, index)?;
         device.check()?;
         let compiler = self.compiler(Some(&driver))?;
+        compiler.check(&device.architecture())?;
         Ok(UsableDevice { driver, device, compiler })
     }
 
     /// A compiler of kernels for a driver, or for any.
     pub fn compiler(&self, driver: Option<&Driver>) -> Result<KernelCompiler, CudaUnavailable> {
-        let nvrtc = self.nvrtc(driver)?;
         let sources = match &self.kernel_directory {
             None => Sources::embedded(),
             Some(folder) => Sources::read(folder)
@@ -121,7 +124,10 @@ impl CudaSettings {
                 .inspect_err(|error| log::warn!("kernels are not cached in {}: {error}", folder.display()))
                 .ok()
         });
-        Ok(KernelCompiler::new(sources, nvrtc, cache))
+        let archive =
+            self.archive_directory.clone().map_or_else(KernelArchive::of_package, KernelArchive::new);
+        let version = driver.map(Driver::version);
+        Ok(KernelCompiler::new(sources, self.nvrtc(driver), archive, version).with_cache(cache))
     }
 
     /// The norms of rows by a kernel on the first device.

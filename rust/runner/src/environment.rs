@@ -13,6 +13,7 @@ const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
 const NVRTC: &str = "PENSTOCK_NVRTC";
 const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";
+const KERNEL_ARCHIVE: &str = "PENSTOCK_KERNEL_ARCHIVE";
 /// The driver reads it, too.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// The second name is that of DashInfer.
@@ -65,6 +66,7 @@ impl CudaSettings {
             nvrtc: path(NVRTC),
             nvrtc_folders,
             kernel_directory: path(KERNEL_DIR),
+            archive_directory: path(KERNEL_ARCHIVE),
             cache_directory: cache_directory("kernels"),
         }
     }

@@ -1,0 +1,57 @@
+"""Compile the CUDA kernels for devices, into the archive of the package.
+
+A wheel that has the archive needs no NVRTC on machines with these devices::
+
+    python tools/build_kernels.py python/penstock/kernels sm_80 sm_90a
+
+Requires the core with its test hooks (``make build``) and NVRTC. A driver loads kernels of its own major
+version of CUDA and older ones: those that NVRTC 12 compiles can be used with drivers of CUDA 12 and 13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+#: The sizes of heads, and the types of models with those of their KV caches.
+HEAD_DIMS = (64, 96, 128)
+ATTENTION = [
+    f"{dtype},{cache},{dim}"
+    for dtype, dim in product(["bf16", "f16"], HEAD_DIMS)
+    for cache in (f"{dtype},{dtype}", "int8,int8", "u4,uint4")
+]
+
+
+def sources() -> list[tuple[str, str]]:
+    """Files of kernels with the variants that are compiled."""
+    codes = (ROOT / "tests" / "data" / "cuda_code_variants.txt").read_text().splitlines()
+    variants = {"attention.cu": ATTENTION, "codes.cu": codes}
+    files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
+    return [(file, variant) for file in files for variant in variants.get(file, [""])]
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="the archive")
+    parser.add_argument("architectures", nargs="+", help="such as sm_90a")
+    arguments = parser.parse_args()
+    os.environ["PENSTOCK_KERNEL_ARCHIVE"] = str(arguments.folder.absolute())
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support import hooks
+
+    jobs = [(*source, architecture) for architecture in arguments.architectures for source in sources()]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(lambda job: hooks.archive_cuda_kernel(*job), jobs):
+            pass
+    size = sum(path.stat().st_size for path in arguments.folder.rglob("*.cubin"))
+    print(f"{len(jobs)} files of kernels, {size / 2**20:.1f} MiB in {arguments.folder}")
+
+
+if __name__ == "__main__":
+    main()
