@@ -121,6 +121,10 @@ class Device:
         self.library.emuFault.restype = ctypes.c_bool
         return bool(self.library.emuFault(call.encode(), nth, code))
 
+    def plant(self, call: str, nth: int) -> None:
+        """Let the n-th call from now on have the effect of a defect."""
+        self.library.emuPlant(call.encode(), nth)
+
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """A step of the engine, which does not allocate or wait."""

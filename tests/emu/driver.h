@@ -41,6 +41,9 @@ CUresult enter(const char* call, Needs);
 #define ENTER(needs) \
     if (const CUresult error = emu::enter(__func__, emu::Needs::needs)) return error
 
+// Whether this call has the effect of a defect (emuPlant). Requires state_mutex.
+bool is_planted(const char* call);
+
 // A call that must not occur while the engine executes a step (emuArm).
 void not_in_a_step(const char* call);
 

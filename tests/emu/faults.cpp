@@ -38,6 +38,20 @@ struct Fault {
 static std::vector<Fault> faults;
 static std::map<std::string, unsigned> calls;
 
+// A call that has another effect than the program asks for, as if the program had a defect.
+struct Plant {
+    std::string call;
+    unsigned nth;
+};
+static std::vector<Plant> plants;
+
+bool is_planted(const char* call) {
+    const unsigned n = calls[call];
+    for (const Plant& p : plants)
+        if (p.call == call && p.nth == n) return true;
+    return false;
+}
+
 static thread_local bool is_executing = false;
 
 CUresult enter(const char* call, Needs needs) {
@@ -158,6 +172,15 @@ bool emuFault(const char* call, unsigned nth, int code) {
     return true;
 }
 
+// The n-th call from now on of a function has the effect of a defect: a launch has one block less, or none; an event is
+// not recorded, so waits for it end early; a copy to the device has half of its bytes; a region is free although it is
+// in use.
+void emuPlant(const char* call, unsigned nth) {
+    Guard guard(state_mutex);
+    calls[call] = 0;
+    plants.push_back({call, nth});
+}
+
 unsigned emuCount(const char* call) {
     Guard guard(state_mutex);
     return calls[call];
@@ -171,11 +194,11 @@ size_t emuFindings(char* text, size_t size) {
     return findings.count();
 }
 
-// Removes all findings and injected faults.
+// Removes all findings, injected faults and planted defects.
 void emuClear() {
     findings.clear();
     Guard guard(state_mutex);
-    faults.clear(), calls.clear();
+    faults.clear(), plants.clear(), calls.clear();
 }
 
 void emuRegion(unsigned long long begin, unsigned long long size, int is_live, void* stream) {
@@ -184,7 +207,13 @@ void emuRegion(unsigned long long begin, unsigned long long size, int is_live, v
     device_range(first, end);
     if (begin < first || begin >= end || size > end - begin)
         return findings.add("region outside of device memory", std::to_string(size) + " bytes");
-    const Shadow::State state = is_live ? Shadow::UNWRITTEN : Shadow::FREED;
+    bool is_free = !is_live;
+    {
+        Guard guard(state_mutex);
+        calls[__func__]++;
+        is_free |= is_planted(__func__);
+    }
+    const Shadow::State state = is_free ? Shadow::FREED : Shadow::UNWRITTEN;
     if (!stream) {
         Guard guard(shadow.mutex);
         return shadow.mark(begin, size, state);

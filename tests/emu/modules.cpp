@@ -1,4 +1,5 @@
 // Modules and launches. A cubin names its kernels; their code is that of the host's library, found by name.
+#include <algorithm>
 #include <cstring>
 #include <elf.h>
 #include "driver.h"
@@ -134,6 +135,7 @@ static void observe_access(const Access& access) { shadow.access(access); }
 static void observe_block(const Observer& observer) { shadow.begin_block(observer); }
 
 static CUresult run_kernel(const Kernel* kernel, Launch launch) {
+    if (!launch.grid[0] || !launch.grid[1] || !launch.grid[2]) return CUDA_SUCCESS;  // without its only block
     Observer observer{};
     if (shadow.is_on) {
         observer.access = observe_access, observer.begin_block = observe_block, observer.is_pinned = is_pinned;
@@ -145,6 +147,11 @@ static CUresult run_kernel(const Kernel* kernel, Launch launch) {
     if (library->run(kernel, &launch)) return CUDA_SUCCESS;
     findings.add("kernel failed", launch.error + place(launch.failed_pc));
     return launch.failed_pc ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_ERROR_LAUNCH_FAILED;
+}
+
+// The largest dimension has one block less.
+static void remove_block(Launch& launch) {
+    --*std::max_element(launch.grid, launch.grid + 3);
 }
 
 static CUresult launch_kernel(const CUlaunchConfig_st& c, CUfunc_st* f, void** values, bool is_dependent) {
@@ -159,6 +166,7 @@ static CUresult launch_kernel(const CUlaunchConfig_st& c, CUfunc_st* f, void** v
     auto arguments = std::make_shared<Arguments>(*f->kernel, values);
     Launch launch{};
     launch.grid[0] = c.gridDimX, launch.grid[1] = c.gridDimY, launch.grid[2] = c.gridDimZ;
+    if (Guard guard(state_mutex); is_planted("cuLaunchKernelEx")) remove_block(launch);
     launch.block[0] = c.blockDimX, launch.block[1] = c.blockDimY, launch.block[2] = c.blockDimZ;
     launch.shared = c.sharedMemBytes, launch.is_dependent = is_dependent;
     launch.arguments = arguments->pointers.data();
