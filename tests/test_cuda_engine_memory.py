@@ -53,6 +53,14 @@ def test_heads_without_kernels_are_refused_by_name() -> None:
     assert kv_type.startswith("kv_cache_dtype=uint4 is not allowed: it must be another type on CUDA")
 
 
+def test_auto_is_the_cpu_for_heads_without_kernels() -> None:
+    ended = run_program("from support.cuda_memory import automatic; print(automatic(head_dim=320))")
+    assert ended.output.splitlines()[-1] == "cpu"
+    (line,) = [line for line in ended.errors.splitlines() if "is the CPU" in line]
+    assert line.startswith("WARNING device='auto' is the CPU: device=cuda is not allowed: it must be 'cpu'")
+    assert "heads of 320 dimensions" in line
+
+
 def test_auto_is_the_cpu_if_the_kernels_do_not_compile(tmp_path: Path) -> None:
     for name in ("embedding.cu", "rms_norm.cu"):
         (tmp_path / name).write_text("error\n")

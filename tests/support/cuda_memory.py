@@ -115,11 +115,12 @@ def refused() -> list[str]:
     return errors
 
 
-def automatic() -> str:
+def automatic(head_dim: int = 32) -> str:
     """The device of an engine with device="auto"."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     with tempfile.TemporaryDirectory() as folder:
-        engine = penstock.Engine(write_model(folder), threads=1, device="auto")
+        config = make_config("llama", num_hidden_layers=1, head_dim=head_dim)
+        engine = penstock.Engine(write_checkpoint(Path(folder), config), threads=1, device="auto")
         with engine:
             engine.blocking.generate(PROMPT, SHORT)
             return str(engine.info.device)

@@ -31,11 +31,19 @@ pub fn launch(
 ) -> Result<(Engine, ModelInfo), LaunchError> {
     config.check()?;
     if let Some(found) = backend::find_device(config.device, &config.cuda)? {
-        match backend::open_cuda(found, config, host) {
+        let is_auto = config.device == Device::Auto;
+        let opened = backend::open_cuda(found, config, host).and_then(|(backend, device)| {
+            if is_auto {
+                check_cache(&backend, checkpoint, config)?
+                    .map_err(|error| LaunchError::DeviceUnavailable(error.to_string()))?;
+            }
+            Ok((backend, device))
+        });
+        match opened {
             Ok((backend, device)) => {
                 return start_profiled(backend, device, checkpoint, config, host, progress);
             }
-            Err(LaunchError::DeviceUnavailable(reason)) if config.device == Device::Auto => {
+            Err(LaunchError::DeviceUnavailable(reason)) if is_auto => {
                 log::warn!("device='auto' is the CPU: {reason}");
             }
             Err(error) => return Err(error),
@@ -43,6 +51,17 @@ pub fn launch(
     }
     let (backend, device) = backend::open_cpu(config, host)?;
     start_profiled(backend, device, checkpoint, config, host, progress)
+}
+
+/// Whether a backend has the kernels of a model.
+fn check_cache<B: Backend>(
+    backend: &B,
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+) -> Result<Result<(), FieldError>, LaunchError> {
+    let model = model_config(checkpoint, config)?;
+    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
+    Ok(backend.check_cache(model.heads, config.kv_cache_dtype.unwrap_or(dtype.into())))
 }
 
 /// The same on a backend, with a profile if the configuration asks for it.
@@ -100,7 +119,7 @@ pub(crate) fn open<B: Backend>(
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let kv_dtype = config.kv_cache_dtype.unwrap_or(dtype.into());
-    backend.check_cache(model.heads, kv_dtype)?;
+    check_cache(&backend, checkpoint, config)??;
     let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
     let mut total = 0;
     let mut counted = |done, of| {
