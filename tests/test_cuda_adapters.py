@@ -105,6 +105,19 @@ def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
     assert on_cuda(folder, 8, max_num_batched_tokens=16) == [alone]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantization": "w8a16"}, {"quantization": "w4a16"}],
+    ids=lambda options: " ".join(options.values()),
+)
+def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options: dict[str, str]) -> None:
+    one, all_at_once = on_cuda(folder, 1, 8, **options)
+    assert one == all_at_once
+    (expected,) = run_requests(str(folder), json.dumps(options), "[1]")
+    first = np.array([logprobs[0] for _, logprobs in one])
+    assert np.allclose(first, [logprobs[0] for _, logprobs in expected], atol=0.05)
+
+
 def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]) -> None:
     """Adapters are replaced while other steps run."""
     assert on_cuda(folder, 1, 8, max_adapters=1, max_cpu_adapters=4) == [alone, alone]

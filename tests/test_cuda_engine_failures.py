@@ -78,6 +78,18 @@ def test_call_that_fails_in_a_step_ends_the_engine_only() -> None:
             check_stopped(error, call)
 
 
+def test_engine_without_memory_for_graphs_launches_kernels() -> None:
+    ended = run_program(cuda_failures.refuse_graphs)
+    assert ended.findings == []
+    (tokens, (made, launched), findings), (same, graphs, others) = ended.result
+    assert (findings, others) == ([], [])
+    assert made > 0
+    assert launched > 20
+    assert graphs[0] > 0
+    assert graphs[1] == 0
+    assert same == tokens
+
+
 def test_engine_on_a_device_that_is_lost_can_be_closed() -> None:
     ended = run_program(cuda_failures.lose_device)
     error, threads = ended.result

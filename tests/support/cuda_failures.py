@@ -135,6 +135,23 @@ def fail_in_step() -> dict[str, Any]:
     return found
 
 
+def refuse_graphs() -> list[Any]:
+    """The outputs of a request with graphs and without memory for them, with the calls and the findings."""
+    found: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        for has_memory in (True, False):
+            failing.clear()
+            if not has_memory:
+                failing.driver.fault("cuGraphInstantiateWithFlags", 0, OUT_OF_MEMORY)
+            with failing.open() as engine:
+                result = engine.blocking.generate(PROMPT, LONG, max_tokens=40)
+                counts = failing.counts()
+            graphs = [counts.get(f"cuGraph{name}", 0) for name in ("InstantiateWithFlags", "Launch")]
+            found.append([result.token_ids, graphs, failing.clear()])
+    return found
+
+
 def lose_device() -> list[Any]:
     """Lets every call fail in a step, as on a device that is lost, and then lets the device work again."""
     with tempfile.TemporaryDirectory() as folder:
