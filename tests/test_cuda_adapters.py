@@ -110,7 +110,7 @@ def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
     [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantization": "w8a16"}, {"quantization": "w4a16"}],
     ids=lambda options: " ".join(options.values()),
 )
-def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options: dict[str, str]) -> None:
+def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options: dict[str, Any]) -> None:
     one, all_at_once = on_cuda(folder, 1, 8, **options)
     assert one == all_at_once
     (expected,) = run_requests(str(folder), json.dumps(options), "[1]")
