@@ -16,6 +16,8 @@ from support.emulator import Ended, run_program
 if TYPE_CHECKING:
     from types import ModuleType
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+
 ROOT = Path(__file__).parent.parent
 ABSENT = "/no/such/libnvrtc.so"
 AUTOMATIC = "from support.cuda_memory import automatic; print(automatic())"
@@ -92,7 +94,6 @@ def test_other_sources_are_not_in_the_archive(
     assert len(list(archive.rglob("*.cubin"))) == 1
 
 
-@pytest.mark.timeout(600)  # the first test builds the emulator
 def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     monkeypatch.setenv("PENSTOCK_KERNEL_ARCHIVE", str(archive))
