@@ -112,7 +112,7 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not list(tmp_path.glob("kernels/*"))
 
 
-def test_tool_lists_kernels_of_all_models() -> None:
+def test_tool_lists_every_file_of_kernels_once() -> None:
     sources = builder().sources()
     assert {file for file, _ in sources} == {path.name for path in (ROOT / "cuda").glob("*.cu")}
     assert len(set(sources)) == len(sources)

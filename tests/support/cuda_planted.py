@@ -68,6 +68,7 @@ def launches() -> dict[str, Any]:
         planted = Planted(folder)
         count = planted.counts[LAUNCH]
         step = count // PARAMS["max_tokens"]
+        # The first launch is that of the admission.
         return {
             "clean": planted.findings,
             "launches": planted.plant(LAUNCH, range(step + 2, 2 * step + 2)),

@@ -148,7 +148,7 @@ impl KernelCache {
     }
 }
 
-/// Kernels that are part of a package, in the folder `cuda12/sm_90a` for version 12 of the compiler and this architecture.
+/// Compiled kernels of a package. Those of NVRTC 12 for sm_90a are in the folder `cuda12/sm_90a`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelArchive {
     folder: PathBuf,

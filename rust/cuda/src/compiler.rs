@@ -37,20 +37,16 @@ pub struct KernelCompiler {
 }
 
 impl KernelCompiler {
-    /// A compiler of these sources, for a driver or for any.
+    /// A compiler of these sources for a driver, or for any. It keeps images in `cache`.
     pub fn new(
         sources: Sources,
         nvrtc: Result<Nvrtc, NvrtcError>,
         archive: KernelArchive,
+        cache: Option<KernelCache>,
         driver: Option<Version>,
     ) -> Self {
         let driver = driver.map_or(u32::MAX, |version| version.major);
-        Self { sources, nvrtc, archive, cache: None, driver }
-    }
-
-    /// The same, which keeps images in `cache`.
-    pub fn with_cache(self, cache: Option<KernelCache>) -> Self {
-        Self { cache, ..self }
+        Self { sources, nvrtc, archive, cache, driver }
     }
 
     /// The names of the kernels' files.
@@ -126,12 +122,12 @@ impl Build<'_> {
         // Images without the suffix also run on devices of a higher minor version.
         let later = architecture.starts_with("sm_8").then_some("sm_80");
         let architectures = [Some(architecture), later.filter(|later| *later != architecture)];
-        let images = architectures.into_iter().flatten().flat_map(|architecture| {
+        let mut images = architectures.into_iter().flatten().flat_map(|architecture| {
             let entry = self.archive_entry(architecture);
             let majors = ARCHIVED.rev().filter(|major| major <= driver);
             majors.filter_map(move |major| archive.get(entry, major, architecture))
         });
-        { images }.next()
+        images.next()
     }
 
     /// The identity of an image of the archive.
@@ -158,7 +154,13 @@ mod tests {
         let compiler = |major| {
             let missing = Err(NvrtcError::NotFound { tried: Vec::new() });
             let archive = KernelArchive::new(folder.clone());
-            KernelCompiler::new(Sources::embedded(), missing, archive, Some(Version { major, minor: 0 }))
+            KernelCompiler::new(
+                Sources::embedded(),
+                missing,
+                archive,
+                None,
+                Some(Version { major, minor: 0 }),
+            )
         };
         let image = |major| compiler(major).image("copy.cu", "", "sm_90a").ok();
         let put = |major, image: &[u8]| {

@@ -165,8 +165,7 @@ impl Nvrtc {
     }
 
     fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
-        // SAFETY: the initialisers of NVRTC have no requirements. A user who sets `PENSTOCK_NVRTC` is responsible for
-        // that library.
+        // SAFETY: loading NVRTC has no requirements. `PENSTOCK_NVRTC` must name a copy of NVRTC.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|error| reason(path, &error))?;
         let library = ManuallyDrop::new(library);

@@ -127,7 +127,7 @@ impl CudaSettings {
         let archive =
             self.archive_directory.clone().map_or_else(KernelArchive::of_package, KernelArchive::new);
         let version = driver.map(Driver::version);
-        Ok(KernelCompiler::new(sources, self.nvrtc(driver), archive, version).with_cache(cache))
+        Ok(KernelCompiler::new(sources, self.nvrtc(driver), archive, cache, version))
     }
 
     /// The norms of rows by a kernel on the first device.

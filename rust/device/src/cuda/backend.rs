@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
+use penstock_cuda::DevicePointer;
 use penstock_types::{
     AttentionParams, BlockCopy, Dtype, Epilogue, FieldError, HeadShape, KvDtype, LowRankShape, PackedAdapter,
     WeightFormat,
@@ -14,7 +15,8 @@ use penstock_types::{
 use super::cache::{LISTS_BYTES, check_cache};
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::memory::MOST_OPERAND_BYTES;
-use super::operations::DOWNLOAD_BYTES;
+use super::operations::{Attention, DOWNLOAD_BYTES, RopeWriteKv};
+use super::queue::Shape;
 use super::upload::Uploader;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
@@ -366,7 +368,28 @@ impl Backend for Cuda {
         layer: usize,
         cache: &mut CudaCache,
     ) -> Result<(), DeviceError> {
-        self.launch_rope_write_kv(step, rope, shape, norms, qkv, layer, cache)
+        let norm = |buffer: Option<&CudaBuffer>| {
+            buffer.map_or(DevicePointer::NULL, |buffer| self.memory.pointer(&buffer.0))
+        };
+        let call = RopeWriteKv {
+            qkv: self.memory.pointer(&qkv.0),
+            query_norm: norm(norms.map(|(query, _, _)| query)),
+            key_norm: norm(norms.map(|(_, key, _)| key)),
+            rotations: self.memory.pointer(&rope.table),
+            extra_rotations: step.extra_rotations,
+            positions: step.positions,
+            query_scales: step.query_scales,
+            blocks: step.write_blocks,
+            offsets: step.write_offsets,
+            cache: self.layer(cache, layer),
+            heads: shape.heads as i32,
+            angles: (rope.width / 2) as i32,
+            epsilon: norms.map_or(0.0, |(_, _, epsilon)| epsilon),
+            padding: 0,
+        };
+        let blocks = [step.inputs.tokens.len(), (shape.heads + 2 * shape.kv_heads).div_ceil(4), 1];
+        let launch = Shape::of(blocks, 128).with_shared(8 * shape.head_dim * size_of::<f32>());
+        self.queue.launch(&cache.rope_write_kv, launch, &[(&call).into()])
     }
 
     fn attention(
@@ -381,7 +404,25 @@ impl Backend for Cuda {
         scratch: &mut Region,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        self.launch_attention(reader, step, shape, params, layer, cache, qkv, scratch, out)
+        let call = Attention {
+            qkv: self.memory.pointer(&qkv.0),
+            blocks: step.blocks,
+            works: step.decode.works,
+            partials: self.memory.pointer(scratch),
+            out: self.memory.pointer(&out.0),
+            cache: self.layer(cache, layer),
+            heads: shape.heads as i32,
+            window: params.window.map_or(0, |window| window.min(i32::MAX as usize) as i32),
+            scale: params.scale,
+            softcap: params.softcap.unwrap_or(0.0),
+            out_type: match reader.operand {
+                Dtype::F32 => 0,
+                Dtype::Bf16 => 1,
+                Dtype::F16 => 2,
+            },
+            padding: 0,
+        };
+        self.launch_attention(step, &cache.shape, reader.operand, &call)
     }
 
     fn silu_mul(
@@ -392,7 +433,11 @@ impl Backend for Cuda {
         gate_up: &CudaBuffer,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        self.launch_silu_mul(reader, rows, width, gate_up, out)
+        let (from, to) = (self.memory.pointer(&gate_up.0), self.memory.pointer(&out.0));
+        let shape = Shape::of([rows, width.div_ceil(1024), 1], 256);
+        let width = width as i32;
+        let kernel = self.kernels.silu_mul.get(reader.operand);
+        self.queue.launch(kernel, shape, &[(&from).into(), (&to).into(), (&width).into()])
     }
 
     fn gather(
