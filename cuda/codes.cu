@@ -2,8 +2,9 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Data      x [rows][columns] of bf16, w a matrix of codes (codes.cuh), out of float32 with rows at a distance of
-//           `pitch`, so that it can be some columns of a wider matrix. The number of columns is a multiple of 8.
+// Data      x [rows][columns] of bf16, or of 8-bit integers with scales (quantised.cuh); w a matrix of codes
+//           (codes.cuh); out of float32 with rows at a distance of `pitch`, so that it can be some columns of a wider
+//           matrix. The number of columns is a multiple of 8.
 //
 // The order of the sum is the same for every number of rows and in all kernels:
 //
@@ -11,6 +12,8 @@
 //   less their centre; if there are minima, another chain has the sum of x, as the product with ones.
 // - The sum of a segment of 512 columns is a chain over its chunks: a fused multiply-add of the scale and the chunk's
 //   chain, then of the minimum and the sum of x.
+// - Of integers, a chunk is the columns of a segment that have the same scales of w and x, its chain and the sum of x
+//   are exact, and the factor of a chain is the product of the two scales.
 // - Segments are added in order; the total is added to out, or replaces it; then the bias is added.
 //
 // Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
@@ -27,8 +30,11 @@
 //           int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels read the first weights
 //           before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
-// Sources   codes.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
+// Sources   codes.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps); Lin
+//           et al., "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", section 5 (products
+//           of integers, scaled by group).
 #include "codes.cuh"
+#include "quantised.cuh"
 #include "tokens.cuh"
 
 constexpr int SEGMENT_BLOCKS = 8;
@@ -36,43 +42,89 @@ constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
 
 struct CodesProduct {
     Codes w;
-    const bf16* x;
+    const uint8_t* x;
     const float* bias;  // or null
     float* out;
     int rows, pitch, accumulates;
+    int span_shift;  // of integers: a span is 2^span_shift columns; 31 if it is a row
 };
+
+// Bytes of a block of a row of x, and of a row.
+template <class F>
+constexpr int X_BYTES = F::has_integer_rows ? QUANTISED_BYTES : BLOCK * 2;
+template <class F>
+DEVICE size_t row_bytes(const Codes& codes) {
+    return F::has_integer_rows ? size_t(count_blocks(codes)) * QUANTISED_BYTES : size_t(codes.columns) * 2;
+}
 
 // ---- The product of a block of columns
 
-// The operands of a row of x: of 4 mma.
-struct LaneRow {
+// The part of a lane in 8 rows of x: the operands of row `group` for 4 mma of bf16, or as many of their columns as
+// integers, and then the spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
+template <class F, bool = F::has_integer_rows>
+struct LaneRows {
     uint2 pairs[4];
 };
+template <class F>
+struct LaneRows<F, true> {
+    static constexpr int halves = F::chunk < BLOCK ? 2 : 1;
+    uint32_t fours[4];
+    Span spans[2][halves];
+};
 
-// Reads them with `words`, which returns the 16-byte word of 8 columns by its index in the block.
+// Reads them. `read(zero, row, byte)` returns a value of the type of `zero` from a row, by its first byte in the block.
 template <class F, class Read>
-DEVICE LaneRow read_row(int quad, Read read) {
-    LaneRow row;
-    if constexpr (F::chunk == 16) {
+DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
+    LaneRows<F> rows;
+    if constexpr (F::has_integer_rows) {
+        constexpr int UNIT = F::chunk == 16 ? 1 : 2;  // fours that are adjacent
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const uint4 word = read(2 * m + quad / 2);
-            row.pairs[m] = quad % 2 ? uint2{word.z, word.w} : uint2{word.x, word.y};
+        for (int m = 0; m < 4; m += UNIT) {
+            const int byte = 16 * m + 4 * UNIT * quad;
+            if constexpr (UNIT == 1) {
+                rows.fours[m] = read(0u, group, byte);
+            } else {
+                const uint2 pair = read(uint2{0, 0}, group, byte);
+                rows.fours[m] = pair.x, rows.fours[m + 1] = pair.y;
+            }
         }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            Span spans[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                spans[half] = read(Span{0, 0}, 2 * quad + i, QUANTISED_BLOCK + half * int(sizeof(Span)));
+            if constexpr (F::chunk < BLOCK)
+                rows.spans[i][0] = spans[0], rows.spans[i][1] = spans[1];
+            else
+                rows.spans[i][0] = {spans[0].scale, spans[0].scaled_sum + spans[1].scaled_sum};
+        }
+    } else if constexpr (F::chunk == 16) {
+#pragma unroll
+        for (int m = 0; m < 4; m++) rows.pairs[m] = read(uint2{0, 0}, group, 32 * m + 8 * quad);
     } else {
 #pragma unroll
         for (int step = 0; step < 2; step++) {
-            const uint4 word = read(4 * step + quad);
-            row.pairs[2 * step] = {word.x, word.y}, row.pairs[2 * step + 1] = {word.z, word.w};
+            const uint4 word = read(uint4{0, 0, 0, 0}, group, 64 * step + 16 * quad);
+            rows.pairs[2 * step] = {word.x, word.y}, rows.pairs[2 * step + 1] = {word.z, word.w};
         }
     }
-    return row;
+    return rows;
 }
+
+// The sums of OUTPUTS tiles of 16 outputs and ROWS tiles of 8 rows.
+template <int OUTPUTS, int ROWS>
+struct Sums {
+    float d[OUTPUTS][ROWS][4];
+    // Of a chunk of integers that began in an earlier block: the chains, and the sums of x.
+    int chains[OUTPUTS][ROWS][4];
+    float scaled_sums[ROWS][2];
+};
 
 // The sums of a chunk of rows 2 quad and 2 quad + 1 of two tiles of 8 rows: the product of x, as the first operand, and
 // ones has them in the lanes of those rows.
 template <class F>
-DEVICE void sum_rows(float (&sums)[2][2], const LaneRow& first, const LaneRow& second, int chunk, int quad) {
+DEVICE void sum_rows(float (&sums)[2][2], const LaneRows<F>& first, const LaneRows<F>& second, int chunk, int quad) {
     constexpr int STEPS = F::chunk / 16;
     float d[4] = {};
 #pragma unroll
@@ -84,10 +136,10 @@ DEVICE void sum_rows(float (&sums)[2][2], const LaneRow& first, const LaneRow& s
         for (int i = 0; i < 2; i++) sums[tile][i] = __shfl_sync(ALL_LANES, d[2 * tile], 4 * (2 * quad + i));
 }
 
-// Adds the products of a block of columns, of OUTPUTS tiles of 16 outputs and ROWS tiles of 8 rows.
+// Adds the products of a block of columns.
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_block(float (&d)[OUTPUTS][ROWS][4], const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
-                      const LaneRow (&x)[ROWS], int quad) {
+DEVICE void add_floats(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+                       const LaneRows<F> (&x)[ROWS], int quad) {
     constexpr int STEPS = F::chunk / 16;
 #pragma unroll
     for (int chunk = 0; chunk < F::chunks; chunk++) {
@@ -106,7 +158,7 @@ DEVICE void add_block(float (&d)[OUTPUTS][ROWS][4], const Codes& codes, const La
 #pragma unroll
         for (int j = 0; j < ROWS; j++) {
             if constexpr (F::has_minima)
-                if (j % 2 == 0) sum_rows<F>(sums, x[j], j + 1 < ROWS ? x[j + 1] : LaneRow{}, chunk, quad);
+                if (j % 2 == 0) sum_rows<F>(sums, x[j], j + 1 < ROWS ? x[j + 1] : LaneRows<F>{}, chunk, quad);
 #pragma unroll
             for (int i = 0; i < OUTPUTS; i++) {
                 float chain[4] = {};
@@ -115,15 +167,83 @@ DEVICE void add_block(float (&d)[OUTPUTS][ROWS][4], const Codes& codes, const La
                     const uint2 pair = x[j].pairs[chunk * STEPS + step];
                     mma<bf16>(chain, operands[i][step], {pair.x, pair.y});
                 }
+                float(&d)[4] = to.d[i][j];
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    d[i][j][e] = __fmaf_rn(factors[i].scale[e / 2], chain[e], d[i][j][e]);
-                    if constexpr (F::has_minima)
-                        d[i][j][e] = __fmaf_rn(factors[i].minimum[e / 2], sums[j % 2][e % 2], d[i][j][e]);
+                    d[e] = __fmaf_rn(factors[i].scale[e / 2], chain[e], d[e]);
+                    if constexpr (F::has_minima) d[e] = __fmaf_rn(factors[i].minimum[e / 2], sums[j % 2][e % 2], d[e]);
                 }
             }
         }
     }
+}
+
+// The same for integers. A chunk of 64 columns and more ends with the block if `is_end`.
+template <class F, int OUTPUTS, int ROWS>
+DEVICE void add_integers(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+                         const LaneRows<F> (&x)[ROWS], bool is_end) {
+    constexpr int FOURS = F::chunk == 16 ? 1 : 2;           // of columns, of an operand
+    constexpr int STEPS = F::chunk / (16 * FOURS);          // of a chunk
+    constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
+#pragma unroll
+    for (int chunk = 0; chunk < F::chunks; chunk++) {
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++)
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                const int first = (chunk * STEPS + step) * FOURS;
+                uint32_t operand[2 * FOURS];
+#pragma unroll
+                for (int r = 0; r < 2 * FOURS; r++) operand[r] = F::Code::four(w[i].codes, first + r / 2, r % 2);
+#pragma unroll
+                for (int j = 0; j < ROWS; j++) {
+                    uint32_t fours[FOURS];
+#pragma unroll
+                    for (int n = 0; n < FOURS; n++) fours[n] = x[j].fours[first + n];
+                    mma_int8(to.chains[i][j], operand, fours);
+                }
+            }
+        const int half = F::chunk < BLOCK ? chunk * F::chunk / QUANTISED_HALF : 0;
+        auto span = [&](int j, int row) { return x[j].spans[row][half]; };
+        if constexpr (F::has_minima)
+#pragma unroll
+            for (int j = 0; j < ROWS; j++)
+#pragma unroll
+                for (int row = 0; row < 2; row++) to.scaled_sums[j][row] += span(j, row).scaled_sum;
+        if (F::chunk == BLOCK && !is_end) continue;
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) {
+            const Factors factors = factors_of<F>(codes, w[i], chunk);
+#pragma unroll
+            for (int j = 0; j < ROWS; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const float scale = __fmul_rn(factors.scale[e / 2], span(j, e % 2).scale) * UNIT;
+                    float& d = to.d[i][j][e];
+                    d = __fmaf_rn(scale, to.chains[i][j][e], d);
+                    if constexpr (F::has_minima) d = __fmaf_rn(factors.minimum[e / 2], to.scaled_sums[j][e % 2], d);
+                    to.chains[i][j][e] = 0;
+                }
+        }
+        if constexpr (F::has_minima)
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) to.scaled_sums[j][0] = to.scaled_sums[j][1] = 0;
+    }
+}
+
+// Blocks of a chunk of integers, of 64 columns and more.
+DEVICE int chunk_blocks(const CodesProduct& call) {
+    const int blocks = 1 << (max(min(call.w.group_shift, call.span_shift), 6) - 6);
+    return min(blocks, SEGMENT_BLOCKS);
+}
+
+template <class F, int OUTPUTS, int ROWS>
+DEVICE void add_block(Sums<OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
+                      const LaneRows<F> (&x)[ROWS], int block, int quad) {
+    if constexpr (F::has_integer_rows)
+        add_integers<F>(to, call.w, w, x, (block + 1) % chunk_blocks(call) == 0 || block + 1 == count_blocks(call.w));
+    else
+        add_floats<F>(to, call.w, w, x, quad);
 }
 
 // Writes the total of an element to `out`.
@@ -150,7 +270,8 @@ using Narrow = Stream<2, 4, 40>;
 template <class F, class Shape>
 constexpr int stream_depth() {
     constexpr int codes = (F::Code::bits == 8 ? 2 : 4) / Shape::output_tiles;
-    constexpr int room = Shape::registers / (int(sizeof(LaneBlock<F>) / 4) * Shape::output_tiles);
+    constexpr int registers = Shape::registers - (F::has_integer_rows && F::chunk == 16 ? 6 : 0);  // for more spans
+    constexpr int room = registers / (int(sizeof(LaneBlock<F>) / 4) * Shape::output_tiles);
     static_assert(codes > 0 && room > 0, "at least one block");
     return room < codes ? room : codes;
 }
@@ -182,27 +303,28 @@ DEVICE void stream(const CodesProduct& call) {
                 for (int i = 0; i < OUTPUTS; i++)
                     blocks.w[n][i] = load_block<F>(codes, tiles[i], block + n, lane);
     };
-    auto load_x = [&](LaneRow(&x)[ROWS], int block) {
+    auto load_x = [&](LaneRows<F>(&x)[ROWS], int block) {
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const int row = first_row + j * 8 + group;
-            const uint4* from = reinterpret_cast<const uint4*>(call.x + size_t(row) * codes.columns + block * BLOCK);
-            const int words = row < call.rows ? (codes.columns - block * BLOCK) / 8 : 0;
-            x[j] = read_row<F>(quad, [&](int word) { return word < words ? from[word] : uint4{0, 0, 0, 0}; });
-        }
+        for (int j = 0; j < ROWS; j++)
+            x[j] = read_rows<F>(group, quad, [&](auto zero, int in_tile, int byte) {
+                const int row = first_row + j * 8 + in_tile;
+                const int bytes = row < call.rows ? int(row_bytes<F>(codes)) - block * X_BYTES<F> : 0;
+                const uint8_t* from = call.x + size_t(row) * row_bytes<F>(codes) + block * X_BYTES<F> + byte;
+                return byte < bytes ? *reinterpret_cast<const decltype(zero)*>(from) : zero;
+            });
     };
 
     Blocks now = {}, next = {};
     load(now, warp * SEGMENT_BLOCKS);
     dependency_wait();
     dependency_launch();
-    LaneRow x[ROWS];  // of the next block that is multiplied, if they are few
+    LaneRows<F> x[ROWS];  // of the next block that is multiplied, if they are few
     if (ROWS == 1) load_x(x, warp * SEGMENT_BLOCKS);
     for (int first = 0; first < num_segments; first += num_warps) {
         const int segment = first + warp;
         if (segment < num_segments) {
             const int end = min((segment + 1) * SEGMENT_BLOCKS, num_blocks);
-            float d[OUTPUTS][ROWS][4] = {};
+            Sums<OUTPUTS, ROWS> of_segment = {};
             for (int block = segment * SEGMENT_BLOCKS; block < end; block += DEPTH) {
                 const bool is_last = block + DEPTH >= end;
                 const int following = is_last ? (segment + num_warps) * SEGMENT_BLOCKS : block + DEPTH;
@@ -210,12 +332,12 @@ DEVICE void stream(const CodesProduct& call) {
 #pragma unroll
                 for (int n = 0; n < DEPTH; n++) {
                     if (block + n >= end) break;
-                    LaneRow x_now[ROWS];
+                    LaneRows<F> x_now[ROWS];
                     if (ROWS > 1) load_x(x, block + n);
 #pragma unroll
                     for (int j = 0; j < ROWS; j++) x_now[j] = x[j];
                     if (ROWS == 1) load_x(x, n + 1 < DEPTH && block + n + 1 < end ? block + n + 1 : following);
-                    add_block<F>(d, codes, now.w[n], x_now, quad);
+                    add_block<F>(of_segment, call, now.w[n], x_now, block + n, quad);
                 }
                 now = next;
             }
@@ -225,7 +347,8 @@ DEVICE void stream(const CodesProduct& call) {
                 for (int j = 0; j < ROWS; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        sums[warp][j * 8 + quad * 2 + e % 2][i * 16 + group + e / 2 * 8] = d[i][j][e];
+                        sums[warp][j * 8 + quad * 2 + e % 2][i * 16 + group + e / 2 * 8] =
+                            of_segment.d[i][j][e];
         }
         __syncthreads();
         const int count = min(num_warps, num_segments - first);
@@ -255,14 +378,16 @@ using Wide = Tile<4, 2>;
 // A block of columns of both operands, without scales.
 template <class F, class Shape>
 struct Stage {
-    uint4 x[Shape::rows][BLOCK / 8], w[Shape::outputs / TILE_OUTPUTS][F::block_bytes / 16];
+    static constexpr int x_words = X_BYTES<F> / 16;
+    // Rows of integers have a word that is not used.
+    uint4 x[Shape::rows][(x_words + 1) / 2 * 2], w[Shape::outputs / TILE_OUTPUTS][F::block_bytes / 16];
 };
 
 template <class F, class Shape>
 DEVICE void gemm(const CodesProduct& call) {
     constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles;
     constexpr int STAGES = SHARED_BYTES / sizeof(Stage<F, Shape>);
-    constexpr int WORDS = BLOCK / 8;  // 16-byte words of a row of a stage
+    constexpr int WORDS = Stage<F, Shape>::x_words;
     static_assert(STAGES >= 3, "two blocks are copied while one is multiplied");
     __shared__ Stage<F, Shape> stages[STAGES];
     const Codes& codes = call.w;
@@ -289,16 +414,19 @@ DEVICE void gemm(const CodesProduct& call) {
                     copy_async16(&stages[stage].w[warp_tile + i][n + lane], from + (n + lane) * 16);
         }
     };
-    // The word of 8 columns of a row in a stage: rows that are read at the same time are in different banks.
-    auto place = [](int row, int word) { return word ^ row % 2 * 4; };
+    // The place of a word of a row in a stage: rows that are read at the same time are in different banks.
+    auto place = [](int row, int word) {
+        if constexpr (F::has_integer_rows) return word ^ row / 4 % 2;
+        return word ^ row % 2 * 4;
+    };
     auto copy_x = [&](int block, int stage) {
 #pragma unroll
-        for (int n = 0; n < Shape::rows * WORDS / Shape::threads; n++) {
-            if (block >= num_blocks) break;
+        for (int n = 0; n < ceil_div(Shape::rows * WORDS, Shape::threads); n++) {
             const int i = n * Shape::threads + threadIdx.x, row = i / WORDS, word = i % WORDS;
-            const int column = block * BLOCK + word * 8;
-            const bool exists = first_row + row < call.rows && column < codes.columns;
-            const bf16* from = exists ? call.x + size_t(first_row + row) * codes.columns + column : call.x;
+            if (block >= num_blocks || i >= Shape::rows * WORDS) break;
+            const size_t byte = block * X_BYTES<F> + word * 16;
+            const bool exists = first_row + row < call.rows && byte < row_bytes<F>(codes);
+            const uint8_t* from = exists ? call.x + (first_row + row) * row_bytes<F>(codes) + byte : call.x;
             copy_async16(&stages[stage].x[row][place(row, word)], from, exists ? 16 : 0);
         }
         copy_commit();
@@ -316,7 +444,8 @@ DEVICE void gemm(const CodesProduct& call) {
     dependency_wait();
     dependency_launch();
     for (int block = 0; block < STAGES - 1; block++) copy_x(block, block);
-    float d[OUTPUTS][ROWS][4] = {}, totals[OUTPUTS][ROWS][4] = {};
+    Sums<OUTPUTS, ROWS> sums = {};
+    float totals[OUTPUTS][ROWS][4] = {};
     int stage = 0, free_stage = STAGES - 1;
     for (int block = 0; block < num_blocks; block++) {
         load(last, block + 2);
@@ -327,14 +456,15 @@ DEVICE void gemm(const CodesProduct& call) {
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
             load_codes(now[i], reinterpret_cast<const uint8_t*>(stages[stage].w[warp_tile + i]), lane);
-        LaneRow x[ROWS];
+        LaneRows<F> x[ROWS];
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const int row = warp_row + j * 8 + group;
-            const uint4* words = stages[stage].x[row];
-            x[j] = read_row<F>(quad, [&](int word) { return words[place(row, word)]; });
-        }
-        add_block<F>(d, codes, now, x, quad);
+        for (int j = 0; j < ROWS; j++)
+            x[j] = read_rows<F>(group, quad, [&](auto zero, int in_tile, int byte) {
+                const int row = warp_row + j * 8 + in_tile;
+                const uint4* word = &stages[stage].x[row][place(row, byte / 16)];
+                return *reinterpret_cast<const decltype(zero)*>(reinterpret_cast<const uint8_t*>(word) + byte % 16);
+            });
+        add_block<F>(sums, call, now, x, block, quad);
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) now[i] = next[i], next[i] = last[i];
         free_stage = stage;
@@ -345,7 +475,7 @@ DEVICE void gemm(const CodesProduct& call) {
 #pragma unroll
             for (int j = 0; j < ROWS; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) totals[i][j][e] += d[i][j][e], d[i][j][e] = 0;
+                for (int e = 0; e < 4; e++) totals[i][j][e] += sums.d[i][j][e], sums.d[i][j][e] = 0;
     }
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++)
@@ -400,51 +530,65 @@ DEVICE void embed(const CodesRows& call) {
 // Of gemv on a multiprocessor.
 constexpr int MIN_BLOCKS = 2;
 
-#define KERNELS(CODE, CHUNK, SCALE, MINIMUM)                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)                              \
-    gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                                   \
-        stream<Format<CODE, CHUNK, SCALE, MINIMUM>, Gemv>(product);                                       \
-    }                                                                                                     \
-    EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                                   \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                                       \
-    gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                            \
-        stream<Format<CODE, CHUNK, SCALE, MINIMUM>, Narrow>(product);                                     \
-    }                                                                                                     \
-    EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                            \
-    extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                                      \
-    gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                            \
-        gemm<Format<CODE, CHUNK, SCALE, MINIMUM>, Middle>(product);                                       \
-    }                                                                                                     \
-    EXPORT(gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                            \
-    extern "C" __global__ void __launch_bounds__(Wide::threads, 1)                                        \
-    gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesProduct product) {                              \
-        gemm<Format<CODE, CHUNK, SCALE, MINIMUM>, Wide>(product);                                         \
-    }                                                                                                     \
-    EXPORT(gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)                                              \
-    extern "C" __global__ void __launch_bounds__(256)                                                     \
-    embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM(CodesRows rows) {                                        \
-        embed<Format<CODE, CHUNK, SCALE, MINIMUM>>(rows);                                                 \
-    }                                                                                                     \
-    EXPORT(embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM)
-// For a model, its variants alone are compiled: -DVARIANT=code4,64,scale16,affine. Without it, those of the tests are.
+#define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
+    gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {        \
+        stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Gemv>(product);               \
+    }                                                                                \
+    EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                        \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                  \
+    gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) { \
+        stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Narrow>(product);             \
+    }                                                                                \
+    EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                 \
+    extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                 \
+    gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) { \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Middle>(product);               \
+    }                                                                                \
+    EXPORT(gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                 \
+    extern "C" __global__ void __launch_bounds__(Wide::threads, 1)                   \
+    gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {   \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Wide>(product);                 \
+    }                                                                                \
+    EXPORT(gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                   \
+    extern "C" __global__ void __launch_bounds__(256)                                \
+    embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesRows rows) {             \
+        embed<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(rows);                         \
+    }                                                                                \
+    EXPORT(embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
+// For a model, its variants alone are compiled: -DVARIANT=code4,64,scale16,affine,bf16; otherwise those of the tests.
 #define INSTANTIATE(...) KERNELS(__VA_ARGS__)
 #ifdef VARIANT
 INSTANTIATE(VARIANT)
 #else
-KERNELS(code4, 32, scale16, centred)
-KERNELS(code4, 32, scale16, affine)
-KERNELS(code4, 32, nested, affine)
-KERNELS(code4, 64, scale16, centred)
-KERNELS(code4, 64, scale16, affine)
-KERNELS(code5, 32, scale16, centred)
-KERNELS(code5, 32, scale16, affine)
-KERNELS(code5, 32, nested, affine)
-KERNELS(code6, 16, nested, centred)
-KERNELS(code8, 32, scale16, centred)
-KERNELS(code8, 32, scale16, affine)
-KERNELS(code8, 64, scale16, centred)
-KERNELS(code8, 64, scale16, affine)
-KERNELS(code8, 64, scale32, centred)
-KERNELS(e4m3, 64, scale16, centred)
-KERNELS(e4m3, 64, scale32, centred)
+KERNELS(code4, 32, scale16, centred, bf16)
+KERNELS(code4, 32, scale16, affine, bf16)
+KERNELS(code4, 32, nested, affine, bf16)
+KERNELS(code4, 64, scale16, centred, bf16)
+KERNELS(code4, 64, scale16, affine, bf16)
+KERNELS(code5, 32, scale16, centred, bf16)
+KERNELS(code5, 32, scale16, affine, bf16)
+KERNELS(code5, 32, nested, affine, bf16)
+KERNELS(code6, 16, nested, centred, bf16)
+KERNELS(code8, 32, scale16, centred, bf16)
+KERNELS(code8, 32, scale16, affine, bf16)
+KERNELS(code8, 64, scale16, centred, bf16)
+KERNELS(code8, 64, scale16, affine, bf16)
+KERNELS(code8, 64, scale32, centred, bf16)
+KERNELS(e4m3, 64, scale16, centred, bf16)
+KERNELS(e4m3, 64, scale32, centred, bf16)
+KERNELS(code4, 32, scale16, centred, int8)
+KERNELS(code4, 32, scale16, affine, int8)
+KERNELS(code4, 32, nested, affine, int8)
+KERNELS(code4, 64, scale16, centred, int8)
+KERNELS(code4, 64, scale16, affine, int8)
+KERNELS(code5, 32, scale16, centred, int8)
+KERNELS(code5, 32, scale16, affine, int8)
+KERNELS(code5, 32, nested, affine, int8)
+KERNELS(code6, 16, nested, centred, int8)
+KERNELS(code8, 32, scale16, centred, int8)
+KERNELS(code8, 32, scale16, affine, int8)
+KERNELS(code8, 64, scale16, centred, int8)
+KERNELS(code8, 64, scale16, affine, int8)
+KERNELS(code8, 64, scale32, centred, int8)
 #endif

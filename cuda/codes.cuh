@@ -3,7 +3,8 @@
 //
 //     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
 //
-// Codes less their centre are exact in bf16, and so are the numbers of e4m3.
+// Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16
+// or 8-bit integers.
 //
 // Layout    A matrix is tiles of 16 rows, one behind the other; the last one is filled with zeros. Tiles are
 //           independent, so matrices of the same format with multiples of 16 rows can be one behind the other, too. A
@@ -23,8 +24,8 @@
 //           operands of activations are 16 contiguous bytes of a row; with groups of 16 columns, 16 m + 4 quad.
 //
 // Bits      Word m of a lane has the low 4 bits of its codes of mma m: of register r of the operand at 4 r
-//           and 4 r + 16. The fifth bits are at 4 m + r (and 16 more) of word 4; the fifth and sixth of codes of 6 bits at
-//           2 (4 (m % 2) + r) of word 4 + m / 2. Codes of 8 bits: register r has bytes r % 2 and r % 2 + 2 of word
+//           and 4 r + 16. The fifth bits are at 4 m + r (and 16 more) of word 4; the fifth and sixth of codes of 6 bits
+//           at 2 (4 (m % 2) + r) of word 4 + m / 2. Codes of 8 bits: register r has bytes r % 2 and r % 2 + 2 of word
 //           2 m + r / 2.
 //
 // Sources   Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models",
@@ -42,17 +43,31 @@ DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
     return (from < to ? word << (to - from) : word >> (from - to)) & mask;
 }
 
-// ---- Codes: `pair` is register `r` of the operand of mma `m`, of the words of a lane
+// ---- Codes, of the words of a lane: `pair` is register `r` of the operand of mma `m`. `four` is the 4 columns of mma
+// `m` and row `half` of the lane as bytes with signs, in the order 0 2 1 3: codes less their centre, times
+// 2^(8 - bits).
+
+constexpr uint32_t SIGNS = 0x80808080;
 
 struct code4 {
     static constexpr int bits = 4, centre = 8;
     static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[m] >> 4 * r & twice(15); }
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) { return centred_pair<bf16, bits>(low(words, m, r)); }
+    // The low 4 bits, `shift` bits above those of bytes.
+    static DEVICE uint32_t low_four(const uint32_t* words, int m, int half, int shift) {
+        return move_bits(words[m], 4 * half, shift, 0x0f0f0f0fu << shift);
+    }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return low_four(words, m, half, 4) ^ SIGNS; }
 };
 struct code5 {
     static constexpr int bits = 5, centre = 16;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         return centred_pair<bf16, bits>(code4::low(words, m, r) | move_bits(words[4], 4 * m + r, 4, twice(1 << 4)));
+    }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
+        const uint32_t high = words[4] >> (4 * m + half);
+        return (code4::low_four(words, m, half, 3) | move_bits(high, 0, 7, twice(1 << 7)) |
+                move_bits(high, 2, 15, twice(1 << 15))) ^ SIGNS;
     }
 };
 struct code6 {
@@ -61,11 +76,19 @@ struct code6 {
         const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4, twice(3 << 4));
         return centred_pair<bf16, bits>(code4::low(words, m, r) | high);
     }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
+        const uint32_t high = words[4 + m / 2] >> (8 * (m % 2) + 2 * half);
+        return (code4::low_four(words, m, half, 2) | move_bits(high, 0, 6, twice(3 << 6)) |
+                move_bits(high, 4, 14, twice(3 << 14))) ^ SIGNS;
+    }
 };
 struct code8 {
     static constexpr int bits = 8, centre = 128;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         return centred_pair<bf16, bits>(words[2 * m + r / 2] >> 8 * (r % 2) & twice(0xff));
+    }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
+        return __byte_perm(words[2 * m], words[2 * m + 1], half ? 0x7351 : 0x6240) ^ SIGNS;
     }
 };
 struct e4m3 {
@@ -97,12 +120,15 @@ struct affine {
     static constexpr int values = 4;
 };
 
+using int8 = int8_t;
+
 // A format: its codes, columns of the smallest unit that has a scale (16, 32, or 64 for all larger groups), the type of
-// scales, and whether there are minima.
-template <class CODE, int CHUNK, class SCALE, class MINIMUM>
+// scales, whether there are minima, and the type of the rows that it is multiplied by.
+template <class CODE, int CHUNK, class SCALE, class MINIMUM, class X>
 struct Format {
     using Code = CODE;
     using Scale = SCALE;
+    static constexpr bool has_integer_rows = sizeof(X) == sizeof(int8);
     static constexpr bool has_minima = MINIMUM::values == affine::values, is_nested = SCALE::bytes == nested::bytes;
     static constexpr int chunk = CHUNK, chunks = BLOCK / CHUNK, values = MINIMUM::values;
     static constexpr int block_bytes = 32 * 4 * CODE::bits;

@@ -5,7 +5,7 @@
 //
 // Conventions of all kernels:
 // - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights
-//   are bf16, f16 or float32. Every sum is a sum of float32.
+//   are bf16, f16 or float32, or integers with scales (quantised.cuh, codes.cuh). Every sum of floats is of float32.
 // - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
 // - Memory that other kernels write is not `const __restrict__`: the compiler would read it by ld.global.nc, which
@@ -274,6 +274,29 @@ DEVICE void mma<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// The same for 8-bit integers with signs, four to a register, and sums of 32 bits (PTX ISA, "Matrix fragments for
+// mma.m16n8k32", "mma.m16n8k16"): d[16][8] += a[16][16 A / 2] * b[16 A / 2][8] for A = 4 or 2 registers of a. A lane has
+//   a   rows group (a[0], a[2]) and group + 8 (a[1], a[3]); columns 4 quad onwards (a[0], a[1]), + 16 (a[2], a[3])
+//   b   column group; rows 4 quad onwards (b[0]), and + 16 (b[1])
+//   d   as above
+template <int A>
+DEVICE void mma_int8(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A / 2]) {
+#ifdef PENSTOCK_HOST
+    emu::mma_int8(d, a, b);
+#else
+    if constexpr (A == 4)
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                     "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[A - 1]), "r"(b[0]), "r"(b[A / 2 - 1]));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+                     "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                     : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(b[0]));
 #endif
 }
 

@@ -11,9 +11,9 @@
 // Limit     bytes: 8 read and 2 written for each value.
 // Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear
 //           Units", section 2 (the approximation with tanh).
-#include "common.cuh"
+#include "quantised.cuh"
 
-constexpr int THREADS = 256;
+constexpr int THREADS = QUANTISER_THREADS;
 
 struct Silu {
     DEVICE static float of(float x) { return x / (1 + expf(-x)); }
@@ -61,3 +61,19 @@ DEVICE void gated(const float* gate_up, T* out, int width) {
 KERNELS(f32)
 KERNELS(bf16)
 KERNELS(f16)
+
+// The width is a multiple of 4.
+extern "C" __global__ void __launch_bounds__(THREADS) silu_mul_int8(const float* gate_up, QuantisedRows to) {
+    dependency_wait();
+    dependency_launch();
+    using Floats = Values<float, 4>;
+    const float* gate = gate_up + size_t(blockIdx.x) * 2 * to.columns;
+    quantise_row(to, blockIdx.x, blockIdx.y * QUANTISER_COLUMNS, gridDim.y * QUANTISER_COLUMNS, [&](int column) {
+        const Floats gates = *reinterpret_cast<const Floats*>(gate + column);
+        Floats four = *reinterpret_cast<const Floats*>(gate + to.columns + column);
+#pragma unroll
+        for (int j = 0; j < 4; j++) four.values[j] *= Silu::of(gates.values[j]);
+        return four;
+    });
+}
+EXPORT(silu_mul_int8)

@@ -33,8 +33,8 @@
 //           and writes its chains to scratch memory; add_chains adds them in the same order. Estimates from the sizes,
 //           for 4096 outputs, tiles of 64 outputs and 132 multiprocessors, of which 4.8 TB/s and a latency of 0.8 us
 //           require 3.8 MB in flight: 32 rows x 4096 columns has 64 tiles with 1.8 MB in flight, and 128 blocks with
-//           3.7 MB; 128 rows x 14336 columns has 128 tiles with 2.6 MB, half of it twice, and 896 blocks, as many at a time
-//           as multiprocessors have room for, with at least 10 MB. The chains of the latter are 15 MB.
+//           3.7 MB; 128 rows x 14336 columns has 128 tiles with 2.6 MB, half of it twice, and 896 blocks, as many at a
+//           time as multiprocessors have room for, with at least 10 MB. The chains of the latter are 15 MB.
 // Sources   PTX ISA, mma.m16n8k16; Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages, order of blocks); He et
 //           al., "Defeating Nondeterminism in LLM Inference" (invariance to the batch).
 #include "product.cuh"

@@ -1,11 +1,11 @@
-// The product of activations and a weight matrix, of any number of columns: for rows that are not multiples of 16 bytes,
-// which gemm.cu and gemm_f32.cu do not read. No common model has them.
+// The product of activations and a weight matrix, of any number of columns: for rows that are not multiples of 16
+// bytes, which gemm.cu and gemm_f32.cu do not read. No common model has them.
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
 // Data      x [rows][inner] and w [outputs][inner] of T, out as in gemm.cu.
-// Shape     grid (rows, ceil(outputs / 8)), a warp per element of `out`. The sum is 32 chains, lane i adding the products
-//           of columns i, i + 32, ...; then butterflies: an order that depends on `inner` alone.
+// Shape     grid (rows, ceil(outputs / 8)), a warp per element of `out`. The sum is 32 chains, lane i adding the
+//           products of columns i, i + 32, ...; then butterflies: an order that depends on `inner` alone.
 // Limit     accesses of the caches: every row reads all weights.
 #include "product.cuh"
 

@@ -67,6 +67,15 @@ def test_tensor_core_product_equals_the_product_of_matrices(dtype: str) -> None:
     np.testing.assert_allclose(d, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("inner", [16, 32])
+def test_tensor_core_product_of_integers_is_exact(inner: int) -> None:
+    a = RANDOM.integers(-128, 128, (16, inner)).astype(np.int8)
+    b = RANDOM.integers(-128, 128, (8, inner)).astype(np.int8)
+    d = np.zeros((16, 8), np.int32)
+    kernels().launch(f"multiply_bytes_{inner}", (1,), 32, a, b, d)
+    assert np.array_equal(d, a.astype(np.int32) @ b.astype(np.int32).T)
+
+
 def test_transposed_matrices_have_the_fragments_of_ldmatrix() -> None:
     tiles = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
     out = np.zeros((32, 4), np.uint32)

@@ -70,11 +70,14 @@ def test_variants_of_kernels_by_their_names() -> None:
         return [variant[0].name, *variant[1]]
 
     assert definition("attention_decode_bf16_uint4_64") == ["attention.cu", "VARIANT=bf16,u4,uint4,64"]
-    assert definition("gemm_narrow_e4m3_32_scale16_centred") == [
+    assert definition("gemm_narrow_e4m3_32_scale16_centred_bf16") == [
         "codes.cu",
-        "VARIANT=e4m3,32,scale16,centred",
+        "VARIANT=e4m3,32,scale16,centred,bf16",
     ]
-    assert definition("embed_code4_32_nested_affine") == ["codes.cu", "VARIANT=code4,32,nested,affine"]
+    assert definition("embed_code4_32_nested_affine_int8") == [
+        "codes.cu",
+        "VARIANT=code4,32,nested,affine,int8",
+    ]
     assert variant_of("attention_decode_f32_bf16") is None
     assert variant_of("gemv_bf16") is None
 

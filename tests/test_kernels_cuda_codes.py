@@ -12,6 +12,7 @@ import pytest
 
 from support import cuda
 from support.cuda_codes import FORMATS, Format, Matrix, hash_lines, packed, random_matrix
+from support.cuda_quantised_rows import QuantisedRows, quantised
 
 if TYPE_CHECKING:
     from support.cuda import Array
@@ -23,6 +24,12 @@ TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_middle": (128, 32), "ge
 THREADS = {"gemm_middle": 128, "gemm_wide": 256}
 SEGMENT = 512
 FOLLOWS = 1 << 31
+#: Formats, and the type of the rows.
+PRODUCTS = [
+    *((format_, "bf16") for format_ in FORMATS),
+    *((format_, "int8") for format_ in FORMATS if format_.code != "e4m3"),
+]
+product_parameters = pytest.mark.parametrize(("format_", "dtype"), PRODUCTS, ids=str)
 HASHES = Path(__file__).parent / "data" / "cuda_codes.txt"
 
 
@@ -63,6 +70,7 @@ class Product(ctypes.Structure):
         ("rows", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("accumulates", ctypes.c_int),
+        ("span_shift", ctypes.c_int),
     )
 
 
@@ -81,7 +89,7 @@ class Rows(ctypes.Structure):
 class Operands:
     """A product."""
 
-    x: Array
+    x: Array | QuantisedRows
     matrix: Matrix
     bias: Array | None = None
     base: Array | None = None
@@ -94,11 +102,15 @@ class Operands:
         if self.base is not None:
             out[:rows, :outputs] = self.base
         data = packed(self.matrix)
-        arrays = cuda.addresses(self.x, self.bias, out)
-        product = Product(Codes.of(self.matrix, data), *arrays, rows, outputs + 3, self.base is not None)
+        if isinstance(self.x, QuantisedRows):
+            x, dtype, span_shift = self.x.packed(), "int8", self.x.span_shift
+        else:
+            x, dtype, span_shift = self.x, "bf16", 0
+        call = [*cuda.addresses(x, self.bias, out), rows, outputs + 3, self.base is not None, span_shift]
+        product = Product(Codes.of(self.matrix, data), *call)
         tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
         threads = THREADS.get(kernel, 32 * min(8, -(-inner // SEGMENT)))
-        kernels.launch(f"{kernel}_{self.matrix.format.kernels}", tiles, threads, product)
+        kernels.launch(f"{kernel}_{self.matrix.format.kernels(dtype)}", tiles, threads, product)
         assert np.isnan(out[rows]).all()
         assert np.isnan(out[:, outputs:]).all()
         return np.ascontiguousarray(out[:rows, :outputs])
@@ -106,7 +118,8 @@ class Operands:
     def expected(self) -> tuple[Array, Array]:
         """The product in float64, and the sum of the magnitudes that are added in float32."""
         scale, minimum = (value.astype(np.float64) for value in self.matrix.scale_and_minimum())
-        numbers, x = self.matrix.numbers().astype(np.float64), cuda.to_floats(self.x)
+        numbers = self.matrix.numbers().astype(np.float64)
+        x = self.x.values() if isinstance(self.x, QuantisedRows) else cuda.to_floats(self.x)
         centre = self.matrix.format.centre
         magnitudes = np.abs(scale * (numbers - centre)) + np.abs(minimum + scale * centre)
         result, magnitude = x @ (scale * numbers + minimum).T, np.abs(x) @ magnitudes.T
@@ -116,10 +129,17 @@ class Operands:
         return result, magnitude
 
 
-def random_operands(format_: Format, rows: int, outputs: int, inner: int) -> Operands:
+def random_operands(
+    format_: Format, rows: int, outputs: int, inner: int, dtype: str = "bf16", span: int | None = None
+) -> Operands:
+    """Random operands; a span of integers is as wide as the groups, if ``span`` is not given."""
     rng = np.random.default_rng([rows, outputs, inner])
-    x = cuda.to_bits(rng.standard_normal((rows, inner)), "bf16")
-    return Operands(x, random_matrix(format_, outputs, inner))
+    x = rng.standard_normal((rows, inner)).astype(np.float32)
+    matrix = random_matrix(format_, outputs, inner)
+    if dtype == "bf16":
+        return Operands(cuda.to_bits(x, "bf16"), matrix)
+    default = max(format_.group, 32) if format_.group else 0
+    return Operands(quantised(x, default if span is None else span), matrix)
 
 
 def check(operands: Operands, out: Array) -> None:
@@ -128,10 +148,10 @@ def check(operands: Operands, out: Array) -> None:
 
 
 @pytest.mark.parametrize("kernel", TILES)
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_product_equals_float64(kernels: cuda.HostKernels, kernel: str, format_: Format) -> None:
+@product_parameters
+def test_product_equals_float64(kernels: cuda.HostKernels, kernel: str, format_: Format, dtype: str) -> None:
     for shape in [(1, 16, 64), (3, 19, 288), (9, 40, 40)]:
-        operands = random_operands(format_, *shape)
+        operands = random_operands(format_, *shape, dtype)
         check(operands, operands.run(kernels, kernel))
 
 
@@ -141,6 +161,15 @@ def test_every_tile_and_segment_is_computed(
     kernels: cuda.HostKernels, kernel: str, shape: tuple[int, int, int]
 ) -> None:
     operands = random_operands(Format("code4", 128, "f16", "zero_point"), *shape)
+    check(operands, operands.run(kernels, kernel))
+
+
+@pytest.mark.parametrize("kernel", TILES)
+@pytest.mark.parametrize(
+    ("group", "span"), [(64, 64), (64, 128), (128, 64), (0, 256), (1024, 0), (1024, 1024)]
+)
+def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, kernel: str, group: int, span: int) -> None:
+    operands = random_operands(Format("code4", group, "f16", "stored"), 3, 20, 1160, "int8", span)
     check(operands, operands.run(kernels, kernel))
 
 
@@ -157,9 +186,11 @@ def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel
     assert np.array_equal(operands.run(kernels, kernel), added + operands.bias)
 
 
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-def test_bits_do_not_depend_on_the_rows_or_the_kernel(kernels: cuda.HostKernels, format_: Format) -> None:
-    operands = random_operands(format_, 41, 20, 552)
+@product_parameters
+def test_bits_do_not_depend_on_the_rows_or_the_kernel(
+    kernels: cuda.HostKernels, format_: Format, dtype: str
+) -> None:
+    operands = random_operands(format_, 41, 20, 552, dtype)
     expected = operands.run(kernels, "gemm_wide").view(np.uint32)
     for first, last in [(0, 41), (7, 8), (40, 41), (3, 12)]:
         part = Operands(operands.x[first:last], operands.matrix)
@@ -168,8 +199,9 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(kernels: cuda.HostKernels,
             assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
 
 
-def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(Format("code4", 128, "f16"), 2, 16, 18 * SEGMENT + 64)
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(kernels: cuda.HostKernels, dtype: str) -> None:
+    operands = random_operands(Format("code4", 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
     expected = operands.run(kernels, "gemm_wide")
     check(operands, expected)
     for kernel in ("gemv", "gemm_narrow"):
@@ -177,10 +209,16 @@ def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(kernels: cuda.HostKer
 
 
 @pytest.mark.parametrize("kernel", TILES)
-def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels, kernel: str) -> None:
-    operands = random_operands(Format("code4", 32, "f16", "stored"), 11, 20, 96)
+@pytest.mark.parametrize(("group", "dtype"), [(32, "bf16"), (32, "int8"), (64, "int8")])
+def test_a_row_of_nan_does_not_change_others(
+    kernels: cuda.HostKernels, kernel: str, group: int, dtype: str
+) -> None:
+    operands = random_operands(Format("code4", group, "f16", "stored"), 11, 20, 96, dtype)
     expected = operands.run(kernels, kernel)
-    operands.x[4] = 0x7FC0
+    if isinstance(operands.x, QuantisedRows):
+        operands.x.scales[4] = np.nan
+    else:
+        operands.x[4] = 0x7FC0
     out = operands.run(kernels, kernel)
     assert np.isnan(out[4]).all()
     others = np.arange(11) != 4
@@ -195,7 +233,7 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
     out = np.full((len(tokens) + 1, 296), np.nan, np.float32)
     data = packed(table)
     rows = Rows(Codes.of(table, data), *cuda.addresses(tokens, last_tokens, out))
-    kernels.launch(f"embed_{format_.kernels}", [len(tokens)], 64, rows)
+    kernels.launch(f"embed_{format_.kernels()}", [len(tokens)], 64, rows)
     expected = table.weights()[[0, 36, 7, 8, 29, 15, 16]]
     assert np.array_equal(out[:-1].view(np.uint32), expected.view(np.uint32))
     assert np.isnan(out[-1]).all()

@@ -8,7 +8,9 @@ import pytest
 from emu import build
 from support import cuda, cuda_codes, cuda_kv
 from support.cuda import sparse, to_bits
+from support.cuda_quantised_rows import QuantisedRowsArgument, quantised
 from test_kernels_cuda_attention import Case, Filled
+from test_kernels_cuda_codes import THREADS as CODES_THREADS
 from test_kernels_cuda_codes import TILES as CODES_TILES
 from test_kernels_cuda_codes import Codes
 from test_kernels_cuda_codes import Operands as CodesOperands
@@ -90,6 +92,32 @@ def test_activation_of_a_far_row_is_right(kernels: cuda.LastBlock) -> None:
     assert np.allclose(out[-1], gate / (1 + np.exp(-gate)) * up, atol=1e-5)
 
 
+def test_far_rows_are_quantised(kernels: cuda.LastBlock) -> None:
+    width = 1 << 14
+    rows = FAR // width + 1
+    x, out = sparse(rows, width), sparse(rows, width // 64 * 80, dtype=np.uint8)
+    x[-1] = normal(width)
+    target = QuantisedRowsArgument(*cuda.addresses(out, None), width, 0)
+    kernels.launch("quantise_int8", [rows, 1], 256, x, target)
+    assert np.array_equal(out[-1:], quantised(x[-1:], 0).packed())
+
+
+@pytest.mark.parametrize("kernel", CODES_TILES)
+def test_product_reads_far_rows_of_integers(kernels: cuda.LastBlock, kernel: str) -> None:
+    inner, (tile_outputs, tile_rows) = 1 << 14, CODES_TILES[kernel]
+    matrix = cuda_codes.random_matrix(cuda_codes.FORMATS[0], tile_outputs, inner)
+    data = cuda_codes.packed(matrix)
+    last = quantised(normal(1, inner), 32)
+    rows = FAR // (inner // 64 * 80) + 1
+    x, out = zeros_like_far((rows, inner // 64 * 80), last.packed()), sparse(rows, tile_outputs)
+    call = [*cuda.addresses(x, None, out), rows, tile_outputs, 0, last.span_shift]
+    threads = CODES_THREADS.get(kernel, 256)
+    name = f"{kernel}_{matrix.format.kernels('int8')}"
+    kernels.launch(name, [1, -(-rows // tile_rows)], threads, CodesProduct(Codes.of(matrix, data), *call))
+    expected, magnitude = CodesOperands(last, matrix).expected()
+    assert (np.abs(out[-1] - expected[0]) <= 1e-6 * magnitude[0]).all()
+
+
 def multiply(
     kernels: cuda.LastBlock, name: tuple[str, str], x: cuda.Array, w: cuda.Array, pitch: int
 ) -> cuda.Array:
@@ -143,7 +171,7 @@ def test_product_reads_far_codes(kernels: cuda.LastBlock, kernel: str) -> None:
     codes.rows = outputs
     product = CodesProduct(codes, *cuda.addresses(x, None, out), 1, outputs, 0)
     threads = 256 if kernel == "gemm_wide" else 64
-    kernels.launch(f"{kernel}_{small.format.kernels}", [outputs // tile_outputs, 1], threads, product)
+    kernels.launch(f"{kernel}_{small.format.kernels()}", [outputs // tile_outputs, 1], threads, product)
     expected = CodesOperands(x, small).expected()[0]
     assert np.allclose(out[0, -16:], expected[0], rtol=1e-3, atol=1e-2)
 

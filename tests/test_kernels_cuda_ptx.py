@@ -39,7 +39,7 @@ def params_of_nc_loads(code: str) -> set[int]:
 @pytest.mark.parametrize("file", ROWS)
 def test_results_of_other_kernels_are_not_read_by_nc(file: str) -> None:
     for name, code in cuda.ptx(file).items():
-        operation = re.sub(r"_(f32|bf16|f16)$", "", name)
+        operation = re.sub(r"_(f32|bf16|f16|int8)$", "", name)
         assert params_of_nc_loads(code) == CONSTANTS.get(operation, set()), name
 
 
@@ -78,8 +78,8 @@ def test_products_copy_a_step_without_branches(file: str, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", ["gemm_middle", "gemm_wide"])
 @pytest.mark.parametrize(("code", "scales"), [("code4", "scale16"), ("e4m3", "scale32")])
 def test_codes_of_large_tiles_pass_through_the_ring(kernel: str, code: str, scales: str) -> None:
-    kernels = cuda.ptx("codes.cu", f"VARIANT={code},64,{scales},centred")
-    program = kernels[f"{kernel}_{code}_64_{scales}_centred"]
+    kernels = cuda.ptx("codes.cu", f"VARIANT={code},64,{scales},centred,bf16")
+    program = kernels[f"{kernel}_{code}_64_{scales}_centred_bf16"]
     step = re.search(r"cp\.async\.wait_group(?:(?!wait_group)[\s\S])*?mma\.sync", program)
     assert step is not None
     assert step[0].count("cp.async.cg") >= 3

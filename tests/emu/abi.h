@@ -61,8 +61,8 @@ struct Library {
 // Every library of kernels exports both.
 extern "C" {
 __attribute__((visibility("default"))) const emu::Library* emu_library();
-// Runs the blocks of a kernel from number `first` on, without the driver. Returns null, or the reason of a failure, valid
-// until the thread's next call.
+// Runs the blocks of a kernel from number `first` on, without the driver. Returns null, or the reason of a failure,
+// valid until the thread's next call.
 __attribute__((visibility("default"))) const char* emu_launch(const char* name, const unsigned grid[3],
                                                               const unsigned block[3], uint64_t first, unsigned shared,
                                                               void** arguments);

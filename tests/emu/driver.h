@@ -161,8 +161,8 @@ void end_capture(CUgraph_st&);  // streams and events no longer refer to the gra
 
 // ----------------------------------------------------------------------------------------------- calls by the engine
 
-// The engine calls these functions if the loaded library has them, which NVIDIA's has not. They may be called at any time
-// and do not fail.
+// The engine calls these functions if the loaded library has them, which NVIDIA's has not. They may be called at any
+// time and do not fail.
 extern "C" {
 
 // From emuArm(1) to emuArm(0), this OS thread executes steps: its allocations and frees, and its waits for a stream or

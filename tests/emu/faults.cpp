@@ -162,8 +162,8 @@ using namespace emu;
 
 extern "C" {
 
-// The n-th call from now on (0: every call) of a function returns a code, which the bindings may lack: a newer driver has
-// more of them. False for a code that is none.
+// The n-th call from now on (0: every call) of a function returns a code, which the bindings may lack: a newer driver
+// has more of them. False for a code that is none.
 bool emuFault(const char* call, unsigned nth, int code) {
     if (code <= 0 || code > CUDA_ERROR_UNKNOWN) return false;
     Guard guard(state_mutex);

@@ -168,8 +168,8 @@ static unsigned num_helpers() {
     return workers > 1 ? workers - 1 : 0;
 }
 
-// The runner of an OS thread. Those of ended threads are used again: their stacks are many mappings, of which a process may
-// have 65530.
+// The runner of an OS thread. Those of ended threads are used again: their stacks are many mappings, of which a process
+// may have 65530.
 struct RunnerOfThread {
     struct Idle {
         std::mutex mutex;

@@ -109,8 +109,8 @@ void reserve_memory() {
     if (library->is_instrumented) shadow.open(space, size);
 }
 
-// Freed ranges of pages that stay unused, so that a late access is found. Each is a mapping of its own, of which a process
-// may have 65530.
+// Freed ranges of pages that stay unused, so that a late access is found. Each is a mapping of its own, of which a
+// process may have 65530.
 constexpr size_t MOST_FREE_PAGES = 4096;
 
 // The first of `size` bytes of pages, with an inaccessible page behind them; 0 if there is no space.

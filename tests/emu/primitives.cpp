@@ -30,6 +30,16 @@ struct Fragments {
     const uint32_t *a, *b;
 };
 
+// Stores the rows of `d` in the fragments of the lanes.
+template <class Lane, class D>
+static void store(void** slots, const D& d) {
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        const Lane& f = *static_cast<Lane*>(slots[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned i = 0; i < 2; i++) f.d[i] = d[g][t * 2 + i], f.d[2 + i] = d[g + 8][t * 2 + i];
+    }
+}
+
 // Lane i holds rows i/4 and i/4+8 of `a` and `d`, and column i/4 of `b`; its pairs of elements are i%4 and i%4+4.
 template <class Type>
 static void multiply(void** slots, unsigned lanes) {
@@ -56,11 +66,7 @@ static void multiply(void** slots, unsigned lanes) {
         }
         d[m] = sum + sum_odd;
     }
-    for (unsigned lane = 0; lane < WARP; lane++) {
-        const Fragments& f = *static_cast<Fragments*>(slots[lane]);
-        const unsigned g = lane / 4, t = lane % 4;
-        for (unsigned i = 0; i < 2; i++) f.d[i] = d[g][t * 2 + i], f.d[2 + i] = d[g + 8][t * 2 + i];
-    }
+    store<Fragments>(slots, d);
 }
 
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
@@ -71,6 +77,46 @@ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], con
 void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
     Fragments mine{d, a, b};
     collective(ALL_LANES, &mine, multiply<F16>, file, line);
+}
+
+struct IntegerFragments {
+    int* d;
+    const uint32_t *a, *b;
+};
+
+static int byte_of(uint32_t word, unsigned i) { return int8_t(word >> 8 * i); }
+
+// Lane i holds rows i/4 and i/4+8 of `a` and `d`, and column i/4 of `b`; its fours of elements are i%4 and, of the
+// longer form, i%4+4.
+template <unsigned FOURS>
+static void multiply_integers(void** slots, unsigned lanes) {
+    if (lanes != ALL_LANES) fail("mma needs all lanes of the warp");
+    int a[16][4 * FOURS], b[4 * FOURS][8], d[16][8];
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        const IntegerFragments& f = *static_cast<IntegerFragments*>(slots[lane]);
+        const unsigned g = lane / 4, t = lane % 4;
+        for (unsigned n = 0; n < FOURS / 4; n++)
+            for (unsigned i = 0; i < 4; i++) {
+                const unsigned k = 16 * n + 4 * t + i;
+                a[g][k] = byte_of(f.a[2 * n], i), a[g + 8][k] = byte_of(f.a[2 * n + 1], i);
+                b[k][g] = byte_of(f.b[n], i);
+            }
+        for (unsigned i = 0; i < 2; i++) d[g][t * 2 + i] = f.d[i], d[g + 8][t * 2 + i] = f.d[2 + i];
+    }
+    for (unsigned m = 0; m < 16; m++)
+        for (unsigned k = 0; k < 4 * FOURS; k++)
+            for (unsigned n = 0; n < 8; n++) d[m][n] += a[m][k] * b[k][n];
+    store<IntegerFragments>(slots, d);
+}
+
+void mma_int8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
+    IntegerFragments mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply_integers<8>, file, line);
+}
+
+void mma_int8(int (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1], const char* file, int line) {
+    IntegerFragments mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply_integers<4>, file, line);
 }
 
 struct MatrixRow {

@@ -45,8 +45,10 @@ VARIANTS = {
         *("f16,f16,f16,64", "f16,int8,int8,64", "f16,u4,uint4,64"),
     ],
     "codes": [
-        *("code4,32,nested,affine", "code6,16,nested,centred"),
-        *("code8,32,scale16,affine", "e4m3,64,scale32,centred"),
+        *("code4,32,nested,affine,bf16", "code6,16,nested,centred,bf16"),
+        *("code8,32,scale16,affine,bf16", "e4m3,64,scale32,centred,bf16"),
+        *("code4,32,nested,affine,int8", "code4,64,scale16,affine,int8", "code5,32,nested,affine,int8"),
+        *("code6,16,nested,centred,int8", "code8,64,scale32,centred,int8"),
     ],
 }
 

@@ -46,11 +46,10 @@ class Format:
         """Whether groups have minima or zero points."""
         return self.minimum != "centred"
 
-    @property
-    def kernels(self) -> str:
-        """The end of the names of the kernels, the definition of VARIANT with underscores."""
+    def kernels(self, rows: str = "bf16") -> str:
+        """The end of the names of kernels for rows of a type: the definition of VARIANT with underscores."""
         scale = {"f32": "scale32", "nested": "nested"}.get(self.scales, "scale16")
-        return f"{self.code}_{self.chunk}_{scale}_{'affine' if self.has_minima else 'centred'}"
+        return f"{self.code}_{self.chunk}_{scale}_{'affine' if self.has_minima else 'centred'}_{rows}"
 
     def groups(self, columns: int) -> int:
         """The number of groups of a row."""

@@ -29,7 +29,11 @@ VARIANTS = [
         r"attention_[a-z]+_(?P<type>b?f16)_(?P<kv>\w+)_(?P<dim>\d+)",
         "{type},{element},{kv},{dim}",
     ),
-    ("codes.cu", r"[a-z_]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+)", "{code},{format}"),
+    (
+        "codes.cu",
+        r"[a-z_]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+_[a-z]+\d+)",
+        "{code},{format}",
+    ),
 ]
 #: The elements of the KV types of which they are not the name.
 ELEMENTS = {"uint4": "u4"}
