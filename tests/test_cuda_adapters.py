@@ -107,7 +107,10 @@ def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantization": "w8a16"}, {"quantization": "w4a16"}],
+    [
+        *({"dtype": "bfloat16"}, {"dtype": "float16"}),
+        *({"quantization": name} for name in ("w8a16", "w4a16", "int8", "int4")),
+    ],
     ids=lambda options: " ".join(options.values()),
 )
 def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         make_config("qwen3", dtype="float16", head_dim=64),
         {"kv_cache_dtype": "uint4"},
     ),
+    "llama, int4": (make_config("llama"), {"quantization": "int4"}),
     "qwen2 with dynamic rope, bfloat16": (
         make_config(
             "qwen2",

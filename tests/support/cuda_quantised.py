@@ -21,6 +21,9 @@ PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True,
 #: Quantisation when a model is loaded, and the CPU's name of the same codes with float32 activations.
 SAME_CODES = {"int4": "w4a16", "int8": "w8a16", "w4a16": "w4a16", "w8a16": "w8a16", "fp8": "fp8"}
 
+#: Models of which products have 8-bit integers for activations.
+INTEGER_ACTIVATIONS = {*TYPES, "file: w8a8", "int4", "int8"}
+
 
 def write_model(folder: Path, name: str) -> tuple[Path, int]:
     """A GGUF file of a type, a quantised checkpoint, or a plain one; and the size of its vocabulary."""
@@ -35,9 +38,12 @@ def write_model(folder: Path, name: str) -> tuple[Path, int]:
 
 
 def compare(*names: str) -> dict[str, dict[str, Any]]:
-    """For each model, the formats of its matrices on the device, and the largest error of its logits.
+    """For each model, the formats of its matrices on the device, and the errors of its logits.
 
-    `is_same` says whether the model has the same logits after it was converted, which packs it for the CPU.
+    `error` is the largest against the CPU with float32 activations. `differences` are those against the CPU
+    with the same activations, if they are integers, and attention in float32: other values would have other
+    integers. `is_same` says whether the model has the same logits after it was converted, which packs it for
+    the CPU.
     """
     found = {}
     for name in names:
@@ -49,20 +55,30 @@ def compare(*names: str) -> dict[str, dict[str, Any]]:
             converted = Path(folder) / "converted"
             penstock.convert(model, converted, quantization=quantization)
             again = logits_of(converted, prompts)
-            errors = []
-            for prompt, found_logits in zip(prompts, logits, strict=True):
-                exact = compute_logits(model, prompt, quantization=SAME_CODES.get(name, "none"))
-                errors.append(float(np.sqrt(np.mean((found_logits - exact) ** 2) / np.var(exact))))
-        is_same = formats == again[1] and all(map(np.array_equal, logits, again[0]))
-        found[name] = {"formats": formats, "error": max(errors), "is_same": is_same}
+            is_same = formats == again[1] and all(map(np.array_equal, logits, again[0]))
+            error = max(errors(model, prompts, logits, SAME_CODES.get(name, "none")))
+            differences = []
+            if name in INTEGER_ACTIVATIONS:
+                logits, _ = logits_of(model, prompts, quantization, kv_cache_dtype="float32")
+                differences = errors(model, prompts, logits, quantization)
+        found[name] = {"formats": formats, "error": error, "differences": differences, "is_same": is_same}
     return found
 
 
+def errors(
+    model: Path, prompts: list[list[int]], logits: list[np.ndarray[Any, Any]], quantization: str
+) -> list[float]:
+    """The relative errors of logits, by prompt, against those of the CPU."""
+    expected = [compute_logits(model, prompt, quantization=quantization) for prompt in prompts]
+    pairs = zip(logits, expected, strict=True)
+    return [float(np.sqrt(np.mean((found - exact) ** 2) / np.var(exact))) for found, exact in pairs]
+
+
 def logits_of(
-    model: Path, prompts: list[list[int]], quantization: Any = "auto"
+    model: Path, prompts: list[list[int]], quantization: Any = "auto", **options: Any
 ) -> tuple[list[np.ndarray[Any, Any]], list[str]]:
     """The logits of prompts on the CUDA device, and the formats of the matrices."""
-    with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES) as engine:
+    with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES, **options) as engine:
         results = [item.result for item in engine.blocking.generate_many(prompts, PARAMS)]
         formats = sorted({info.format for info in engine.info.weight_formats})
     pairs = zip(results, prompts, strict=True)

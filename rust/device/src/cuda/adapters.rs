@@ -6,8 +6,8 @@
 //! update      [rank][columns] of A, then [rows][rank, rounded up to 4] of B
 //! ```
 //!
-//! An adapter is copied to the device in the stream of the steps: the steps before it are complete when its copy replaces
-//! another one, which may have been unloaded before they were.
+//! An adapter is copied to the device in the stream of the steps: the steps before it are complete when its copy
+//! replaces another one, which may have been unloaded before they were.
 
 use std::mem::size_of;
 use std::sync::Arc;
@@ -296,8 +296,8 @@ impl Cuda {
         self.copy_adapter(adapters, number)
     }
 
-    /// Moves the adapters to the beginning of their memory: they are copied again. Rare: only if adapters of several sizes
-    /// have left room that is large enough, but not in one piece.
+    /// Moves the adapters to the beginning of their memory: they are copied again. Rare: only if adapters of several
+    /// sizes have left room that is large enough, but not in one piece.
     fn move_together(&mut self, adapters: &mut CudaAdapters) -> Result<(), DeviceError> {
         let mut numbers: Vec<usize> = (0..adapters.loaded.len()).collect();
         let offset = |number: &usize| adapters.loaded[*number].as_ref().map(|loaded| loaded.block.offset);

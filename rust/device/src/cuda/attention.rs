@@ -1,9 +1,9 @@
 //! The division of a step's attention into works.
 //!
-//! The queries of a sequence times the heads that share a key head are its packed rows, which are divided into parts. A part of
-//! few rows has works of `decode`, one for each split of its positions, which are computed at the same time, and, if there are
-//! several, a work of `combine`. One of many rows is a work of `prefill`, which goes through the splits one after the other. The
-//! results have the same bits, so the division may depend on anything.
+//! The queries of a sequence times the heads that share a key head are its packed rows, which are divided into parts. A
+//! part of few rows has works of `decode`, one for each split of its positions, which are computed at the same time,
+//! and, if there are several, a work of `combine`. One of many rows is a work of `prefill`, which goes through the
+//! splits one after the other. The results have the same bits, so the division may depend on anything.
 
 use bytemuck::{Pod, Zeroable};
 use penstock_types::{AttentionRow, HeadShape};
@@ -17,11 +17,12 @@ const DECODE_ROWS: usize = 16;
 const PREFILL_ROWS: usize = 64;
 /// Packed rows up to which a sequence is divided into works of `decode`.
 const MOST_DECODE_ROWS: usize = 64;
-/// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there are
-/// enough works then.
+/// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there
+/// are enough works then.
 const MOST_PARTIAL_BYTES: usize = 256 << 20;
 const MOST_SPLIT_WORKS: usize = 1 << 16;
-/// Blocks of a launch of `combine` that occupy a device. If its works give fewer, several blocks share the rows of a work.
+/// Blocks of a launch of `combine` that occupy a device. If its works give fewer, several blocks share the rows of a
+/// work.
 const ENOUGH_BLOCKS: usize = 256;
 const BLOCKS_OF_A_WORK: usize = 4;
 
@@ -43,8 +44,8 @@ pub(super) struct Work {
     reserved: u32,
 }
 
-/// The works of a step. Lists of `decode` and `combine` end with works without rows, so that steps of similar size have lists
-/// of equal length.
+/// The works of a step. Lists of `decode` and `combine` end with works without rows, so that steps of similar size have
+/// lists of equal length.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Works {
     pub decode: Vec<Work>,
@@ -53,8 +54,8 @@ pub(super) struct Works {
 }
 
 impl Works {
-    /// The most works of a step, all kinds together: one for a part, and those with one of `partial_rows` rows of partial results
-    /// or more.
+    /// The most works of a step, all kinds together: one for a part, and those with one of `partial_rows` rows of
+    /// partial results or more.
     pub fn most(tokens: usize, sequences: usize, heads: HeadShape, partial_rows: usize) -> usize {
         let group = heads.heads / heads.kv_heads.max(1);
         let parts = tokens.saturating_mul(group).div_ceil(DECODE_ROWS).saturating_add(sequences);
@@ -62,8 +63,8 @@ impl Works {
         works.saturating_add(works / 4).saturating_add(2)
     }
 
-    /// Divides the sequences of a step, with `group` query heads for each of `kv_heads` key heads. Partial results have at
-    /// most `most_rows` rows.
+    /// Divides the sequences of a step, with `group` query heads for each of `kv_heads` key heads. Partial results have
+    /// at most `most_rows` rows.
     pub fn divide(&mut self, sequences: &[AttentionRow], group: usize, kv_heads: usize, most_rows: usize) {
         self.decode.clear();
         self.combine.clear();
@@ -121,8 +122,8 @@ fn rows_of_split(heads: HeadShape) -> usize {
     heads.kv_heads.saturating_mul(group.min(DECODE_ROWS / 2)).max(1)
 }
 
-/// Rows of partial results that a step needs if all its sequences are as long as the longest, up to a limit: for each sequence,
-/// split, query and head. Sequences may have several queries, if drafts are verified: 4 on average.
+/// Rows of partial results that a step needs if all its sequences are as long as the longest, up to a limit: for each
+/// sequence, split, query and head. Sequences may have several queries, if drafts are verified: 4 on average.
 pub(super) fn partial_rows(spec: &StepSpec) -> usize {
     let HeadShape { heads, head_dim, .. } = spec.heads;
     let most = MOST_PARTIAL_BYTES / partial_row_bytes(head_dim);

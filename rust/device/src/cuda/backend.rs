@@ -14,7 +14,7 @@ use penstock_types::{
 
 use super::cache::{LISTS_BYTES, check_cache};
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
-use super::memory::MOST_OPERAND_BYTES;
+use super::operand::{OperandForm, QuantisedRows, Rows};
 use super::operations::{Attention, DOWNLOAD_BYTES, RopeWriteKv};
 use super::queue::Shape;
 use super::upload::Uploader;
@@ -107,7 +107,7 @@ impl Backend for Cuda {
     }
 
     fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
-        self.memory.granted(rows.saturating_mul(columns).saturating_mul(MOST_OPERAND_BYTES))
+        self.memory.granted(self.operands.bytes(rows, columns).0)
     }
 
     fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
@@ -212,8 +212,9 @@ impl Backend for Cuda {
     }
 
     fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<CudaOperand, DeviceError> {
-        let bytes = rows.saturating_mul(columns).saturating_mul(MOST_OPERAND_BYTES);
-        self.memory.allocate_workspace(bytes, "workspace").map(CudaOperand)
+        let (bytes, integers) = self.operands.bytes(rows, columns);
+        let region = self.memory.allocate_workspace(bytes, "workspace")?;
+        Ok(CudaOperand { region, integers })
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
@@ -317,7 +318,8 @@ impl Backend for Cuda {
         epsilon: f32,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        self.launch_rms_norm(Dtype::F32, rows, x, weight, epsilon, &out.0)
+        let out = Rows::Floats(self.memory.pointer(&out.0), Dtype::F32);
+        self.launch_rms_norm(rows, [x, weight], epsilon, out)
     }
 
     fn rms_norm_for(
@@ -329,7 +331,7 @@ impl Backend for Cuda {
         epsilon: f32,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        self.launch_rms_norm(reader.operand, rows, x, weight, epsilon, &out.0)
+        self.launch_rms_norm(rows, [x, weight], epsilon, self.rows_for(reader, out))
     }
 
     fn linear(
@@ -353,8 +355,8 @@ impl Backend for Cuda {
         adapters: &mut CudaAdapters,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        let [x, out] = [self.memory.pointer(&x.0), self.memory.pointer(&out.0)];
-        let x = (x, weight.operand, weight.columns);
+        let x = (x.floats(&self.memory), weight.operand.floats(), weight.columns);
+        let out = self.memory.pointer(&out.0);
         self.launch_adapters(adapters, matrix, step.adapters[rows as usize], x, (out, weight.rows))
     }
 
@@ -409,20 +411,29 @@ impl Backend for Cuda {
             blocks: step.blocks,
             works: step.decode.works,
             partials: self.memory.pointer(scratch),
-            out: self.memory.pointer(&out.0),
+            out: out.floats(&self.memory),
             cache: self.layer(cache, layer),
             heads: shape.heads as i32,
             window: params.window.map_or(0, |window| window.min(i32::MAX as usize) as i32),
             scale: params.scale,
             softcap: params.softcap.unwrap_or(0.0),
-            out_type: match reader.operand {
+            out_type: match reader.operand.floats() {
                 Dtype::F32 => 0,
                 Dtype::Bf16 => 1,
                 Dtype::F16 => 2,
             },
             padding: 0,
         };
-        self.launch_attention(step, &cache.shape, reader.operand, &call)
+        self.launch_attention(step, &cache.shape, reader.operand, &call)?;
+        match self.rows_for(reader, out) {
+            Rows::Floats(..) => Ok(()),
+            Rows::Integers(to) => {
+                let to = QuantisedRows { floats: DevicePointer::NULL, ..to };
+                let arguments = [(&call.out).into(), (&to).into()];
+                let shape = to.shape(step.inputs.tokens.len());
+                self.queue.launch(&self.kernels.quantise_int8, shape, &arguments)
+            }
+        }
     }
 
     fn silu_mul(
@@ -433,11 +444,19 @@ impl Backend for Cuda {
         gate_up: &CudaBuffer,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        let (from, to) = (self.memory.pointer(&gate_up.0), self.memory.pointer(&out.0));
-        let shape = Shape::of([rows, width.div_ceil(1024), 1], 256);
-        let width = width as i32;
-        let kernel = self.kernels.silu_mul.get(reader.operand);
-        self.queue.launch(kernel, shape, &[(&from).into(), (&to).into(), (&width).into()])
+        let from = self.memory.pointer(&gate_up.0);
+        match self.rows_for(reader, out) {
+            Rows::Floats(to, dtype) => {
+                let shape = Shape::of([rows, width.div_ceil(1024), 1], 256);
+                let width = width as i32;
+                let arguments = [(&from).into(), (&to).into(), (&width).into()];
+                self.queue.launch(self.kernels.silu_mul.get(dtype), shape, &arguments)
+            }
+            Rows::Integers(to) => {
+                let arguments = [(&from).into(), (&to).into()];
+                self.queue.launch(&self.kernels.silu_mul_int8, to.shape(rows), &arguments)
+            }
+        }
     }
 
     fn gather(
@@ -447,7 +466,8 @@ impl Backend for Cuda {
         x: &CudaBuffer,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        self.launch_gather(step, width * size_of::<f32>(), &x.0, &out.0)
+        let rows = [x, out].map(|buffer| self.memory.pointer(&buffer.0));
+        self.launch_gather(step, width * size_of::<f32>(), rows)
     }
 
     fn gather_operand(
@@ -457,7 +477,13 @@ impl Backend for Cuda {
         x: &CudaOperand,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
-        self.launch_gather(step, reader.columns * reader.operand.bytes(), &x.0, &out.0)
+        let form = reader.operand;
+        if matches!(form, OperandForm::Integers { .. }) && self.operands.has_adapters {
+            let rows = [x, out].map(|operand| operand.floats(&self.memory));
+            self.launch_gather(step, reader.columns * size_of::<f32>(), rows)?;
+        }
+        let rows = [x, out].map(|operand| operand.pointer(&self.memory, form));
+        self.launch_gather(step, form.row_bytes(reader.columns), rows)
     }
 
     fn sample(

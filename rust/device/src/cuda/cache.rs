@@ -11,6 +11,7 @@ use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
 use super::Cuda;
 use super::kernels::{Loader, Source, short_kv_name, short_name};
+use super::operand::OperandForm;
 use super::pinned::Counted;
 use super::queue::Shape;
 use super::upload::Staging;
@@ -75,7 +76,8 @@ pub(super) fn check_cache(heads: HeadShape, dtype: KvDtype) -> Result<(), FieldE
 }
 
 /// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
-fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
+fn arithmetic(shape: &CacheShape, operand: OperandForm) -> Dtype {
+    let out = operand.arithmetic();
     let is_half = out != Dtype::F32 && TENSOR_CORE_HEADS.contains(&shape.heads.head_dim);
     match shape.dtype {
         KvDtype::F32 => Dtype::F32,
@@ -87,19 +89,19 @@ fn arithmetic(shape: &CacheShape, out: Dtype) -> Dtype {
 }
 
 impl LoadedAttention {
-    /// The file and the variant of the kernels with results of type `out`.
-    pub fn source(shape: &CacheShape, out: Dtype) -> Source {
-        AttentionKernels::source(shape, arithmetic(shape, out))
+    /// The file and the variant of the kernels for these operands.
+    pub fn source(shape: &CacheShape, operand: OperandForm) -> Source {
+        AttentionKernels::source(shape, arithmetic(shape, operand))
     }
 
-    /// The kernels with results of type `out`, which are loaded with the cache.
+    /// The kernels for these operands, which are loaded with the cache.
     pub fn get(
         &mut self,
         loader: &mut Loader,
         shape: &CacheShape,
-        out: Dtype,
+        operand: OperandForm,
     ) -> Result<&AttentionKernels, DeviceError> {
-        let arithmetic = arithmetic(shape, out);
+        let arithmetic = arithmetic(shape, operand);
         let slot = &mut self.0[arithmetic as usize];
         if slot.is_none() {
             *slot = Some(AttentionKernels::load(loader, shape, arithmetic)?);
@@ -210,8 +212,8 @@ impl Cuda {
     /// A zeroed cache, and its host tier.
     pub(super) fn new_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
         let shape = CacheShape::new(spec);
-        for operand in self.operands.clone() {
-            self.attention.get(&mut self.loader, &shape, operand)?;
+        for operand in &self.operands.forms {
+            self.attention.get(&mut self.loader, &shape, *operand)?;
         }
         let bytes = shape.block_bytes().saturating_mul(spec.blocks);
         let blocks = self.memory.allocate(bytes, "KV cache")?;

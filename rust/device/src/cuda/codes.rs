@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use penstock_kernels::quantise;
-use penstock_types::{CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat};
+use penstock_types::{
+    Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
+};
 
 use crate::backend::WeightSource;
 
@@ -88,7 +90,7 @@ struct Tile<'a> {
 
 impl<'a> Tile<'a> {
     fn new(grid: &'a Grid, columns: usize) -> Self {
-        let chunk = grid.group.map_or(BLOCK, usize::from).min(BLOCK);
+        let chunk = chunk(grid);
         let values = if grid.minimum == Minimum::Centred { 2 } else { 4 };
         let blocks = columns.div_ceil(BLOCK);
         let units = if chunk < BLOCK { blocks } else { grid.groups(columns) };
@@ -200,7 +202,12 @@ fn add_pair(bits: usize, words: &mut [u32; 8], mma: usize, register: usize, pair
     }
 }
 
-/// The variant of `codes.cu` that has the kernels of a format.
+/// Columns of the smallest unit that has a scale: 16, 32, or 64 for all larger groups.
+pub(super) fn chunk(grid: &Grid) -> usize {
+    grid.group.map_or(BLOCK, usize::from).min(BLOCK)
+}
+
+/// The variant of `codes.cu` that has the kernels of a format and its activations.
 pub(super) fn variant(grid: &Grid) -> String {
     let code = match grid.bits {
         CodeBits::Four => "code4",
@@ -215,15 +222,16 @@ pub(super) fn variant(grid: &Grid) -> String {
         ScaleFormat::Nested => "nested",
     };
     let minimum = if grid.minimum == Minimum::Centred { "centred" } else { "affine" };
-    format!("{code},{},{scales},{minimum}", Tile::new(grid, BLOCK).chunk)
+    let rows = if grid.activations == Activations::Int8 { "int8" } else { "bf16" };
+    format!("{code},{},{scales},{minimum},{rows}", chunk(grid))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_types::Activations;
 
-    /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which tests/support/cuda_codes.py writes.
+    /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which tests/support/cuda_codes.py
+    /// writes.
     const HASHES: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_codes.txt"));
 
@@ -239,8 +247,12 @@ mod tests {
                 for minimum in ["centred", "stored", "zero_point"] {
                     for group in ["0", "16", "32", "64", "128", "256", "1024"] {
                         let grid = grid(bits, group, scales, minimum);
-                        if supports(&grid, 4096) {
-                            found.insert(variant(&grid));
+                        if !supports(&grid, 4096) {
+                            continue;
+                        }
+                        found.insert(variant(&grid));
+                        if grid.bits != CodeBits::E4m3 {
+                            found.insert(variant(&Grid { activations: Activations::Int8, ..grid }));
                         }
                     }
                 }

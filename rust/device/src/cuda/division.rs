@@ -1,5 +1,5 @@
-//! The division of a product into blocks: large tiles, if the device has about a block for each multiprocessor then, and
-//! smaller ones otherwise. No division changes a bit.
+//! The division of a product into blocks: large tiles, if the device has about a block for each multiprocessor then,
+//! and smaller ones otherwise. No division changes a bit.
 
 use std::mem::size_of;
 
@@ -23,8 +23,8 @@ pub(super) enum Tiles {
     Wide,
 }
 
-/// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each block
-/// computes a segment of the columns and stores a chain, and another launch adds the chains in order.
+/// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each
+/// block computes a segment of the columns and stores a chain, and another launch adds the chains in order.
 pub(super) struct Division {
     multiprocessors: usize,
     /// Memory of the chains; `None` before it is allocated.

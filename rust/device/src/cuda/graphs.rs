@@ -1,13 +1,13 @@
 //! Sequences of launches that are repeated step after step, kept as CUDA graphs.
 //!
-//! A step computes its launches as if each were submitted. [`Graphs`] compares them with those of the graph of its shape:
-//! while they are equal, nothing is submitted, and at the end the graph is. If one is different, those before it are
-//! submitted one by one, and the graph is removed. So a graph is a memory of launches, never a second description of the
-//! model, and it cannot disagree with the operations.
+//! A step computes its launches as if each were submitted. [`Graphs`] compares them with those of the graph of its
+//! shape: while they are equal, nothing is submitted, and at the end the graph is. If one is different, those before it
+//! are submitted one by one, and the graph is removed. So a graph is a memory of launches, never a second description
+//! of the model, and it cannot disagree with the operations.
 //!
-//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches. A
-//! graph takes longer to make than its launches. So a shape gets one after a run of equal steps: at a constant load at once,
-//! and never while the load changes from step to step.
+//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches.
+//! A graph takes longer to make than its launches. So a shape gets one after a run of equal steps: at a constant load
+//! at once, and never while the load changes from step to step.
 
 use std::collections::HashMap;
 

@@ -15,7 +15,7 @@ use crate::backend::DeviceError;
 pub(super) type Source = (&'static str, String);
 
 /// The files of every model, as far as they have no variants.
-const COMMON: [&str; 11] = [
+const COMMON: [&str; 12] = [
     "gemm.cu",
     "gemm_f32.cu",
     "sample.cu",
@@ -26,6 +26,7 @@ const COMMON: [&str; 11] = [
     "gated.cu",
     "sample_slots.cu",
     "embedding.cu",
+    "quantise.cu",
     "copy.cu",
 ];
 
@@ -152,7 +153,10 @@ pub(super) fn short_kv_name(dtype: KvDtype) -> &'static str {
 pub(super) struct CommonKernels {
     pub embed: ByDtype,
     pub rms_norm: ByDtype,
+    pub rms_norm_int8: Kernel,
     pub silu_mul: ByDtype,
+    pub silu_mul_int8: Kernel,
+    pub quantise_int8: Kernel,
     pub gather: Kernel,
     pub gather_halves: Kernel,
     pub copy_blocks: Kernel,
@@ -172,7 +176,10 @@ impl CommonKernels {
         Ok(Self {
             embed: ByDtype::load(loader, "embedding.cu", "embed")?,
             rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,
+            rms_norm_int8: loader.kernel("rms_norm.cu", "", "rms_norm_int8")?,
             silu_mul: ByDtype::load(loader, "gated.cu", "silu_mul")?,
+            silu_mul_int8: loader.kernel("gated.cu", "", "silu_mul_int8")?,
+            quantise_int8: loader.kernel("quantise.cu", "", "quantise_int8")?,
             gather: loader.kernel("copy.cu", "", "gather_rows")?,
             gather_halves: loader.kernel("copy.cu", "", "gather_halves")?,
             copy_blocks: loader.kernel("copy.cu", "", "copy_blocks")?,

@@ -1,8 +1,8 @@
 //! Weight matrices on the device.
 //!
-//! A part of plain numbers is its rows, dense; one of integer codes has the layout of [`codes`]. All parts read the same operand: a
-//! matrix of plain numbers reads that type, and one with integer codes bfloat16, in which its other parts are stored,
-//! too.
+//! A part of plain numbers is its rows, dense; one of integer codes has the layout of [`codes`]. All parts read the
+//! same operand: a matrix of plain numbers reads that type. One with integer codes reads 8-bit integers if all its
+//! parts do, and otherwise bfloat16, in which its parts of plain numbers are stored, too.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use penstock_cuda::DevicePointer;
-use penstock_types::{Activations, Dtype, WeightFormat};
+use penstock_types::{Dtype, WeightFormat};
 
 use super::cache::{CacheShape, LoadedAttention};
 use super::kernels::Source;
+use super::operand::{OperandForm, Operands};
 use super::product::CodesKernels;
 use super::{Cuda, codes};
 use crate::arena::Region;
@@ -31,8 +32,7 @@ pub(super) const PACKED_ROWS: usize = codes::TILE_ROWS;
 pub struct CudaMatrix {
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// The type of the operand.
-    pub(super) operand: Dtype,
+    pub(super) operand: OperandForm,
     pub(super) parts: Vec<Part>,
     pub(super) region: Region,
 }
@@ -42,7 +42,7 @@ pub(super) struct Part {
     pub rows: usize,
     /// The first byte in the region of the matrix.
     pub offset: usize,
-    /// The kernels and the grid of codes; `None` for plain numbers of the operand's type.
+    /// The kernels and the grid of codes; `None` for plain numbers.
     pub codes: Option<Arc<CodesKernels>>,
 }
 
@@ -56,7 +56,7 @@ struct Place {
 
 /// The places of a matrix's parts.
 struct Layout {
-    operand: Dtype,
+    operand: OperandForm,
     /// Those that are given.
     given: Vec<Place>,
     /// The same, without a division between parts that can be multiplied as one.
@@ -66,14 +66,14 @@ struct Layout {
 
 impl Layout {
     fn new(columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
-        let operand = operand(parts.iter().map(|(_, format)| *format));
+        let operand = OperandForm::new(parts.iter().map(|(_, format)| stored(columns, *format)));
         let (mut given, mut joined) = (Vec::new(), Vec::<Place>::new());
         let mut end = 0_usize;
         for (rows, format) in parts {
             let format = stored(columns, *format);
             let (format, unit) = match format {
-                WeightFormat::Float(_) => (WeightFormat::Float(operand), 1),
-                WeightFormat::Grid(_) => (format.with_activations(Activations::Float), codes::TILE_ROWS),
+                WeightFormat::Float(_) => (WeightFormat::Float(operand.floats()), 1),
+                WeightFormat::Grid(_) => (format.with_activations(operand.activations()), codes::TILE_ROWS),
             };
             let before = joined.last_mut().filter(|before| before.format == format);
             let offset = match before.filter(|before| before.rows.is_multiple_of(unit)) {
@@ -92,16 +92,6 @@ impl Layout {
         }
         Self { operand, given, joined, bytes: end }
     }
-}
-
-/// The type of the operand of a matrix.
-fn operand(formats: impl Iterator<Item = WeightFormat>) -> Dtype {
-    let mut dtypes = formats.map(|format| match format {
-        WeightFormat::Float(dtype) => dtype,
-        WeightFormat::Grid(_) => Dtype::Bf16,
-    });
-    let first = dtypes.next().unwrap_or(Dtype::Bf16);
-    if dtypes.all(|dtype| dtype == first) { first } else { Dtype::Bf16 }
 }
 
 /// The format on the device: bfloat16 for codes that it does not support.
@@ -190,11 +180,13 @@ impl Cuda {
     ) -> Result<(), DeviceError> {
         let shape = CacheShape::new(cache);
         let mut sources: Vec<Source> = Vec::new();
+        self.operands = Operands { has_adapters, ..Operands::default() };
         if has_adapters {
             sources.push(("lora.cu", String::new()));
         }
         for (columns, parts) in matrices {
             let Layout { operand, joined, .. } = Layout::new(*columns, parts);
+            self.operands.add(operand);
             sources.push(LoadedAttention::source(&shape, operand));
             let grids = joined.iter().filter_map(|part| match part.format {
                 WeightFormat::Float(_) => None,
@@ -214,9 +206,7 @@ impl Cuda {
         parts: &[(usize, WeightFormat)],
     ) -> Result<(CudaMatrix, Vec<Place>), DeviceError> {
         let layout = Layout::new(columns, parts);
-        if !self.operands.contains(&layout.operand) {
-            self.operands.push(layout.operand);
-        }
+        self.operands.add(layout.operand);
         let mut parts = Vec::new();
         for Place { rows, format, offset } in layout.joined {
             let codes = match format {
@@ -268,12 +258,12 @@ impl Cuda {
             let format = stored(columns, *format);
             let bytes = &bytes[..part_bytes(columns, *rows, format)];
             let target = self.memory.pointer(&matrix.region).offset(place.offset);
-            match format {
-                WeightFormat::Float(dtype) => {
+            match (format, place.format) {
+                (WeightFormat::Float(dtype), WeightFormat::Float(wanted)) => {
                     let stored = Stored { bytes, columns, dtype };
-                    self.upload_floats(target, (*rows, columns), &stored, matrix.operand)?;
+                    self.upload_floats(target, (*rows, columns), &stored, wanted)?;
                 }
-                WeightFormat::Grid(_) => {
+                _ => {
                     let copy = |range: Range<usize>, out: &mut [u8]| out.copy_from_slice(&bytes[range]);
                     self.uploader.upload(&self.queue, target, (bytes.len(), 1), 1, &copy)?;
                 }

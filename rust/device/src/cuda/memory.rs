@@ -4,7 +4,6 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
-use penstock_types::Dtype;
 
 use super::{allocation, start};
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
@@ -16,12 +15,6 @@ const ALIGNMENT: usize = 256;
 
 /// Float32 values on the device.
 pub struct CudaBuffer(pub(super) Region);
-
-/// Rows that a matrix reads, with room for float32.
-pub struct CudaOperand(pub(super) Region);
-
-/// Bytes of an element of the widest operand.
-pub(super) const MOST_OPERAND_BYTES: usize = Dtype::F32.bytes();
 
 /// One allocation of the driver; none before memory is reserved.
 struct DeviceSlab(Option<DeviceMemory>);

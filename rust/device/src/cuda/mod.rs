@@ -5,8 +5,8 @@
 //! [`Backend::collect`](crate::Backend::collect). A step takes no memory: all of it is reserved when a model is opened,
 //! and the inputs of a step are one copy from page-locked memory.
 //!
-//! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; bfloat16
-//! for integer codes.
+//! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; for
+//! integer codes, bfloat16 or 8-bit integers with scales.
 
 mod adapters;
 mod attention;
@@ -18,6 +18,7 @@ mod graphs;
 mod kernels;
 mod matrix;
 mod memory;
+mod operand;
 mod operations;
 mod pinned;
 mod product;
@@ -29,7 +30,6 @@ mod upload;
 use std::sync::Arc;
 
 use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory};
-use penstock_types::Dtype;
 
 use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
@@ -39,8 +39,10 @@ use cache::LoadedAttention;
 use division::Division;
 use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
+pub use memory::CudaBuffer;
 use memory::Memory;
-pub use memory::{CudaBuffer, CudaOperand};
+pub use operand::CudaOperand;
+use operand::Operands;
 use operations::DOWNLOAD_BYTES;
 use pinned::{Counted, HostMemory};
 use product::LoadedCodes;
@@ -57,8 +59,7 @@ pub struct Cuda {
     kernels: CommonKernels,
     loader: Loader,
     attention: LoadedAttention,
-    /// The types of operands of the loaded matrices.
-    operands: Vec<Dtype>,
+    operands: Operands,
     codes: LoadedCodes,
     division: Division,
     /// Rows of the partial results of attention that the scratch memory has room for.
@@ -71,8 +72,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled, by this number of
-    /// threads.
+    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled, by this number
+    /// of threads.
     pub fn open(
         driver: &Driver,
         device: &Device,
@@ -91,7 +92,7 @@ impl Cuda {
             kernels: CommonKernels::load(&mut loader)?,
             loader,
             attention: LoadedAttention::default(),
-            operands: Vec::new(),
+            operands: Operands::default(),
             codes: LoadedCodes::default(),
             division: Division::new(device),
             most_partial_rows: 0,

@@ -4,9 +4,10 @@ use std::mem::size_of;
 
 use bytemuck::NoUninit;
 use penstock_cuda::{Argument, DevicePointer, Parameter};
-use penstock_types::{Dtype, HeadShape};
+use penstock_types::HeadShape;
 
 use super::cache::CacheShape;
+use super::operand::{OperandForm, Rows};
 use super::queue::Shape;
 use super::step::WorkList;
 use super::{Cuda, CudaBuffer, CudaCache, CudaStep, attention};
@@ -79,7 +80,7 @@ impl Cuda {
         &mut self,
         step: CudaStep<'_>,
         cache: &CacheShape,
-        operand: Dtype,
+        operand: OperandForm,
         call: &Attention,
     ) -> Result<(), DeviceError> {
         let kernels = self.attention.get(&mut self.loader, cache, operand)?;
@@ -132,20 +133,27 @@ impl Cuda {
         }
     }
 
+    /// The norm of `rows` rows, as floats, or as an operand of integers.
     pub(super) fn launch_rms_norm(
         &self,
-        dtype: Dtype,
         rows: usize,
-        x: &CudaBuffer,
-        weight: &CudaBuffer,
+        [x, weight]: [&CudaBuffer; 2],
         epsilon: f32,
-        out: &Region,
+        out: Rows,
     ) -> Result<(), DeviceError> {
-        let pointers = [&x.0, &weight.0, out].map(|region| self.memory.pointer(region));
-        let [x, factors, out] = pointers.each_ref().map(Argument::from);
         let width = (weight.0.len() / size_of::<f32>()) as i32;
-        let arguments = [x, factors, out, (&width).into(), (&epsilon).into()];
-        self.queue.launch(self.kernels.rms_norm.get(dtype), Shape::new(rows, 256), &arguments)
+        let pointers = [x, weight].map(|buffer| self.memory.pointer(&buffer.0));
+        let [x, factors] = pointers.each_ref().map(Argument::from);
+        let (shape, epsilon) = (Shape::new(rows, 256), (&epsilon).into());
+        match &out {
+            Rows::Floats(out, dtype) => {
+                let arguments = [x, factors, out.into(), (&width).into(), epsilon];
+                self.queue.launch(self.kernels.rms_norm.get(*dtype), shape, &arguments)
+            }
+            Rows::Integers(out) => {
+                self.queue.launch(&self.kernels.rms_norm_int8, shape, &[x, factors, out.into(), epsilon])
+            }
+        }
     }
 
     /// Gathers the output rows, of `bytes` bytes.
@@ -153,10 +161,9 @@ impl Cuda {
         &self,
         step: CudaStep<'_>,
         bytes: usize,
-        x: &Region,
-        out: &Region,
+        [x, out]: [DevicePointer; 2],
     ) -> Result<(), DeviceError> {
-        let pointers = [self.memory.pointer(x), step.output_rows, self.memory.pointer(out)];
+        let pointers = [x, step.output_rows, out];
         let [x, rows, out] = pointers.each_ref().map(Argument::from);
         let shape = Shape::new(step.inputs.output_rows.len(), 256);
         let (kernel, unit) = match bytes.is_multiple_of(size_of::<u32>()) {

@@ -35,6 +35,8 @@ struct PartProduct {
     /// The distance of rows of `out`.
     pitch: usize,
     accumulates: bool,
+    /// Of an operand of integers.
+    span_shift: i32,
 }
 
 /// A product of plain numbers, as `gemm.cu` reads it.
@@ -95,7 +97,7 @@ struct CodesProduct {
     rows: i32,
     pitch: i32,
     accumulates: i32,
-    padding: u32,
+    span_shift: i32,
 }
 // SAFETY: the same fields as in the kernel's type.
 unsafe impl Parameter for CodesProduct {}
@@ -112,7 +114,7 @@ struct CodesRows {
 // SAFETY: the same fields as in the kernel's type.
 unsafe impl Parameter for CodesRows {}
 
-/// The kernels of a format.
+/// The kernels of a format and its activations.
 pub(super) struct CodesKernels {
     grid: Grid,
     gemv: Kernel,
@@ -167,7 +169,7 @@ impl CodesKernels {
             rows: rows as i32,
             pitch: product.pitch as i32,
             accumulates: product.accumulates.into(),
-            padding: 0,
+            span_shift: product.span_shift,
         };
         let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
         queue.launch(kernel, Shape::of(blocks, threads), &[(&call).into()])
@@ -192,7 +194,7 @@ impl LoadedCodes {
 impl Cuda {
     /// Launches a product of plain numbers.
     fn multiply_floats(&self, product: &PartProduct, dtype: Dtype) -> Result<(), DeviceError> {
-        let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates } = *product;
+        let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates, .. } = *product;
         let call = Product {
             x,
             w,
@@ -265,11 +267,12 @@ impl Cuda {
         epilogue: &Epilogue<&CudaBuffer>,
         out: &CudaBuffer,
     ) -> Result<(), DeviceError> {
-        let dtype = weight.operand;
+        let form = weight.operand;
+        let x = x.pointer(&self.memory, form).offset(rows.start * form.row_bytes(weight.columns));
         let mut output = 0;
         for part in &weight.parts {
             let product = PartProduct {
-                x: self.memory.pointer(&x.0).offset(rows.start * weight.columns * dtype.bytes()),
+                x,
                 w: self.memory.pointer(&weight.region).offset(part.offset),
                 bias: epilogue.bias().map_or(DevicePointer::NULL, |bias| self.memory.float(bias, output)),
                 out: self.memory.float(out, output),
@@ -278,9 +281,10 @@ impl Cuda {
                 inner: weight.columns,
                 pitch: weight.rows,
                 accumulates: matches!(epilogue, Epilogue::Add | Epilogue::AddBias(_)),
+                span_shift: form.span_shift(),
             };
             match &part.codes {
-                None => self.multiply_floats(&product, dtype)?,
+                None => self.multiply_floats(&product, form.floats())?,
                 Some(kernels) => kernels.multiply(&self.queue, &self.division, &product)?,
             }
             output += part.rows;
@@ -305,7 +309,7 @@ impl Cuda {
             let [from, tokens, last] = pointers.each_ref().map(Argument::from);
             let arguments = [from, tokens, last, (&out).into(), (&width).into()];
             return self.queue.launch(
-                self.kernels.embed.get(table.operand),
+                self.kernels.embed.get(table.operand.floats()),
                 Shape::new(count, 256),
                 &arguments,
             );

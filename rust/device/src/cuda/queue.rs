@@ -18,8 +18,8 @@ fn has_dependent_launch(driver: Version, capability: Version) -> bool {
     driver >= Version::new(12, 3) && capability >= Version::new(9, 0)
 }
 
-/// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only, and
-/// is freed only after it has been waited for.
+/// A stream, and the rule that makes its operations safe: memory of the device is read and written in this stream only,
+/// and is freed only after it has been waited for.
 pub(super) struct Queue {
     context: Arc<Context>,
     stream: Arc<Stream>,
@@ -80,13 +80,13 @@ impl Queue {
             shared_bytes: shape.shared_bytes as u32,
             is_dependent: self.has_dependent_launch,
         };
-        // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires. The
-        // memory is used in this stream only. Kernels wait for those before them.
+        // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires.
+        // The memory is used in this stream only. Kernels wait for those before them.
         unsafe { self.graphs.borrow_mut().launch(&self.stream, kernel, grid, arguments) }.map_err(lost)
     }
 
-    /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not a
-    /// launch.
+    /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not
+    /// a launch.
     pub fn begin_step(&self, shape: Option<StepShape>) -> Result<(), DeviceError> {
         let mut graphs = self.graphs.borrow_mut();
         let begun = graphs.begin(&self.stream, shape);
@@ -94,8 +94,8 @@ impl Queue {
         begun.map_err(lost)
     }
 
-    /// Reports to the observer of an emulated driver whether the calls that follow belong to a step, which neither waits nor
-    /// takes memory.
+    /// Reports to the observer of an emulated driver whether the calls that follow belong to a step, which neither
+    /// waits nor takes memory.
     fn set_in_step(&self, is_in_step: bool) {
         self.is_in_step.set(is_in_step);
         if let Some(observer) = self.context.observer() {

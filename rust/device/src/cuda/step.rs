@@ -185,7 +185,8 @@ impl Cuda {
 }
 
 impl CudaStep<'_> {
-    /// The shape of a step that only decodes. Others seldom have the same shape again, and take longer than their launches.
+    /// The shape of a step that only decodes. Others seldom have the same shape again, and take longer than their
+    /// launches.
     fn shape(&self) -> Option<StepShape> {
         let inputs = self.inputs;
         (self.prefill.count == 0).then_some(StepShape {

@@ -1,5 +1,5 @@
-//! [`Uploader`]: large tables on their way to the device, through two page-locked buffers: while one is copied, the other
-//! is filled by several threads.
+//! [`Uploader`]: large tables on their way to the device, through two page-locked buffers: while one is copied, the
+//! other is filled by several threads.
 
 use std::ops::Range;
 use std::thread;
@@ -87,8 +87,8 @@ impl Uploader {
         Ok(())
     }
 
-    /// Copies a table of `rows` rows to `target`. `fill` writes a range of rows; it is called from several threads, with
-    /// ranges that begin at multiples of `unit` rows.
+    /// Copies a table of `rows` rows to `target`. `fill` writes a range of rows; it is called from several threads,
+    /// with ranges that begin at multiples of `unit` rows.
     pub fn upload(
         &mut self,
         queue: &Queue,
