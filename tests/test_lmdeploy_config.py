@@ -393,13 +393,13 @@ def test_early_configuration_opens_a_tiered_engine(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("eviction_type", ["recompute", "copy"])
 def test_preempted_requests_have_the_same_outputs(eviction_type: str, tiny_model: Path) -> None:
-    """Eight requests of 4 blocks each compete for 16 blocks."""
+    """Eight requests of 7 blocks each compete for 16 blocks: they take so long that all run at the same time."""
     prompts = [f"{index}" * 100 for index in range(8)]
-    gen_config = GenerationConfig(max_new_tokens=100, ignore_eos=True)
+    gen_config = GenerationConfig(max_new_tokens=300, ignore_eos=True)
 
     def outputs(num_gpu_blocks: int) -> list[list[int]]:
         config = pytorch.EngineConfig(
-            block_size=64, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=32, eviction_type=eviction_type
+            block_size=64, num_gpu_blocks=num_gpu_blocks, num_cpu_blocks=64, eviction_type=eviction_type
         )
         with pipeline(tiny_model, backend_config=config) as pipe:
             responses = [part for part in pipe.stream_infer(prompts, gen_config=gen_config) if part.token_ids]
