@@ -393,7 +393,7 @@ def test_early_configuration_opens_a_tiered_engine(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("eviction_type", ["recompute", "copy"])
 def test_preempted_requests_have_the_same_outputs(eviction_type: str, tiny_model: Path) -> None:
-    """Eight requests of 7 blocks each compete for 16 blocks: they take so long that all run at the same time."""
+    """Eight requests of 7 blocks each compete for 16 blocks, and run long enough to be concurrent."""
     prompts = [f"{index}" * 100 for index in range(8)]
     gen_config = GenerationConfig(max_new_tokens=300, ignore_eos=True)
 
