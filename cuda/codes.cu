@@ -2,9 +2,9 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Data      x [rows][columns] of bf16, or of 8-bit integers with scales (quantised.cuh); w a matrix of codes
-//           (codes.cuh); out of float32 with rows at a distance of `pitch`, so that it can be some columns of a wider
-//           matrix. The number of columns is a multiple of 8.
+// Data      x [rows][columns] of bf16, or of 8-bit integers or e4m3 with scales (quantised.cuh); w a matrix of codes
+//           (codes.cuh), of e4m3 if x is; out of float32 with rows at a distance of `pitch`, so that it can be some
+//           columns of a wider matrix. The number of columns is a multiple of 8.
 //
 // The order of the sum is the same for every number of rows and in all kernels:
 //
@@ -12,8 +12,9 @@
 //   less their centre; if there are minima, another chain has the sum of x, as the product with ones.
 // - The sum of a segment of 512 columns is a chain over its chunks: a fused multiply-add of the scale and the chunk's
 //   chain, then of the minimum and the sum of x.
-// - Of integers, a chunk is the columns of a segment that have the same scales of w and x, its chain and the sum of x
-//   are exact, and the factor of a chain is the product of the two scales.
+// - If x is quantised, a chunk is the columns of a segment that have the same scales of w and x, and the factor of its
+//   chain is the product of the two. Chains of integers and their sum of x are exact. A chunk of e4m3 is at most 128
+//   columns: the sums of its mma have fewer bits than float32 on some devices.
 // - Segments are added in order; the total is added to out, or replaces it; then the bias is added.
 //
 // Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
@@ -32,7 +33,8 @@
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 // Sources   codes.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps); Lin
 //           et al., "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", section 5 (products
-//           of integers, scaled by group).
+//           of integers, scaled by group); DeepSeek-AI, "DeepSeek-V3 Technical Report", section 3.3.2 (the precision of
+//           sums of e4m3).
 #include "codes.cuh"
 #include "quantised.cuh"
 #include "tokens.cuh"
@@ -46,22 +48,22 @@ struct CodesProduct {
     const float* bias;  // or null
     float* out;
     int rows, pitch, accumulates;
-    int span_shift;  // of integers: a span is 2^span_shift columns; 31 if it is a row
+    int span_shift;  // if x is quantised: a span is 2^span_shift columns; 31 if it is a row
 };
 
 // Bytes of a block of a row of x, and of a row.
 template <class F>
-constexpr int X_BYTES = F::has_integer_rows ? QUANTISED_BYTES : BLOCK * 2;
+constexpr int X_BYTES = F::has_quantised_rows ? QUANTISED_BYTES : BLOCK * 2;
 template <class F>
 DEVICE size_t row_bytes(const Codes& codes) {
-    return F::has_integer_rows ? size_t(count_blocks(codes)) * QUANTISED_BYTES : size_t(codes.columns) * 2;
+    return F::has_quantised_rows ? size_t(count_blocks(codes)) * QUANTISED_BYTES : size_t(codes.columns) * 2;
 }
 
 // ---- The product of a block of columns
 
-// The part of a lane in 8 rows of x: the operands of row `group` for 4 mma of bf16, or as many of their columns as
-// integers, and then the spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
-template <class F, bool = F::has_integer_rows>
+// The part of a lane in 8 rows of x: the operands of row `group` for 4 mma of bf16, or as many of their columns in
+// bytes, and then the spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
+template <class F, bool = F::has_quantised_rows>
 struct LaneRows {
     uint2 pairs[4];
 };
@@ -76,7 +78,7 @@ struct LaneRows<F, true> {
 template <class F, class Read>
 DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
     LaneRows<F> rows;
-    if constexpr (F::has_integer_rows) {
+    if constexpr (F::has_quantised_rows) {
         constexpr int UNIT = F::chunk == 16 ? 1 : 2;  // fours that are adjacent
 #pragma unroll
         for (int m = 0; m < 4; m += UNIT) {
@@ -113,11 +115,11 @@ DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
 }
 
 // The sums of OUTPUTS tiles of 16 outputs and ROWS tiles of 8 rows.
-template <int OUTPUTS, int ROWS>
+template <class F, int OUTPUTS, int ROWS>
 struct Sums {
     float d[OUTPUTS][ROWS][4];
-    // Of a chunk of integers that began in an earlier block: the chains, and the sums of x.
-    int chains[OUTPUTS][ROWS][4];
+    // Of a chunk of quantised rows that began in an earlier block: the chains, and the sums of x.
+    typename F::Sum chains[OUTPUTS][ROWS][4];
     float scaled_sums[ROWS][2];
 };
 
@@ -138,7 +140,7 @@ DEVICE void sum_rows(float (&sums)[2][2], const LaneRows<F>& first, const LaneRo
 
 // Adds the products of a block of columns.
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_floats(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
                        const LaneRows<F> (&x)[ROWS], int quad) {
     constexpr int STEPS = F::chunk / 16;
 #pragma unroll
@@ -178,9 +180,15 @@ DEVICE void add_floats(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const LaneBl
     }
 }
 
-// The same for integers. A chunk of 64 columns and more ends with the block if `is_end`.
+DEVICE void mma_bytes(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_fp8(d, a, b); }
+template <int A>
+DEVICE void mma_bytes(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A / 2]) {
+    mma_int8(d, a, b);
+}
+
+// The same for quantised rows. A chunk of 64 columns and more ends with the block if `is_end`.
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_integers(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
                          const LaneRows<F> (&x)[ROWS], bool is_end) {
     constexpr int FOURS = F::chunk == 16 ? 1 : 2;           // of columns, of an operand
     constexpr int STEPS = F::chunk / (16 * FOURS);          // of a chunk
@@ -200,7 +208,7 @@ DEVICE void add_integers(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const Lane
                     uint32_t fours[FOURS];
 #pragma unroll
                     for (int n = 0; n < FOURS; n++) fours[n] = x[j].fours[first + n];
-                    mma_int8(to.chains[i][j], operand, fours);
+                    mma_bytes(to.chains[i][j], operand, fours);
                 }
             }
         const int half = F::chunk < BLOCK ? chunk * F::chunk / QUANTISED_HALF : 0;
@@ -231,17 +239,19 @@ DEVICE void add_integers(Sums<OUTPUTS, ROWS>& to, const Codes& codes, const Lane
     }
 }
 
-// Blocks of a chunk of integers, of 64 columns and more.
+// Blocks of a chunk of quantised rows, of 64 columns and more.
+template <class F>
 DEVICE int chunk_blocks(const CodesProduct& call) {
+    constexpr int MOST = F::Code::centre == 0 ? 2 : SEGMENT_BLOCKS;  // e4m3
     const int blocks = 1 << (max(min(call.w.group_shift, call.span_shift), 6) - 6);
-    return min(blocks, SEGMENT_BLOCKS);
+    return min(blocks, MOST);
 }
 
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_block(Sums<OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
-    if constexpr (F::has_integer_rows)
-        add_integers<F>(to, call.w, w, x, (block + 1) % chunk_blocks(call) == 0 || block + 1 == count_blocks(call.w));
+    if constexpr (F::has_quantised_rows)
+        add_bytes<F>(to, call.w, w, x, (block + 1) % chunk_blocks<F>(call) == 0 || block + 1 == count_blocks(call.w));
     else
         add_floats<F>(to, call.w, w, x, quad);
 }
@@ -270,7 +280,7 @@ using Narrow = Stream<2, 4, 40>;
 template <class F, class Shape>
 constexpr int stream_depth() {
     constexpr int codes = (F::Code::bits == 8 ? 2 : 4) / Shape::output_tiles;
-    constexpr int registers = Shape::registers - (F::has_integer_rows && F::chunk == 16 ? 6 : 0);  // for more spans
+    constexpr int registers = Shape::registers - (F::chunk == 16 ? 6 : 0);  // which has more operands of x
     constexpr int room = registers / (int(sizeof(LaneBlock<F>) / 4) * Shape::output_tiles);
     static_assert(codes > 0 && room > 0, "at least one block");
     return room < codes ? room : codes;
@@ -324,7 +334,7 @@ DEVICE void stream(const CodesProduct& call) {
         const int segment = first + warp;
         if (segment < num_segments) {
             const int end = min((segment + 1) * SEGMENT_BLOCKS, num_blocks);
-            Sums<OUTPUTS, ROWS> of_segment = {};
+            Sums<F, OUTPUTS, ROWS> of_segment = {};
             for (int block = segment * SEGMENT_BLOCKS; block < end; block += DEPTH) {
                 const bool is_last = block + DEPTH >= end;
                 const int following = is_last ? (segment + num_warps) * SEGMENT_BLOCKS : block + DEPTH;
@@ -379,7 +389,7 @@ using Wide = Tile<4, 2>;
 template <class F, class Shape>
 struct Stage {
     static constexpr int x_words = X_BYTES<F> / 16;
-    // Rows of integers have a word that is not used.
+    // Quantised rows have a word that is not used.
     uint4 x[Shape::rows][(x_words + 1) / 2 * 2], w[Shape::outputs / TILE_OUTPUTS][F::block_bytes / 16];
 };
 
@@ -416,7 +426,7 @@ DEVICE void gemm(const CodesProduct& call) {
     };
     // The place of a word of a row in a stage: rows that are read at the same time are in different banks.
     auto place = [](int row, int word) {
-        if constexpr (F::has_integer_rows) return word ^ row / 4 % 2;
+        if constexpr (F::has_quantised_rows) return word ^ row / 4 % 2;
         return word ^ row % 2 * 4;
     };
     auto copy_x = [&](int block, int stage) {
@@ -444,7 +454,7 @@ DEVICE void gemm(const CodesProduct& call) {
     dependency_wait();
     dependency_launch();
     for (int block = 0; block < STAGES - 1; block++) copy_x(block, block);
-    Sums<OUTPUTS, ROWS> sums = {};
+    Sums<F, OUTPUTS, ROWS> sums = {};
     float totals[OUTPUTS][ROWS][4] = {};
     int stage = 0, free_stage = STAGES - 1;
     for (int block = 0; block < num_blocks; block++) {
@@ -577,6 +587,8 @@ KERNELS(code8, 64, scale16, affine, bf16)
 KERNELS(code8, 64, scale32, centred, bf16)
 KERNELS(e4m3, 64, scale16, centred, bf16)
 KERNELS(e4m3, 64, scale32, centred, bf16)
+KERNELS(e4m3, 64, scale16, centred, fp8)
+KERNELS(e4m3, 64, scale32, centred, fp8)
 KERNELS(code4, 32, scale16, centred, int8)
 KERNELS(code4, 32, scale16, affine, int8)
 KERNELS(code4, 32, nested, affine, int8)

@@ -3,8 +3,8 @@
 //
 //     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
 //
-// Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16
-// or 8-bit integers.
+// Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16,
+// 8-bit integers or e4m3.
 //
 // Layout    A matrix is tiles of 16 rows, one behind the other; the last one is filled with zeros. Tiles are
 //           independent, so matrices of the same format with multiples of 16 rows can be one behind the other, too. A
@@ -45,7 +45,7 @@ DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
 
 // ---- Codes, of the words of a lane: `pair` is register `r` of the operand of mma `m`. `four` is the 4 columns of mma
 // `m` and row `half` of the lane as bytes with signs, in the order 0 2 1 3: codes less their centre, times
-// 2^(8 - bits).
+// 2^(8 - bits), or e4m3.
 
 constexpr uint32_t SIGNS = 0x80808080;
 
@@ -87,9 +87,10 @@ struct code8 {
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         return centred_pair<bf16, bits>(words[2 * m + r / 2] >> 8 * (r % 2) & twice(0xff));
     }
-    static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
-        return __byte_perm(words[2 * m], words[2 * m + 1], half ? 0x7351 : 0x6240) ^ SIGNS;
+    static DEVICE uint32_t bytes(const uint32_t* words, int m, int half) {
+        return __byte_perm(words[2 * m], words[2 * m + 1], half ? 0x7351 : 0x6240);
     }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return bytes(words, m, half) ^ SIGNS; }
 };
 struct e4m3 {
     static constexpr int bits = 8, centre = 0;
@@ -100,6 +101,7 @@ struct e4m3 {
         const uint32_t small = (codes & twice(0x80)) << 8 | (codes & twice(0x7f)) << 4;
         return fma_pairs<bf16>(small, twice(0x7b80), MINUS_ZEROS);
     }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return code8::bytes(words, m, half); }
 };
 
 // ---- Scales
@@ -120,7 +122,23 @@ struct affine {
     static constexpr int values = 4;
 };
 
-using int8 = int8_t;
+// The types of quantised rows, with those of their sums.
+struct int8 {
+    uint8_t bits;
+    using Sum = int;
+};
+struct fp8 {
+    uint8_t bits;
+    using Sum = float;
+};
+template <class X>
+struct SumOf {
+    using Type = typename X::Sum;
+};
+template <>
+struct SumOf<bf16> {
+    using Type = float;
+};
 
 // A format: its codes, columns of the smallest unit that has a scale (16, 32, or 64 for all larger groups), the type of
 // scales, whether there are minima, and the type of the rows that it is multiplied by.
@@ -128,7 +146,8 @@ template <class CODE, int CHUNK, class SCALE, class MINIMUM, class X>
 struct Format {
     using Code = CODE;
     using Scale = SCALE;
-    static constexpr bool has_integer_rows = sizeof(X) == sizeof(int8);
+    using Sum = typename SumOf<X>::Type;
+    static constexpr bool has_quantised_rows = sizeof(X) == 1;
     static constexpr bool has_minima = MINIMUM::values == affine::values, is_nested = SCALE::bytes == nested::bytes;
     static constexpr int chunk = CHUNK, chunks = BLOCK / CHUNK, values = MINIMUM::values;
     static constexpr int block_bytes = 32 * 4 * CODE::bits;

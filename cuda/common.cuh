@@ -278,7 +278,8 @@ DEVICE void mma<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
 }
 
 // The same for 8-bit integers with signs, four to a register, and sums of 32 bits (PTX ISA, "Matrix fragments for
-// mma.m16n8k32", "mma.m16n8k16"): d[16][8] += a[16][16 A / 2] * b[16 A / 2][8] for A = 4 or 2 registers of a. A lane has
+// mma.m16n8k32", "mma.m16n8k16"): d[16][8] += a[16][16 A / 2] * b[16 A / 2][8] for A = 4 or 2 registers of a. A lane
+// has
 //   a   rows group (a[0], a[2]) and group + 8 (a[1], a[3]); columns 4 quad onwards (a[0], a[1]), + 16 (a[2], a[3])
 //   b   column group; rows 4 quad onwards (b[0]), and + 16 (b[1])
 //   d   as above
@@ -297,6 +298,21 @@ DEVICE void mma_int8(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A 
                      "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+#endif
+}
+
+// The same for e4m3, four to a register, and sums of float32, for devices of compute capability 8.9 and newer: d[16][8]
+// += a[16][32] * b[32][8].
+DEVICE void mma_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#ifdef PENSTOCK_HOST
+    emu::mma_fp8(d, a, b);
+#elif __CUDA_ARCH__ < 890
+    asm volatile("trap;");
+#else
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }
 

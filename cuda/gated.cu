@@ -63,12 +63,12 @@ KERNELS(bf16)
 KERNELS(f16)
 
 // The width is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(THREADS) silu_mul_int8(const float* gate_up, QuantisedRows to) {
-    dependency_wait();
-    dependency_launch();
+template <class Numbers>
+DEVICE void quantised_silu_mul(const float* gate_up, const QuantisedRows& to) {
     using Floats = Values<float, 4>;
     const float* gate = gate_up + size_t(blockIdx.x) * 2 * to.columns;
-    quantise_row(to, blockIdx.x, blockIdx.y * QUANTISER_COLUMNS, gridDim.y * QUANTISER_COLUMNS, [&](int column) {
+    const int first = blockIdx.y * QUANTISER_COLUMNS, distance = gridDim.y * QUANTISER_COLUMNS;
+    quantise_row<Numbers>(to, blockIdx.x, first, distance, [&](int column) {
         const Floats gates = *reinterpret_cast<const Floats*>(gate + column);
         Floats four = *reinterpret_cast<const Floats*>(gate + to.columns + column);
 #pragma unroll
@@ -76,4 +76,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) silu_mul_int8(const float*
         return four;
     });
 }
-EXPORT(silu_mul_int8)
+
+#define QUANTISED(NAME, NUMBERS)                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)     \
+    silu_mul_##NAME(const float* gate_up, QuantisedRows to) { \
+        dependency_wait();                                    \
+        dependency_launch();                                  \
+        quantised_silu_mul<NUMBERS>(gate_up, to);             \
+    }                                                         \
+    EXPORT(silu_mul_##NAME)
+QUANTISED(int8, Int8Numbers)
+QUANTISED(fp8, Fp8Numbers)

@@ -3,9 +3,9 @@
 //     out[row][i] = x[row][i] / sqrt(mean over j of x[row][j]^2 + epsilon) * weight[i]
 //
 // Data      x [rows][width] and weight [width] of float32; out [rows][width] of T: the operand of the next product,
-//           or float32; of rms_norm_int8, integers with scales (quantised.cuh). The residual connection before the norm
-//           is the epilogue of the product before it (gemm.cu), and a family with the factor 1 + weight adds the 1 when
-//           the weight is loaded: neither needs a variant here.
+//           or float32; of rms_norm_int8 and rms_norm_fp8, numbers with scales (quantised.cuh). The residual connection
+//           before the norm is the epilogue of the product before it (gemm.cu), and a family with the factor 1 + weight
+//           adds the 1 when the weight is loaded: neither needs a variant here.
 // Shape     one block of 256 threads per row, which take 4 values at a time, or 1 if the width is not a multiple of 4.
 //           The sum is 256 chains, thread i adding the squares of values 4 i .. 4 i + 3, 4 (i + 256) ..; then
 //           butterflies in the warps, then the 8 warps in order: an order that depends on the width alone.
@@ -69,14 +69,12 @@ KERNELS(bf16)
 KERNELS(f16)
 
 // The width is a multiple of 4.
-extern "C" __global__ void __launch_bounds__(THREADS)
-rms_norm_int8(const float* x, const float* __restrict__ weight, QuantisedRows to, float epsilon) {
-    dependency_wait();
-    dependency_launch();
+template <class Numbers>
+DEVICE void quantised_norm(const float* x, const float* __restrict__ weight, const QuantisedRows& to, float epsilon) {
     using Floats = Values<float, 4>;
     const float* row = x + size_t(blockIdx.x) * to.columns;
     const float factor = row_factor<4>(row, to.columns, epsilon);
-    quantise_row(to, blockIdx.x, 0, QUANTISER_COLUMNS, [&](int column) {
+    quantise_row<Numbers>(to, blockIdx.x, 0, QUANTISER_COLUMNS, [&](int column) {
         const Floats factors = *reinterpret_cast<const Floats*>(weight + column);
         Floats four = *reinterpret_cast<const Floats*>(row + column);
 #pragma unroll
@@ -84,4 +82,14 @@ rms_norm_int8(const float* x, const float* __restrict__ weight, QuantisedRows to
         return four;
     });
 }
-EXPORT(rms_norm_int8)
+
+#define QUANTISED(NAME, NUMBERS)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                             \
+    rms_norm_##NAME(const float* x, const float* __restrict__ weight, QuantisedRows to, float epsilon) { \
+        dependency_wait();                                                                            \
+        dependency_launch();                                                                          \
+        quantised_norm<NUMBERS>(x, weight, to, epsilon);                                              \
+    }                                                                                                 \
+    EXPORT(rms_norm_##NAME)
+QUANTISED(int8, Int8Numbers)
+QUANTISED(fp8, Fp8Numbers)

@@ -11,6 +11,7 @@ import pytest
 
 from emu import build
 from support.cuda import HostKernels, to_bits, to_floats
+from support.cuda_codes import e4m3_values
 from support.emulator import PLANTS, plants, run
 
 if TYPE_CHECKING:
@@ -72,8 +73,18 @@ def test_tensor_core_product_of_integers_is_exact(inner: int) -> None:
     a = RANDOM.integers(-128, 128, (16, inner)).astype(np.int8)
     b = RANDOM.integers(-128, 128, (8, inner)).astype(np.int8)
     d = np.zeros((16, 8), np.int32)
-    kernels().launch(f"multiply_bytes_{inner}", (1,), 32, a, b, d)
+    kernels().launch(f"multiply_int8_{inner}", (1,), 32, a, b, d)
     assert np.array_equal(d, a.astype(np.int32) @ b.astype(np.int32).T)
+
+
+def test_tensor_core_product_of_e4m3_is_that_of_values() -> None:
+    a, b = (RANDOM.integers(0, 256, (rows, 32)).astype(np.uint8) for rows in (16, 8))
+    a[a & 127 == 127] = 0
+    b[b & 127 == 127] = 0
+    d = np.zeros((16, 8), np.float32)
+    kernels().launch("multiply_fp8_32", (1,), 32, a, b, d)
+    x, y = (e4m3_values()[codes].astype(np.float64) for codes in (a, b))
+    assert (np.abs(d - x @ y.T) <= 1e-6 * (np.abs(x) @ np.abs(y).T)).all()
 
 
 def test_transposed_matrices_have_the_fragments_of_ldmatrix() -> None:

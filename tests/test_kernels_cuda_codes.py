@@ -27,7 +27,7 @@ FOLLOWS = 1 << 31
 #: Formats, and the type of the rows.
 PRODUCTS = [
     *((format_, "bf16") for format_ in FORMATS),
-    *((format_, "int8") for format_ in FORMATS if format_.code != "e4m3"),
+    *((format_, "fp8" if format_.code == "e4m3" else "int8") for format_ in FORMATS),
 ]
 product_parameters = pytest.mark.parametrize(("format_", "dtype"), PRODUCTS, ids=str)
 HASHES = Path(__file__).parent / "data" / "cuda_codes.txt"
@@ -103,7 +103,7 @@ class Operands:
             out[:rows, :outputs] = self.base
         data = packed(self.matrix)
         if isinstance(self.x, QuantisedRows):
-            x, dtype, span_shift = self.x.packed(), "int8", self.x.span_shift
+            x, dtype, span_shift = self.x.packed(), self.x.dtype, self.x.span_shift
         else:
             x, dtype, span_shift = self.x, "bf16", 0
         call = [*cuda.addresses(x, self.bias, out), rows, outputs + 3, self.base is not None, span_shift]
@@ -132,14 +132,14 @@ class Operands:
 def random_operands(
     format_: Format, rows: int, outputs: int, inner: int, dtype: str = "bf16", span: int | None = None
 ) -> Operands:
-    """Random operands; a span of integers is as wide as the groups, if ``span`` is not given."""
+    """Random operands; a span is as wide as the groups, if ``span`` is not given."""
     rng = np.random.default_rng([rows, outputs, inner])
     x = rng.standard_normal((rows, inner)).astype(np.float32)
     matrix = random_matrix(format_, outputs, inner)
     if dtype == "bf16":
         return Operands(cuda.to_bits(x, "bf16"), matrix)
     default = max(format_.group, 32) if format_.group else 0
-    return Operands(quantised(x, default if span is None else span), matrix)
+    return Operands(quantised(x, default if span is None else span, dtype), matrix)
 
 
 def check(operands: Operands, out: Array) -> None:
@@ -169,8 +169,12 @@ def test_every_tile_and_segment_is_computed(
     ("group", "span"), [(64, 64), (64, 128), (128, 64), (0, 256), (1024, 0), (1024, 1024)]
 )
 def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, kernel: str, group: int, span: int) -> None:
-    operands = random_operands(Format("code4", group, "f16", "stored"), 3, 20, 1160, "int8", span)
-    check(operands, operands.run(kernels, kernel))
+    for format_, dtype in [
+        (Format("code4", group, "f16", "stored"), "int8"),
+        (Format("e4m3", group, "f32"), "fp8"),
+    ]:
+        operands = random_operands(format_, 3, 20, 1160, dtype, span)
+        check(operands, operands.run(kernels, kernel))
 
 
 @pytest.mark.parametrize("kernel", TILES)
@@ -199,9 +203,11 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
             assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
-def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(kernels: cuda.HostKernels, dtype: str) -> None:
-    operands = random_operands(Format("code4", 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
+@pytest.mark.parametrize(("code", "dtype"), [("code4", "bf16"), ("code4", "int8"), ("e4m3", "fp8")])
+def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(
+    kernels: cuda.HostKernels, code: str, dtype: str
+) -> None:
+    operands = random_operands(Format(code, 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
     expected = operands.run(kernels, "gemm_wide")
     check(operands, expected)
     for kernel in ("gemv", "gemm_narrow"):

@@ -39,7 +39,7 @@ def params_of_nc_loads(code: str) -> set[int]:
 @pytest.mark.parametrize("file", ROWS)
 def test_results_of_other_kernels_are_not_read_by_nc(file: str) -> None:
     for name, code in cuda.ptx(file).items():
-        operation = re.sub(r"_(f32|bf16|f16|int8)$", "", name)
+        operation = re.sub(r"_(f32|bf16|f16|int8|fp8)$", "", name)
         assert params_of_nc_loads(code) == CONSTANTS.get(operation, set()), name
 
 

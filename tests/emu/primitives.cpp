@@ -1,5 +1,6 @@
 // The larger primitives of warp.h. Compiled once, not instrumented: their accesses of shared and device memory are
 // reported here.
+#include <cmath>
 #include <cstring>
 #include "observe.h"
 #include "runner.h"
@@ -79,44 +80,63 @@ void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], cons
     collective(ALL_LANES, &mine, multiply<F16>, file, line);
 }
 
-struct IntegerFragments {
-    int* d;
+template <class Sum>
+struct ByteFragments {
+    Sum* d;
     const uint32_t *a, *b;
 };
 
-static int byte_of(uint32_t word, unsigned i) { return int8_t(word >> 8 * i); }
+struct Int8 {
+    using Sum = int;
+    static int of(uint8_t byte) { return int8_t(byte); }
+};
+struct E4m3 {
+    using Sum = float;
+    static float of(uint8_t byte) {
+        const int exponent = byte >> 3 & 15, mantissa = byte & 7;
+        if ((byte & 127) == 127) return NAN;
+        const float magnitude = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+        return byte & 128 ? -magnitude : magnitude;
+    }
+};
 
 // Lane i holds rows i/4 and i/4+8 of `a` and `d`, and column i/4 of `b`; its fours of elements are i%4 and, of the
 // longer form, i%4+4.
-template <unsigned FOURS>
-static void multiply_integers(void** slots, unsigned lanes) {
+template <class Type, unsigned FOURS>
+static void multiply_bytes(void** slots, unsigned lanes) {
+    using Lane = ByteFragments<typename Type::Sum>;
     if (lanes != ALL_LANES) fail("mma needs all lanes of the warp");
-    int a[16][4 * FOURS], b[4 * FOURS][8], d[16][8];
+    typename Type::Sum a[16][4 * FOURS], b[4 * FOURS][8], d[16][8];
     for (unsigned lane = 0; lane < WARP; lane++) {
-        const IntegerFragments& f = *static_cast<IntegerFragments*>(slots[lane]);
+        const Lane& f = *static_cast<Lane*>(slots[lane]);
         const unsigned g = lane / 4, t = lane % 4;
         for (unsigned n = 0; n < FOURS / 4; n++)
             for (unsigned i = 0; i < 4; i++) {
                 const unsigned k = 16 * n + 4 * t + i;
-                a[g][k] = byte_of(f.a[2 * n], i), a[g + 8][k] = byte_of(f.a[2 * n + 1], i);
-                b[k][g] = byte_of(f.b[n], i);
+                auto element = [&](uint32_t word) { return Type::of(word >> 8 * i); };
+                a[g][k] = element(f.a[2 * n]), a[g + 8][k] = element(f.a[2 * n + 1]), b[k][g] = element(f.b[n]);
             }
         for (unsigned i = 0; i < 2; i++) d[g][t * 2 + i] = f.d[i], d[g + 8][t * 2 + i] = f.d[2 + i];
     }
     for (unsigned m = 0; m < 16; m++)
         for (unsigned k = 0; k < 4 * FOURS; k++)
             for (unsigned n = 0; n < 8; n++) d[m][n] += a[m][k] * b[k][n];
-    store<IntegerFragments>(slots, d);
+    store<Lane>(slots, d);
 }
 
 void mma_int8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
-    IntegerFragments mine{d, a, b};
-    collective(ALL_LANES, &mine, multiply_integers<8>, file, line);
+    ByteFragments<int> mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply_bytes<Int8, 8>, file, line);
 }
 
 void mma_int8(int (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1], const char* file, int line) {
-    IntegerFragments mine{d, a, b};
-    collective(ALL_LANES, &mine, multiply_integers<4>, file, line);
+    ByteFragments<int> mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply_bytes<Int8, 4>, file, line);
+}
+
+void mma_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const char* file, int line) {
+    ByteFragments<float> mine{d, a, b};
+    collective(ALL_LANES, &mine, multiply_bytes<E4m3, 8>, file, line);
 }
 
 struct MatrixRow {

@@ -73,6 +73,7 @@ void warp_max(T (&values)[N], EMU_HERE) { butterfly<Larger>(values, file, line);
 // mma.m16n8k16. Products are exact, sums are in float.
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE);
 void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE);
+void mma_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE);
 void mma_int8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], EMU_HERE);
 void mma_int8(int (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1], EMU_HERE);
 

@@ -49,6 +49,7 @@ VARIANTS = {
         *("code8,32,scale16,affine,bf16", "e4m3,64,scale32,centred,bf16"),
         *("code4,32,nested,affine,int8", "code4,64,scale16,affine,int8", "code5,32,nested,affine,int8"),
         *("code6,16,nested,centred,int8", "code8,64,scale32,centred,int8"),
+        "e4m3,64,scale32,centred,fp8",
     ],
 }
 

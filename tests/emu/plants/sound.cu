@@ -93,25 +93,25 @@ EXPORT(multiply_bf16)
 extern "C" __global__ void multiply_f16(const f16* a, const f16* b, float* d) { multiply_tile(a, b, d); }
 EXPORT(multiply_f16)
 
-// The same for bytes with signs, a of 16 x 32 or 16 x 16 (A = 4 or 2 registers).
-template <int A>
-DEVICE void multiply_byte_tile(const uint32_t* a, const uint32_t* b, int* d) {
+// The same for bytes, a of 16 x 32 or 16 x 16 (A = 4 or 2 registers).
+template <int A, class Sum, class Multiply>
+DEVICE void multiply_byte_tile(const uint32_t* a, const uint32_t* b, Sum* d, Multiply multiply) {
     const int lane = threadIdx.x, group = lane / 4, quad = lane % 4, pitch = 2 * A;
     uint32_t rows[A], columns[A / 2];
     for (int i = 0; i < A; i++) rows[i] = a[(group + i % 2 * 8) * pitch + i / 2 * 4 + quad];
     for (int i = 0; i < A / 2; i++) columns[i] = b[group * pitch + i * 4 + quad];
-    int sums[4] = {};
-    mma_int8(sums, rows, columns);
+    Sum sums[4] = {};
+    multiply(sums, rows, columns);
     for (int i = 0; i < 4; i++) d[(group + i / 2 * 8) * 8 + quad * 2 + i % 2] = sums[i];
 }
-extern "C" __global__ void multiply_bytes_16(const uint32_t* a, const uint32_t* b, int* d) {
-    multiply_byte_tile<2>(a, b, d);
-}
-EXPORT(multiply_bytes_16)
-extern "C" __global__ void multiply_bytes_32(const uint32_t* a, const uint32_t* b, int* d) {
-    multiply_byte_tile<4>(a, b, d);
-}
-EXPORT(multiply_bytes_32)
+#define MULTIPLY(NAME, A, SUM, MMA)                                                                      \
+    extern "C" __global__ void multiply_##NAME(const uint32_t* a, const uint32_t* b, SUM* d) {           \
+        multiply_byte_tile<A>(a, b, d, [](auto& sums, auto& x, auto& y) { MMA(sums, x, y); });           \
+    }                                                                                                    \
+    EXPORT(multiply_##NAME)
+MULTIPLY(int8_16, 2, int, mma_int8)
+MULTIPLY(int8_32, 4, int, mma_int8)
+MULTIPLY(fp8_32, 4, float, mma_fp8)
 
 // out[lane][i] = the fragment of matrix i, of four transposed matrices of 8 x 8.
 extern "C" __global__ void transpose_tiles(const uint4* in, uint32_t* out) {
