@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kv_cache_dtype": "uint4"},
     ),
     "llama, int4": (make_config("llama"), {"quantization": "int4"}),
+    "llama, fp8": (make_config("llama"), {"quantization": "fp8"}),
     "qwen2 with dynamic rope, bfloat16": (
         make_config(
             "qwen2",

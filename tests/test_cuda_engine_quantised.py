@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from support import cuda_quantised
+from support.checkpoints import make_config, write_checkpoint, write_safetensors
 from support.cuda_quantised import INTEGER_ACTIVATIONS
 from support.emulator import run_program
+from support.oracle import import_torch, load_oracle
+from support.quantised import METHODS, write_quantised
+from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
@@ -25,6 +33,8 @@ MODELS = {
     **dict.fromkeys(("int8", "w8a16"), "int8"),
     **dict.fromkeys(("file: fp8", "file: fp8-square-blocks", "fp8"), "fp8"),
 }
+#: Of the logits, by the type of activations: they have 3, 8 and 7 or more bits.
+MOST_ERROR = {"fp8": 0.15, "bfloat16": 0.02, "int8": 0.04}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +48,47 @@ def found() -> dict[str, Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_quantised_model_has_the_logits_of_its_values(name: str, found: dict[str, Any]) -> None:
     assert MODELS[name] in found[name]["formats"]
-    limit = 0.04 if name in INTEGER_ACTIVATIONS else 0.02
-    assert 1e-5 < found[name]["error"] < limit, found[name]
+    activations = "int8" if name in INTEGER_ACTIVATIONS else "fp8" if "fp8" in name else "bfloat16"
+    assert found[name]["activations"] == [activations]
+    assert 1e-5 < found[name]["error"] < MOST_ERROR[activations], found[name]
     assert found[name]["is_same"]
+
+
+def test_old_devices_have_no_fp8_activations() -> None:
+    ended = run_program(cuda_quantised.compare, "fp8", EMU_ARCH="80")
+    assert ended.findings == []
+    assert ended.result["fp8"]["activations"] == ["bfloat16"]
+    assert 1e-5 < ended.result["fp8"]["error"] < MOST_ERROR["bfloat16"]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("method", "span"), [("fp8", 0), ("fp8-square-blocks", 64)])
+def test_fp8_activations_are_those_of_rounded_inputs(
+    method: str, span: int, tmp_path: Path
+) -> None:
+    values = write_quantised(tmp_path / method, METHODS[method])
+    plain = write_checkpoint(tmp_path / "plain", make_config("llama"))
+    write_safetensors(plain / "model.safetensors", values, "float32")
+    oracle = load_oracle(plain)
+    torch = import_torch()
+
+    def rounded(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        groups = inputs[0].unflatten(-1, (-1, span or inputs[0].shape[-1]))
+        scales = groups.abs().amax(-1, keepdim=True) / 448
+        numbers = (groups / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        return ((numbers * scales).flatten(-2),)
+
+    for name, module in oracle.model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded)
+    expected = oracle.logits(random_prompt(17))
+    ended = run_program(cuda_quantised.rounded_logits, tmp_path, method)
+    assert ended.findings == []
+    found = np.array(ended.result)
+    errors = np.sqrt(np.mean((found - expected) ** 2, axis=1) / np.var(expected, axis=1))
+    # A value between two numbers may be rounded to either, which later layers multiply.
+    assert np.median(errors) < 1e-3
+    assert errors.max() < 0.15
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name in INTEGER_ACTIVATIONS])

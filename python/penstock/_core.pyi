@@ -83,12 +83,13 @@ class EngineConfig:
       quantised.
     - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with
       exactly their values; `"none"` converts them to `dtype`. The other names quantise the weights while
-      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised. A
-      mapping has `type` (one of the names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric`
-      (`False` stores a minimum for each group), `embedding` and `head` (a name, or a mapping of the first
-      three keys), and `layers`: patterns of module names, such as `"*.down_proj"`, each with such a value.
-      The first pattern that matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`,
-      `"w4a16"`, `"fp8"`, or a mapping. Default: that of the files.
+      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised;
+      with `"fp8"` to 8-bit floats on CUDA devices that multiply them. A mapping has `type` (one of the
+      names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores a minimum for
+      each group), `embedding` and `head` (a name, or a mapping of the first three keys), and `layers`:
+      patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
+      matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a
+      mapping. Default: that of the files.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -278,11 +279,11 @@ class EngineConfig:
 
         Quantised files are computed as they are stored, with exactly their values; `"none"` converts them
         to `dtype`. The other names quantise the weights while they are loaded. Activations are rounded to
-        8-bit integers, unless only the weights are quantised. A mapping has `type` (one of the names),
-        `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores a minimum for each
-        group), `embedding` and `head` (a name, or a mapping of the first three keys), and `layers`:
-        patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
-        matches applies.
+        8-bit integers, unless only the weights are quantised; with `"fp8"` to 8-bit floats on CUDA devices
+        that multiply them. A mapping has `type` (one of the names), `group_size` (32, 64, 128, or -1 for a
+        whole row), `symmetric` (`False` stores a minimum for each group), `embedding` and `head` (a name,
+        or a mapping of the first three keys), and `layers`: patterns of module names, such as
+        `"*.down_proj"`, each with such a value. The first pattern that matches applies.
 
         Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a mapping.
         Default: that of the files.
@@ -2857,7 +2858,8 @@ class WeightFormatInfo:
       code.
     - `group_size`: Columns that share a scale; `None` if all columns of a row do, and for floats.
     - `symmetric`: Whether groups have neither a minimum nor a zero point; `None` for floats.
-    - `activations`: Type of the activations in a product: `"int8"` or `"float32"`.
+    - `activations`: Type of the activations in a product: `"int8"`, `"fp8"`, or floats such as
+      `"float32"`.
     - `count`: Number of matrices.
     - `bytes`: Size of the matrices together.
     """
@@ -2891,7 +2893,7 @@ class WeightFormatInfo:
 
     @property
     def activations(self) -> str:
-        """Type of the activations in a product: `"int8"` or `"float32"`."""
+        """Type of the activations in a product: `"int8"`, `"fp8"`, or floats such as `"float32"`."""
 
     @property
     def count(self) -> int:

@@ -51,17 +51,23 @@ def compare(*names: str) -> dict[str, dict[str, Any]]:
             model, vocabulary = write_model(Path(folder), name)
             quantization: Any = name if name in SAME_CODES else "auto"
             prompts = [random_prompt(length, vocabulary_size=vocabulary, seed=length) for length in LENGTHS]
-            logits, formats = logits_of(model, prompts, quantization)
+            logits, formats, activations = logits_of(model, prompts, quantization)
             converted = Path(folder) / "converted"
             penstock.convert(model, converted, quantization=quantization)
             again = logits_of(converted, prompts)
-            is_same = formats == again[1] and all(map(np.array_equal, logits, again[0]))
+            is_same = (formats, activations) == again[1:] and all(map(np.array_equal, logits, again[0]))
             error = max(errors(model, prompts, logits, SAME_CODES.get(name, "none")))
             differences = []
             if name in INTEGER_ACTIVATIONS:
-                logits, _ = logits_of(model, prompts, quantization, kv_cache_dtype="float32")
+                logits, *_ = logits_of(model, prompts, quantization, kv_cache_dtype="float32")
                 differences = errors(model, prompts, logits, quantization)
-        found[name] = {"formats": formats, "error": error, "differences": differences, "is_same": is_same}
+        found[name] = {
+            "formats": formats,
+            "activations": activations,
+            "error": error,
+            "differences": differences,
+            "is_same": is_same,
+        }
     return found
 
 
@@ -76,10 +82,24 @@ def errors(
 
 def logits_of(
     model: Path, prompts: list[list[int]], quantization: Any = "auto", **options: Any
-) -> tuple[list[np.ndarray[Any, Any]], list[str]]:
-    """The logits of prompts on the CUDA device, and the formats of the matrices."""
+) -> tuple[list[np.ndarray[Any, Any]], list[str], list[str]]:
+    """The logits of prompts on the CUDA device, the formats of the matrices, and the activations of codes."""
     with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES, **options) as engine:
         results = [item.result for item in engine.blocking.generate_many(prompts, PARAMS)]
-        formats = sorted({info.format for info in engine.info.weight_formats})
+        infos = engine.info.weight_formats
+    formats = sorted({info.format for info in infos})
+    activations = sorted(
+        {info.activations for info in infos if not info.format.startswith(("float", "bfloat"))}
+    )
     pairs = zip(results, prompts, strict=True)
-    return [np.asarray(result.logits)[: len(prompt)] for result, prompt in pairs if result], formats
+    return (
+        [np.asarray(result.logits)[: len(prompt)] for result, prompt in pairs if result],
+        formats,
+        activations,
+    )
+
+
+def rounded_logits(folder: str, method: str) -> list[Any]:
+    """The logits of a prompt with a quantised file on the device, with attention in float32."""
+    [logits], _, _ = logits_of(Path(folder) / method, [random_prompt(17)], kv_cache_dtype="float32")
+    return list(logits.tolist())

@@ -228,7 +228,7 @@ METHODS = {
     "fp8": Method(
         _compressed({"num_bits": 8, "type": "float"}, num_bits=8, type="float", strategy="channel"),
         _fp8(1, 0, "weight_scale"),
-        "compressed-tensors, float8, a scale for each row",
+        "compressed-tensors, float8, a scale for each row, fp8 activations",
     ),
     "fp8-blocks": Method(
         {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [64, 48]},

@@ -194,6 +194,9 @@ pub trait Backend: Send + 'static {
     /// Whether a matrix of this many columns can have this format.
     fn supports(&self, format: WeightFormat, columns: usize) -> bool;
 
+    /// The type of the activations in a product with a matrix of this format.
+    fn activations(&self, format: WeightFormat) -> &'static str;
+
     /// Bytes that [`load_matrix`](Self::load_matrix) takes for parts of these numbers of rows.
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64;
 

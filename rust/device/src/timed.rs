@@ -163,6 +163,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.supports(format, columns)
     }
 
+    fn activations(&self, format: WeightFormat) -> &'static str {
+        self.inner.activations(format)
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         self.inner.matrix_bytes(columns, parts)
     }

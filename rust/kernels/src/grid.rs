@@ -54,6 +54,9 @@ pub fn is_supported(grid: &Grid) -> bool {
     {
         return false;
     }
+    if grid.bits != CodeBits::E4m3 && grid.activations == Activations::Fp8 {
+        return false;
+    }
     if grid.scales == ScaleFormat::Nested && grid.minimum == Minimum::ZeroPoint {
         return false;
     }

@@ -211,14 +211,18 @@ pub(crate) fn runs<B: Backend>(
     runs
 }
 
-/// The formats of the tensors of a fused matrix. All read floats if any of them reads floats or has codes that the backend
-/// does not support.
+/// The formats of the tensors of a fused matrix. All read floats if they read different activations, or if the backend
+/// does not support one of them.
 pub(crate) fn readable_together<B: Backend>(
     backend: &B,
     columns: usize,
     mut formats: Vec<WeightFormat>,
 ) -> Vec<WeightFormat> {
-    if !formats.iter().all(|format| format.reads_codes() && backend.supports(*format, columns)) {
+    let activations = formats.first().map(|format| format.activations());
+    let is_readable = |format: &WeightFormat| {
+        Some(format.activations()) == activations && backend.supports(*format, columns)
+    };
+    if !formats.iter().all(is_readable) {
         formats.iter_mut().for_each(|format| *format = format.with_activations(Activations::Float));
     }
     formats

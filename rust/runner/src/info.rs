@@ -58,15 +58,12 @@ pub struct WeightFormatInfo {
 }
 
 impl WeightFormatInfo {
-    /// The format of a module on a device.
-    pub(crate) fn new(ModuleFormat { module, format, count, bytes }: ModuleFormat, device: Device) -> Self {
-        let activations = match (device, format) {
-            (Device::Cuda(_), WeightFormat::Float(dtype)) => dtype.name(),
-            (Device::Cuda(_), WeightFormat::Grid(_)) => "bfloat16",
-            _ if format.reads_codes() => "int8",
-            _ => "float32",
-        }
-        .to_owned();
+    /// The format of a module, with these activations.
+    pub(crate) fn new(
+        ModuleFormat { module, format, count, bytes }: ModuleFormat,
+        activations: &str,
+    ) -> Self {
+        let activations = activations.to_owned();
         let (format, group_size, symmetric) = match format {
             WeightFormat::Float(dtype) => (dtype.name().to_owned(), None, None),
             WeightFormat::Grid(grid) => (

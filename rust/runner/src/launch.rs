@@ -157,6 +157,11 @@ pub(crate) fn open<B: Backend>(
         limits.max_registered_bytes = adapters.saturating_add(host.available_bytes());
     }
     let weight_formats = penstock_models::module_formats(&backend, &model, &formats);
+    let weight_formats = weight_formats.into_iter().map(|module| {
+        let activations = backend.activations(module.format);
+        WeightFormatInfo::new(module, activations)
+    });
+    let weight_formats = weight_formats.collect();
     // After a conversion the counts stay those of its end.
     let mut after = |done, of| if total > 0 { progress(total, total) } else { progress(done, of) };
     let decoder =
@@ -180,10 +185,7 @@ pub(crate) fn open<B: Backend>(
         architecture: model.architecture,
         hidden_size: model.hidden_size,
         dtype,
-        weight_formats: weight_formats
-            .into_iter()
-            .map(|format| WeightFormatInfo::new(format, device.device))
-            .collect(),
+        weight_formats,
         kv_cache_dtype: memory_plan.cache.dtype,
         memory: MemoryInfo {
             limit: memory_limit,

@@ -86,7 +86,7 @@ impl WeightScheme {
             WeightType::W4A16 => (CodeBits::Four, Activations::Float, 32, Minimum::Stored),
             WeightType::Fp8 => {
                 scales = ScaleFormat::F32;
-                (CodeBits::E4m3, Activations::Float, -1, Minimum::Centred)
+                (CodeBits::E4m3, Activations::Fp8, -1, Minimum::Centred)
             }
         };
         Some(Grid {

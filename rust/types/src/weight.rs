@@ -43,8 +43,8 @@ pub enum CodeBits {
     Six,
     /// 0 to 255.
     Eight,
-    /// 4 bits of exponent and 3 of mantissa, no infinities (E4M3FN). Only with [`Minimum::Centred`], [`Activations::Float`]
-    /// and scales below [`MAX_E4M3_SCALE`].
+    /// 4 bits of exponent and 3 of mantissa, no infinities (E4M3FN). Only with [`Minimum::Centred`],
+    /// [`Activations::Float`] and scales below [`MAX_E4M3_SCALE`].
     E4m3,
 }
 
@@ -100,6 +100,8 @@ pub enum Minimum {
 pub enum Activations {
     /// Rounded to 8-bit integers, with a scale for each group of at least 32 columns. Sums are integers.
     Int8,
+    /// Rounded to e4m3, with a scale for each group, on devices that multiply e4m3; as `Float` on others.
+    Fp8,
     /// Float32, times the weights as float32.
     Float,
 }
@@ -124,6 +126,14 @@ impl WeightFormat {
         match self {
             Self::Float(dtype) => rows * columns * dtype.bytes(),
             Self::Grid(grid) => rows * grid.row_bytes(columns),
+        }
+    }
+
+    /// The activations in a product with it.
+    pub const fn activations(self) -> Activations {
+        match self {
+            Self::Float(_) => Activations::Float,
+            Self::Grid(grid) => grid.activations,
         }
     }
 
@@ -217,8 +227,8 @@ impl Grid {
     }
 }
 
-/// Rows of a [`Grid`], row after row, in a neutral form: as a file reader or a quantiser writes them and before they are
-/// packed. Scales and minima are exact in the types of the grid.
+/// Rows of a [`Grid`], row after row, in a neutral form: as a file reader or a quantiser writes them and before they
+/// are packed. Scales and minima are exact in the types of the grid.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GridRows {
     /// One byte for each column.
@@ -276,8 +286,8 @@ impl GridRows {
         (scale, minimum)
     }
 
-    /// Writes the weights of row `row`: `scale * (code - zero)`, rounded after the product, where `zero` is the centre or
-    /// the zero point; `scale * code + minimum` with stored minima, rounded after the product and after the sum.
+    /// Writes the weights of row `row`: `scale * (code - zero)`, rounded after the product, where `zero` is the centre
+    /// or the zero point; `scale * code + minimum` with stored minima, rounded after the product and after the sum.
     pub fn dequantize_row(&self, grid: &Grid, columns: usize, row: usize, out: &mut [f32]) {
         let codes = &self.codes[row * columns..][..columns];
         let width = grid.group.map_or(columns, usize::from).max(1);

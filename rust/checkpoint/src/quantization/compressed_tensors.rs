@@ -1,5 +1,5 @@
-//! compressed-tensors: `weight_packed` (integers in words), or `weight` of 8-bit integers or floating-point numbers, with
-//! `weight_scale` and `weight_zero_point`.
+//! compressed-tensors: `weight_packed` (integers in words), or `weight` of 8-bit integers or floating-point numbers,
+//! with `weight_scale` and `weight_zero_point`.
 
 use std::collections::BTreeSet;
 
@@ -91,7 +91,7 @@ fn scheme(group: &Settings<'_>) -> Result<Option<Scheme>, CheckpointError> {
         float,
         sharing: sharing(&weights)?,
         symmetric,
-        activations: activations(group)?,
+        activations: activations(group, float)?,
     }))
 }
 
@@ -115,13 +115,14 @@ fn sharing(weights: &Settings<'_>) -> Result<Sharing, CheckpointError> {
     }
 }
 
-/// The activations of a group: 8-bit integers if it has them; floating-point otherwise, also for 8-bit floating-point
-/// activations.
-fn activations(group: &Settings<'_>) -> Result<Activations, CheckpointError> {
+/// The activations of a group: 8-bit integers, or 8-bit floats if its weights are `float`, too. Otherwise they are not
+/// rounded.
+fn activations(group: &Settings<'_>, float: bool) -> Result<Activations, CheckpointError> {
     let Some(inputs) = group.object("input_activations")? else { return Ok(Activations::Float) };
     let bits = inputs.integer("num_bits")?.unwrap_or(8);
     match (inputs.text("type")?.unwrap_or("int"), bits) {
         ("int", 8) => Ok(Activations::Int8),
+        ("float", 8) if float => Ok(Activations::Fp8),
         ("float", 8) | (_, 16) => Ok(Activations::Float),
         _ => Err(inputs.unsupported("num_bits", &bits.to_string(), "8")),
     }
@@ -136,7 +137,11 @@ impl Scheme {
             Sharing::Group(width) => describe_groups(Some(width)),
             Sharing::Block(rows, columns) => format!("blocks of {rows}x{columns}"),
         };
-        let activations = if self.activations == Activations::Int8 { ", int8 activations" } else { "" };
+        let activations = match self.activations {
+            Activations::Int8 => ", int8 activations",
+            Activations::Fp8 => ", fp8 activations",
+            Activations::Float => "",
+        };
         format!("{kind}{}, {sharing}{activations}", self.bits)
     }
 }
@@ -281,7 +286,7 @@ fn floats(module: &str, parts: &mut Parts<'_>, schemes: &[Scheme]) -> Result<Pac
         return Err(zeros.unsupported("not zero", "zero"));
     }
     drop_activation_scales(module, parts);
-    fp8::matrix(&weight, &scale, scheme.sharing)
+    fp8::matrix(&weight, &scale, scheme.sharing, scheme.activations)
 }
 
 /// Removes scales of activations, which the engine computes.

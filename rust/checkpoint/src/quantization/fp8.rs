@@ -38,7 +38,7 @@ pub(super) fn read(settings: &Settings<'_>, parts: &mut Parts<'_>) -> Result<Str
             );
             return Err(scale.malformed(problem));
         };
-        parts.insert(&module, matrix(&weight, &scale, sharing)?)?;
+        parts.insert(&module, matrix(&weight, &scale, sharing, Activations::Fp8)?)?;
     }
     Ok(block.map_or_else(|| "FP8".to_owned(), |(rows, columns)| format!("FP8, blocks of {rows}x{columns}")))
 }
@@ -48,6 +48,7 @@ pub(super) fn matrix(
     weight: &Part<'_>,
     scale: &Part<'_>,
     sharing: Sharing,
+    activations: Activations,
 ) -> Result<PackedMatrix, CheckpointError> {
     let [rows, columns] = weight.matrix()?;
     let (scales, width) = sharing.scales(scale, columns)?;
@@ -58,6 +59,6 @@ pub(super) fn matrix(
         scales,
         zeros: Zeros::Centre,
         groups: ColumnGroups::Width(width),
-        activations: Activations::Float,
+        activations,
     })
 }

@@ -44,15 +44,16 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
     );
     let tensor = compressed_config(r#"{"num_bits":8,"type":"float"}"#, "null");
     let in_blocks: Index = |row, column| row / 16 * 3 + column / 32;
-    for (config, suffix, shape, index) in [
-        (block, "weight_scale_inv", &[2, 3][..], in_blocks),
-        (native, "weight_scale", &[], (|_, _| 0) as Index),
-        (r#"{"quant_method":"modelopt","quant_algo":"FP8"}"#, "weight_scale", &[], |_, _| 0),
-        (native, "weight_scale", &[ROWS, 1], |row, _| row),
-        (&channel, "weight_scale", &[ROWS, 1], |row, _| row),
-        (&blocks, "weight_scale", &[2, 3], in_blocks),
-        (&text, "weight_scale", &[2, 3], in_blocks),
-        (&tensor, "weight_scale", &[1], |_, _| 0),
+    let (fp8, float) = (Activations::Fp8, Activations::Float);
+    for (config, suffix, shape, activations, index) in [
+        (block, "weight_scale_inv", &[2, 3][..], fp8, in_blocks),
+        (native, "weight_scale", &[], fp8, (|_, _| 0) as Index),
+        (r#"{"quant_method":"modelopt","quant_algo":"FP8"}"#, "weight_scale", &[], fp8, |_, _| 0),
+        (native, "weight_scale", &[ROWS, 1], fp8, |row, _| row),
+        (&channel, "weight_scale", &[ROWS, 1], fp8, |row, _| row),
+        (&blocks, "weight_scale", &[2, 3], float, in_blocks),
+        (&text, "weight_scale", &[2, 3], float, in_blocks),
+        (&tensor, "weight_scale", &[1], float, |_, _| 0),
     ] {
         let codes = float8_codes();
         let mut tensors = Tensors::default();
@@ -67,7 +68,7 @@ fn fp8_weights_with_every_kind_of_scales_are_read() {
             panic!("{config}: not in 8 bits");
         };
         assert_eq!((grid.bits, grid.scales), (CodeBits::E4m3, ScaleFormat::F32));
-        assert_eq!((grid.minimum, grid.activations), (Minimum::Centred, Activations::Float));
+        assert_eq!((grid.minimum, grid.activations), (Minimum::Centred, activations), "{config}");
         assert_eq!(grid.group, (shape == [2, 3]).then_some(32), "{config}");
         assert_eq!(checkpoint.description().storage[0], ("F8_E4M3".to_owned(), (ROWS * COLUMNS) as u64));
     }

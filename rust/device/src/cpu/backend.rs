@@ -95,6 +95,10 @@ impl Backend for Cpu {
         }
     }
 
+    fn activations(&self, format: WeightFormat) -> &'static str {
+        if format.reads_codes() { "int8" } else { "float32" }
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         let bytes = |(rows, format): &(usize, WeightFormat)| {
             MatrixLayout { rows: *rows, columns, format: *format }.bytes()

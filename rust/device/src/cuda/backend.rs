@@ -98,6 +98,10 @@ impl Backend for Cuda {
         }
     }
 
+    fn activations(&self, format: WeightFormat) -> &'static str {
+        OperandForm::new(std::iter::once(format), self.has_fp8).name()
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         self.memory.granted(matrix_bytes(columns, parts))
     }
@@ -212,9 +216,9 @@ impl Backend for Cuda {
     }
 
     fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<CudaOperand, DeviceError> {
-        let (bytes, integers) = self.operands.bytes(rows, columns);
+        let (bytes, quantised) = self.operands.bytes(rows, columns);
         let region = self.memory.allocate_workspace(bytes, "workspace")?;
-        Ok(CudaOperand { region, integers })
+        Ok(CudaOperand { region, quantised })
     }
 
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
@@ -427,11 +431,11 @@ impl Backend for Cuda {
         self.launch_attention(step, &cache.shape, reader.operand, &call)?;
         match self.rows_for(reader, out) {
             Rows::Floats(..) => Ok(()),
-            Rows::Integers(to) => {
+            Rows::Quantised(to, numbers) => {
                 let to = QuantisedRows { floats: DevicePointer::NULL, ..to };
                 let arguments = [(&call.out).into(), (&to).into()];
                 let shape = to.shape(step.inputs.tokens.len());
-                self.queue.launch(&self.kernels.quantise_int8, shape, &arguments)
+                self.queue.launch(self.kernels.quantise.get(numbers), shape, &arguments)
             }
         }
     }
@@ -452,9 +456,9 @@ impl Backend for Cuda {
                 let arguments = [(&from).into(), (&to).into(), (&width).into()];
                 self.queue.launch(self.kernels.silu_mul.get(dtype), shape, &arguments)
             }
-            Rows::Integers(to) => {
+            Rows::Quantised(to, numbers) => {
                 let arguments = [(&from).into(), (&to).into()];
-                self.queue.launch(&self.kernels.silu_mul_int8, to.shape(rows), &arguments)
+                self.queue.launch(self.kernels.quantised_silu_mul.get(numbers), to.shape(rows), &arguments)
             }
         }
     }
@@ -478,7 +482,7 @@ impl Backend for Cuda {
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {
         let form = reader.operand;
-        if matches!(form, OperandForm::Integers { .. }) && self.operands.has_adapters {
+        if matches!(form, OperandForm::Quantised(..)) && self.operands.has_adapters {
             let rows = [x, out].map(|operand| operand.floats(&self.memory));
             self.launch_gather(step, reader.columns * size_of::<f32>(), rows)?;
         }

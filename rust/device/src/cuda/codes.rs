@@ -222,7 +222,11 @@ pub(super) fn variant(grid: &Grid) -> String {
         ScaleFormat::Nested => "nested",
     };
     let minimum = if grid.minimum == Minimum::Centred { "centred" } else { "affine" };
-    let rows = if grid.activations == Activations::Int8 { "int8" } else { "bf16" };
+    let rows = match grid.activations {
+        Activations::Int8 => "int8",
+        Activations::Fp8 => "fp8",
+        Activations::Float => "bf16",
+    };
     format!("{code},{},{scales},{minimum},{rows}", chunk(grid))
 }
 
@@ -251,9 +255,12 @@ mod tests {
                             continue;
                         }
                         found.insert(variant(&grid));
-                        if grid.bits != CodeBits::E4m3 {
-                            found.insert(variant(&Grid { activations: Activations::Int8, ..grid }));
-                        }
+                        let activations = match grid.bits {
+                            CodeBits::E4m3 if chunk(&grid) < BLOCK => continue,
+                            CodeBits::E4m3 => Activations::Fp8,
+                            _ => Activations::Int8,
+                        };
+                        found.insert(variant(&Grid { activations, ..grid }));
                     }
                 }
             }

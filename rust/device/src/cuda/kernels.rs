@@ -8,6 +8,7 @@ use std::thread;
 use penstock_cuda::{Context, Device, Kernel, KernelCompiler, Module};
 use penstock_types::{Dtype, KvDtype};
 
+use super::operand::Numbers;
 use super::{allocation, start};
 use crate::backend::DeviceError;
 
@@ -129,6 +130,21 @@ impl ByHalf {
     }
 }
 
+/// A kernel for each type of quantised rows.
+pub(super) struct ByNumbers([Kernel; 2]);
+
+impl ByNumbers {
+    /// The kernels `prefix_int8` and `prefix_fp8`.
+    fn load(loader: &mut Loader, file: &'static str, prefix: &str) -> Result<Self, DeviceError> {
+        let mut load = |name| loader.kernel(file, "", &format!("{prefix}_{name}"));
+        Ok(Self([load("int8")?, load("fp8")?]))
+    }
+
+    pub fn get(&self, numbers: Numbers) -> &Kernel {
+        &self.0[numbers as usize]
+    }
+}
+
 /// The name of a type in the names of kernels.
 pub(super) fn short_name(dtype: Dtype) -> &'static str {
     match dtype {
@@ -153,10 +169,10 @@ pub(super) fn short_kv_name(dtype: KvDtype) -> &'static str {
 pub(super) struct CommonKernels {
     pub embed: ByDtype,
     pub rms_norm: ByDtype,
-    pub rms_norm_int8: Kernel,
+    pub quantised_norm: ByNumbers,
     pub silu_mul: ByDtype,
-    pub silu_mul_int8: Kernel,
-    pub quantise_int8: Kernel,
+    pub quantised_silu_mul: ByNumbers,
+    pub quantise: ByNumbers,
     pub gather: Kernel,
     pub gather_halves: Kernel,
     pub copy_blocks: Kernel,
@@ -176,10 +192,10 @@ impl CommonKernels {
         Ok(Self {
             embed: ByDtype::load(loader, "embedding.cu", "embed")?,
             rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,
-            rms_norm_int8: loader.kernel("rms_norm.cu", "", "rms_norm_int8")?,
+            quantised_norm: ByNumbers::load(loader, "rms_norm.cu", "rms_norm")?,
             silu_mul: ByDtype::load(loader, "gated.cu", "silu_mul")?,
-            silu_mul_int8: loader.kernel("gated.cu", "", "silu_mul_int8")?,
-            quantise_int8: loader.kernel("quantise.cu", "", "quantise_int8")?,
+            quantised_silu_mul: ByNumbers::load(loader, "gated.cu", "silu_mul")?,
+            quantise: ByNumbers::load(loader, "quantise.cu", "quantise")?,
             gather: loader.kernel("copy.cu", "", "gather_rows")?,
             gather_halves: loader.kernel("copy.cu", "", "gather_halves")?,
             copy_blocks: loader.kernel("copy.cu", "", "copy_blocks")?,

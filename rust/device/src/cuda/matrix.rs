@@ -1,7 +1,7 @@
 //! Weight matrices on the device.
 //!
 //! A part of plain numbers is its rows, dense; one of integer codes has the layout of [`codes`]. All parts read the
-//! same operand: a matrix of plain numbers reads that type. One with integer codes reads 8-bit integers if all its
+//! same operand: a matrix of plain numbers reads that type. One with codes reads 8-bit integers or e4m3 if all its
 //! parts do, and otherwise bfloat16, in which its parts of plain numbers are stored, too.
 
 use std::ops::Range;
@@ -65,8 +65,8 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
-        let operand = OperandForm::new(parts.iter().map(|(_, format)| stored(columns, *format)));
+    fn new(columns: usize, parts: &[(usize, WeightFormat)], has_fp8: bool) -> Self {
+        let operand = OperandForm::new(parts.iter().map(|(_, format)| stored(columns, *format)), has_fp8);
         let (mut given, mut joined) = (Vec::new(), Vec::<Place>::new());
         let mut end = 0_usize;
         for (rows, format) in parts {
@@ -110,9 +110,9 @@ fn part_bytes(columns: usize, rows: usize, format: WeightFormat) -> usize {
     }
 }
 
-/// Bytes of a matrix.
+/// Bytes of a matrix; they do not depend on its operand.
 pub(super) fn matrix_bytes(columns: usize, parts: &[(usize, WeightFormat)]) -> usize {
-    Layout::new(columns, parts).bytes
+    Layout::new(columns, parts, false).bytes
 }
 
 /// Writes rows in a type of plain numbers.
@@ -185,7 +185,7 @@ impl Cuda {
             sources.push(("lora.cu", String::new()));
         }
         for (columns, parts) in matrices {
-            let Layout { operand, joined, .. } = Layout::new(*columns, parts);
+            let Layout { operand, joined, .. } = Layout::new(*columns, parts, self.has_fp8);
             self.operands.add(operand);
             sources.push(LoadedAttention::source(&shape, operand));
             let grids = joined.iter().filter_map(|part| match part.format {
@@ -205,7 +205,7 @@ impl Cuda {
         columns: usize,
         parts: &[(usize, WeightFormat)],
     ) -> Result<(CudaMatrix, Vec<Place>), DeviceError> {
-        let layout = Layout::new(columns, parts);
+        let layout = Layout::new(columns, parts, self.has_fp8);
         self.operands.add(layout.operand);
         let mut parts = Vec::new();
         for Place { rows, format, offset } in layout.joined {

@@ -6,7 +6,7 @@
 //! and the inputs of a step are one copy from page-locked memory.
 //!
 //! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; for
-//! integer codes, bfloat16 or 8-bit integers with scales.
+//! codes, bfloat16, or 8-bit integers or e4m3 with scales.
 
 mod adapters;
 mod attention;
@@ -29,7 +29,7 @@ mod upload;
 
 use std::sync::Arc;
 
-use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory};
+use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory, Version};
 
 use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
@@ -51,6 +51,9 @@ pub use sampling::{CudaSlots, CudaTicket};
 pub use step::{CudaRope, CudaStep};
 use upload::Uploader;
 
+/// The first compute capability with products of e4m3.
+const FP8_COMPUTE_CAPABILITY: Version = Version::new(8, 9);
+
 /// A CUDA device.
 pub struct Cuda {
     queue: Queue,
@@ -60,6 +63,8 @@ pub struct Cuda {
     loader: Loader,
     attention: LoadedAttention,
     operands: Operands,
+    /// Whether tensor cores multiply e4m3.
+    has_fp8: bool,
     codes: LoadedCodes,
     division: Division,
     /// Rows of the partial results of attention that the scratch memory has room for.
@@ -93,6 +98,7 @@ impl Cuda {
             loader,
             attention: LoadedAttention::default(),
             operands: Operands::default(),
+            has_fp8: device.compute_capability >= FP8_COMPUTE_CAPABILITY,
             codes: LoadedCodes::default(),
             division: Division::new(device),
             most_partial_rows: 0,

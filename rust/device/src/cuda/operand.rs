@@ -1,4 +1,4 @@
-//! Operands: the rows that a matrix is multiplied by, `cuda/quantised.cuh` if they are integers.
+//! Operands: the rows that a matrix is multiplied by, `cuda/quantised.cuh` if they are quantised.
 
 use bytemuck::NoUninit;
 use penstock_cuda::{DevicePointer, Parameter};
@@ -9,7 +9,7 @@ use super::queue::Shape;
 use super::{Cuda, CudaMatrix, codes};
 use crate::arena::Region;
 
-/// Columns of a block of integers, and its bytes.
+/// Columns of a block of a quantised row, and its bytes.
 const BLOCK: usize = 64;
 const BLOCK_BYTES: usize = 80;
 /// Columns of the smallest and of the largest span.
@@ -17,23 +17,34 @@ const MIN_SPAN: usize = 32;
 const MAX_SPAN: usize = 1024;
 /// Columns that a block of threads quantises at a time.
 const COLUMNS_OF_A_BLOCK: usize = 1024;
-/// Alignment of the integers of an operand.
+/// Alignment of the quantised rows of an operand.
 const ALIGNMENT: usize = 256;
 
 /// The form of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OperandForm {
     Floats(Dtype),
-    /// 8-bit integers, with a scale for each span of columns; `None` if a row is a span.
-    Integers {
-        span: Option<usize>,
-    },
+    Quantised(Numbers, Span),
+}
+
+/// The type of the numbers of quantised rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbers {
+    Int8,
+    Fp8,
+}
+
+/// The columns that have a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Span {
+    Columns(usize),
+    Row,
 }
 
 impl OperandForm {
-    /// The form for a matrix with parts of these formats, which are supported.
-    pub fn new(formats: impl Iterator<Item = WeightFormat> + Clone) -> Self {
-        Self::integers(formats.clone()).unwrap_or_else(|| {
+    /// The form for a matrix with parts of these formats, which are supported, on a device that multiplies e4m3 or not.
+    pub fn new(formats: impl Iterator<Item = WeightFormat> + Clone, has_fp8: bool) -> Self {
+        Self::quantised(formats.clone(), has_fp8).unwrap_or_else(|| {
             let mut dtypes = formats.map(|format| match format {
                 WeightFormat::Float(dtype) => dtype,
                 WeightFormat::Grid(_) => Dtype::Bf16,
@@ -43,35 +54,51 @@ impl OperandForm {
         })
     }
 
-    /// Integers, if all parts have codes of integers that are multiplied by integers.
-    fn integers(formats: impl Iterator<Item = WeightFormat>) -> Option<Self> {
-        let (mut smallest_group, mut largest_chunk) = (None, None);
+    /// Quantised rows, if all parts read the same numbers.
+    fn quantised(formats: impl Iterator<Item = WeightFormat>, has_fp8: bool) -> Option<Self> {
+        let (mut numbers, mut smallest_group, mut largest_chunk) = (None, None, 0);
         for format in formats {
             let WeightFormat::Grid(grid) = format else { return None };
-            if grid.activations != Activations::Int8 || grid.bits == CodeBits::E4m3 {
+            let chunk = codes::chunk(&grid);
+            let own = match (grid.activations, grid.bits) {
+                (Activations::Int8, bits) if bits != CodeBits::E4m3 => Numbers::Int8,
+                (Activations::Fp8, CodeBits::E4m3) if has_fp8 && chunk == BLOCK => Numbers::Fp8,
+                _ => return None,
+            };
+            if *numbers.get_or_insert(own) != own {
                 return None;
             }
-            let group = grid.group.map(usize::from);
-            smallest_group = smallest_group.into_iter().chain(group).min();
-            largest_chunk = largest_chunk.max(Some(codes::chunk(&grid)));
+            smallest_group = smallest_group.into_iter().chain(grid.group.map(usize::from)).min();
+            largest_chunk = largest_chunk.max(chunk);
         }
-        let smallest_span = largest_chunk?.max(MIN_SPAN);
-        Some(Self::Integers { span: smallest_group.map(|group| group.clamp(smallest_span, MAX_SPAN)) })
+        let span = smallest_group
+            .map_or(Span::Row, |group| Span::Columns(group.clamp(largest_chunk.max(MIN_SPAN), MAX_SPAN)));
+        numbers.map(|numbers| Self::Quantised(numbers, span))
+    }
+
+    /// The name of the type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Floats(dtype) => dtype.name(),
+            Self::Quantised(Numbers::Int8, _) => "int8",
+            Self::Quantised(Numbers::Fp8, _) => "fp8",
+        }
     }
 
     /// The activations of the kernels of codes.
     pub fn activations(self) -> Activations {
         match self {
             Self::Floats(_) => Activations::Float,
-            Self::Integers { .. } => Activations::Int8,
+            Self::Quantised(Numbers::Int8, _) => Activations::Int8,
+            Self::Quantised(Numbers::Fp8, _) => Activations::Fp8,
         }
     }
 
-    /// The type of rows of plain numbers: with integers, of those that are quantised, and that adapters read.
+    /// The type of rows of plain numbers: of those that are quantised, and that adapters read, float32.
     pub fn floats(self) -> Dtype {
         match self {
             Self::Floats(dtype) => dtype,
-            Self::Integers { .. } => Dtype::F32,
+            Self::Quantised(..) => Dtype::F32,
         }
     }
 
@@ -79,7 +106,7 @@ impl OperandForm {
     pub fn arithmetic(self) -> Dtype {
         match self {
             Self::Floats(dtype) => dtype,
-            Self::Integers { .. } => Dtype::Bf16,
+            Self::Quantised(..) => Dtype::Bf16,
         }
     }
 
@@ -87,21 +114,21 @@ impl OperandForm {
     pub fn row_bytes(self, columns: usize) -> usize {
         match self {
             Self::Floats(dtype) => columns.saturating_mul(dtype.bytes()),
-            Self::Integers { .. } => integer_bytes(columns),
+            Self::Quantised(..) => quantised_bytes(columns),
         }
     }
 
-    /// The exponent of a span of integers, as products read it.
+    /// The exponent of a span, as products read it.
     pub fn span_shift(self) -> i32 {
         match self {
-            Self::Integers { span: Some(span) } => span.ilog2().cast_signed(),
+            Self::Quantised(_, Span::Columns(span)) => span.ilog2().cast_signed(),
             _ => 31,
         }
     }
 }
 
-/// Bytes of a row of integers.
-fn integer_bytes(columns: usize) -> usize {
+/// Bytes of a quantised row.
+fn quantised_bytes(columns: usize) -> usize {
     columns.div_ceil(BLOCK).saturating_mul(BLOCK_BYTES)
 }
 
@@ -109,7 +136,7 @@ fn integer_bytes(columns: usize) -> usize {
 #[derive(Default)]
 pub(super) struct Operands {
     pub forms: Vec<OperandForm>,
-    /// Whether adapters read them: then integers have rows of float32 beside them.
+    /// Whether adapters read them: then quantised rows have those of float32 beside them.
     pub has_adapters: bool,
 }
 
@@ -121,21 +148,22 @@ impl Operands {
         }
     }
 
-    /// Bytes of operands that have any of the forms, and the offset of integers.
+    /// Bytes of operands that have any of the forms, and the offset of quantised rows.
     pub fn bytes(&self, rows: usize, columns: usize) -> (usize, usize) {
         let floats = rows.saturating_mul(columns).saturating_mul(Dtype::F32.bytes());
         let offset = floats.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
-        let has_integers = self.forms.iter().any(|form| matches!(form, OperandForm::Integers { .. }));
-        let integers = if has_integers { rows.saturating_mul(integer_bytes(columns)) } else { 0 };
-        (offset.saturating_add(integers), offset)
+        let is_quantised = self.forms.iter().any(|form| matches!(form, OperandForm::Quantised(..)));
+        let quantised = if is_quantised { rows.saturating_mul(quantised_bytes(columns)) } else { 0 };
+        (offset.saturating_add(quantised), offset)
     }
 }
 
-/// Rows that a matrix is multiplied by: room for float32, then, if a matrix of the model has them, for integers.
+/// Rows that a matrix is multiplied by: room for float32, then, if a matrix of the model reads them, for quantised
+/// rows.
 pub struct CudaOperand {
     pub(super) region: Region,
-    /// The offset of integers.
-    pub(super) integers: usize,
+    /// The offset of quantised rows.
+    pub(super) quantised: usize,
 }
 
 impl CudaOperand {
@@ -143,9 +171,9 @@ impl CudaOperand {
     pub(super) fn pointer(&self, memory: &Memory, form: OperandForm) -> DevicePointer {
         match form {
             OperandForm::Floats(_) => self.floats(memory),
-            OperandForm::Integers { .. } => {
-                assert!(self.integers < self.region.len(), "an operand without integers; this is a bug");
-                self.floats(memory).offset(self.integers)
+            OperandForm::Quantised(..) => {
+                assert!(self.quantised < self.region.len(), "an operand of floats; this is a bug");
+                self.floats(memory).offset(self.quantised)
             }
         }
     }
@@ -156,7 +184,7 @@ impl CudaOperand {
     }
 }
 
-/// Rows of integers, as the kernels that write them read it.
+/// Quantised rows, as the kernels that write them read it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 pub(super) struct QuantisedRows {
@@ -181,7 +209,7 @@ impl QuantisedRows {
 /// Rows that a kernel writes.
 pub(super) enum Rows {
     Floats(DevicePointer, Dtype),
-    Integers(QuantisedRows),
+    Quantised(QuantisedRows, Numbers),
 }
 
 impl Cuda {
@@ -190,12 +218,15 @@ impl Cuda {
         let (form, floats) = (reader.operand, out.floats(&self.memory));
         match form {
             OperandForm::Floats(dtype) => Rows::Floats(floats, dtype),
-            OperandForm::Integers { span } => Rows::Integers(QuantisedRows {
-                rows: out.pointer(&self.memory, form),
-                floats: if self.operands.has_adapters { floats } else { DevicePointer::NULL },
-                columns: reader.columns as i32,
-                span: span.unwrap_or(0) as i32,
-            }),
+            OperandForm::Quantised(numbers, span) => {
+                let rows = QuantisedRows {
+                    rows: out.pointer(&self.memory, form),
+                    floats: if self.operands.has_adapters { floats } else { DevicePointer::NULL },
+                    columns: reader.columns as i32,
+                    span: if let Span::Columns(span) = span { span as i32 } else { 0 },
+                };
+                Rows::Quantised(rows, numbers)
+            }
         }
     }
 }
@@ -212,21 +243,26 @@ mod tests {
     }
 
     fn form(formats: &[WeightFormat]) -> OperandForm {
-        OperandForm::new(formats.iter().copied())
+        OperandForm::new(formats.iter().copied(), true)
     }
 
     #[test]
-    fn integers_need_codes_of_integers_in_all_parts() {
+    fn quantised_rows_need_the_same_numbers_in_all_parts() {
         let integers = grid(CodeBits::Four, Some(128), Activations::Int8);
-        assert_eq!(form(&[integers, integers]), OperandForm::Integers { span: Some(128) });
+        let fp8 = grid(CodeBits::E4m3, None, Activations::Fp8);
+        assert_eq!(form(&[integers, integers]), OperandForm::Quantised(Numbers::Int8, Span::Columns(128)));
+        assert_eq!(form(&[fp8, fp8]), OperandForm::Quantised(Numbers::Fp8, Span::Row));
         let bf16 = OperandForm::Floats(Dtype::Bf16);
         for other in [
             grid(CodeBits::Four, Some(128), Activations::Float),
             grid(CodeBits::E4m3, None, Activations::Int8),
+            grid(CodeBits::E4m3, Some(32), Activations::Fp8),
             WeightFormat::Float(Dtype::F16),
         ] {
-            assert_eq!(form(&[integers, other]), bf16);
+            assert_eq!([form(&[integers, other]), form(&[fp8, other])], [bf16; 2]);
         }
+        assert_eq!(form(&[integers, fp8]), bf16);
+        assert_eq!(OperandForm::new([fp8].into_iter(), false), bf16);
         let f16 = WeightFormat::Float(Dtype::F16);
         assert_eq!(form(&[f16, f16]), OperandForm::Floats(Dtype::F16));
         assert_eq!(form(&[f16, WeightFormat::Float(Dtype::F32)]), bf16);
@@ -238,26 +274,26 @@ mod tests {
             let part =
                 |group: &u16| grid(CodeBits::Eight, Some(*group).filter(|g| *g > 0), Activations::Int8);
             match form(&groups.iter().map(part).collect::<Vec<_>>()) {
-                OperandForm::Integers { span } => span,
-                other => panic!("{other:?}"),
+                OperandForm::Quantised(_, span) => span,
+                OperandForm::Floats(dtype) => panic!("{dtype:?}"),
             }
         };
-        assert_eq!(span(&[0]), None);
-        assert_eq!(span(&[0, 128]), Some(128));
-        assert_eq!(span(&[128, 256]), Some(128));
-        assert_eq!(span(&[32]), Some(32));
-        assert_eq!(span(&[16]), Some(32));
-        assert_eq!(span(&[4096]), Some(1024));
+        assert_eq!(span(&[0]), Span::Row);
+        assert_eq!(span(&[0, 128]), Span::Columns(128));
+        assert_eq!(span(&[128, 256]), Span::Columns(128));
+        assert_eq!(span(&[32]), Span::Columns(32));
+        assert_eq!(span(&[16]), Span::Columns(32));
+        assert_eq!(span(&[4096]), Span::Columns(1024));
         // The scale of a chunk of 64 columns is one number.
-        assert_eq!(span(&[32, 128]), Some(64));
+        assert_eq!(span(&[32, 128]), Span::Columns(64));
     }
 
     #[test]
-    fn operands_have_room_for_integers_if_a_matrix_has_them() {
+    fn operands_have_room_for_quantised_rows_if_a_matrix_reads_them() {
         let mut operands = Operands::default();
         operands.add(OperandForm::Floats(Dtype::Bf16));
         assert_eq!(operands.bytes(3, 70), (1024, 1024));
-        operands.add(OperandForm::Integers { span: None });
+        operands.add(OperandForm::Quantised(Numbers::Fp8, Span::Row));
         assert_eq!(operands.bytes(3, 70), (1024 + 3 * 160, 1024));
         assert_eq!(operands.bytes(usize::MAX, 70).0, usize::MAX);
     }

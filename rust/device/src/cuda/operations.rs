@@ -133,7 +133,7 @@ impl Cuda {
         }
     }
 
-    /// The norm of `rows` rows, as floats, or as an operand of integers.
+    /// The norm of `rows` rows, as floats, or quantised.
     pub(super) fn launch_rms_norm(
         &self,
         rows: usize,
@@ -150,8 +150,9 @@ impl Cuda {
                 let arguments = [x, factors, out.into(), (&width).into(), epsilon];
                 self.queue.launch(self.kernels.rms_norm.get(*dtype), shape, &arguments)
             }
-            Rows::Integers(out) => {
-                self.queue.launch(&self.kernels.rms_norm_int8, shape, &[x, factors, out.into(), epsilon])
+            Rows::Quantised(out, numbers) => {
+                let kernel = self.kernels.quantised_norm.get(*numbers);
+                self.queue.launch(kernel, shape, &[x, factors, out.into(), epsilon])
             }
         }
     }

@@ -35,7 +35,7 @@ struct PartProduct {
     /// The distance of rows of `out`.
     pitch: usize,
     accumulates: bool,
-    /// Of an operand of integers.
+    /// Of quantised rows.
     span_shift: i32,
 }
 

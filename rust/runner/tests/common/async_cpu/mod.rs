@@ -129,6 +129,10 @@ impl Backend for AsyncCpu {
         lock(&self.cpu).supports(format, columns)
     }
 
+    fn activations(&self, format: WeightFormat) -> &'static str {
+        lock(&self.cpu).activations(format)
+    }
+
     fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
         lock(&self.cpu).matrix_bytes(columns, parts)
     }
