@@ -13,8 +13,8 @@
 // - The sum of a segment of 512 columns is a chain over its chunks: a fused multiply-add of the scale and the chunk's
 //   chain, then of the minimum and the sum of x.
 // - If x is quantised, a chunk is the columns of a segment that have the same scales of w and x, and the factor of its
-//   chain is the product of the two. Chains of integers and their sum of x are exact. A chunk of e4m3 is at most 128
-//   columns: the sums of its mma have fewer bits than float32 on some devices.
+//   chain is the product of the two. Chains of integers are exact. A chunk of e4m3 is at most 128 columns, because the
+//   sums of its mma have fewer bits than float32 on some devices.
 // - Segments are added in order; the total is added to out, or replaces it; then the bias is added.
 //
 // Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
@@ -189,9 +189,9 @@ DEVICE void mma_bytes(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A
 // The same for quantised rows. A chunk of 64 columns and more ends with the block if `is_end`.
 template <class F, int OUTPUTS, int ROWS>
 DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
-                         const LaneRows<F> (&x)[ROWS], bool is_end) {
-    constexpr int FOURS = F::chunk == 16 ? 1 : 2;           // of columns, of an operand
-    constexpr int STEPS = F::chunk / (16 * FOURS);          // of a chunk
+                      const LaneRows<F> (&x)[ROWS], bool is_end) {
+    constexpr int FOURS = F::chunk == 16 ? 1 : 2;             // of columns, of an operand
+    constexpr int STEPS = F::chunk / (16 * FOURS);            // of a chunk
     constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
 #pragma unroll
     for (int chunk = 0; chunk < F::chunks; chunk++) {
@@ -239,7 +239,7 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
     }
 }
 
-// Blocks of a chunk of quantised rows, of 64 columns and more.
+// Blocks of a chunk of quantised rows, of 64 columns and more: a power of two.
 template <class F>
 DEVICE int chunk_blocks(const CodesProduct& call) {
     constexpr int MOST = F::Code::centre == 0 ? 2 : SEGMENT_BLOCKS;  // e4m3
@@ -251,7 +251,8 @@ template <class F, int OUTPUTS, int ROWS>
 DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
     if constexpr (F::has_quantised_rows)
-        add_bytes<F>(to, call.w, w, x, (block + 1) % chunk_blocks<F>(call) == 0 || block + 1 == count_blocks(call.w));
+        add_bytes<F>(to, call.w, w, x,
+                     (block + 1 & chunk_blocks<F>(call) - 1) == 0 || block + 1 == count_blocks(call.w));
     else
         add_floats<F>(to, call.w, w, x, quad);
 }

@@ -63,9 +63,7 @@ def test_old_devices_have_no_fp8_activations() -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize(("method", "span"), [("fp8", 0), ("fp8-square-blocks", 64)])
-def test_fp8_activations_are_those_of_rounded_inputs(
-    method: str, span: int, tmp_path: Path
-) -> None:
+def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp_path: Path) -> None:
     values = write_quantised(tmp_path / method, METHODS[method])
     plain = write_checkpoint(tmp_path / "plain", make_config("llama"))
     write_safetensors(plain / "model.safetensors", values, "float32")

@@ -220,8 +220,8 @@ pub(super) fn adapter_bytes(packed: u64) -> u64 {
 }
 
 /// Divides the rows of an operation that have adapters into tiles.
-pub(super) fn tiles_of(inputs: &StepInputs, rows: StepRows) -> Vec<Tile> {
-    let mut tiles = Vec::new();
+pub(super) fn divide_rows(inputs: &StepInputs, rows: StepRows, tiles: &mut Vec<Tile>) {
+    tiles.clear();
     for AdapterRows { rows, adapter } in inputs.adapter_rows(rows) {
         tiles.extend(rows.clone().step_by(TILE_ROWS).map(|first| Tile {
             first: first as u32,
@@ -229,7 +229,6 @@ pub(super) fn tiles_of(inputs: &StepInputs, rows: StepRows) -> Vec<Tile> {
             adapter,
         }));
     }
-    tiles
 }
 
 /// Values of the first product of a row and an update.
@@ -407,8 +406,10 @@ mod tests {
             adapters: vec![rows(1..20, 7), rows(20..22, 2), rows(22..38, 7), rows(40..41, 3)],
             ..StepInputs::default()
         };
-        let tiles = |rows| -> Vec<(u32, u32, u32)> {
-            tiles_of(&inputs, rows).iter().map(|tile| (tile.first, tile.rows, tile.adapter)).collect()
+        let mut tiles = Vec::new();
+        let mut tiles = |rows| -> Vec<(u32, u32, u32)> {
+            divide_rows(&inputs, rows, &mut tiles);
+            tiles.iter().map(|tile| (tile.first, tile.rows, tile.adapter)).collect()
         };
         assert_eq!(tiles(StepRows::All), [(1, 16, 7), (17, 3, 7), (20, 2, 2), (22, 16, 7), (40, 1, 3)]);
         assert_eq!(tiles(StepRows::Outputs), [(1, 1, 7), (2, 1, 2), (3, 1, 7)]);

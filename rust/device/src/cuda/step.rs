@@ -7,7 +7,7 @@ use penstock_cuda::DevicePointer;
 use penstock_types::HeadShape;
 
 use super::Cuda;
-use super::adapters::{Tile, Tiles, tiles_of};
+use super::adapters::{Tile, Tiles, divide_rows};
 use super::attention::{Work, Works, partial_rows};
 use super::graphs::StepShape;
 use super::upload::Staging;
@@ -31,6 +31,7 @@ pub struct CudaRope {
     next: usize,
     /// Reused in every step.
     works: Works,
+    adapter_tiles: Vec<Tile>,
     heads: HeadShape,
 }
 
@@ -141,6 +142,7 @@ impl Cuda {
             buffers: buffers.collect::<Result<_, _>>()?,
             next: 0,
             works: Works::default(),
+            adapter_tiles: Vec::new(),
             heads: spec.heads,
         })
     }
@@ -168,8 +170,8 @@ impl Cuda {
             extra_rotations: arrays.push_some(&inputs.extra_rotations),
             query_scales: arrays.push_some(&inputs.query_scales),
             adapters: [StepRows::All, StepRows::Outputs].map(|rows| {
-                let tiles = tiles_of(inputs, rows);
-                Tiles { tiles: arrays.push(&tiles), count: tiles.len() }
+                divide_rows(inputs, rows, &mut rope.adapter_tiles);
+                Tiles { tiles: arrays.push(&rope.adapter_tiles), count: rope.adapter_tiles.len() }
             }),
             decode: arrays.push_works(&rope.works.decode),
             combine: arrays.push_works(&rope.works.combine),
