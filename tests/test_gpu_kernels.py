@@ -109,6 +109,8 @@ def benchmark(tmp_path: Path, sections: str) -> dict[str, list[str]]:
 def test_benchmark_of_kernels_runs(tmp_path: Path) -> None:
     names = benchmark(tmp_path, "kernels")["kernels"]
     assert "qkv, 9 rows" in names
+    assert "int4 gate_up, 9 rows" in names
+    assert "fp8 down, 72 rows" in names
     assert "decode attention, uint4, 9 x 40" in names
 
 

@@ -6,27 +6,34 @@ import ctypes
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
-from cases import Attention, Product
+from cases import Attention, Product, QuantisedProduct
 from rows import Row, Rows
 
 import test_kernels_cuda_attention as attention
+import test_kernels_cuda_codes as codes
 import test_kernels_cuda_gemm as gemm
 from emu.client import DriverError, Pointer
+from support.cuda_codes import Format, tile_bytes
 from support.cuda_kv import KvLayout
 from support.gpu import Gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REPEATS = 7
 #: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine without a division.
 MOST_GEMV_ROWS, MOST_NARROW_ROWS = 8, 64
+#: The formats of quantised weights, as they are loaded, and the type of the activations.
+FORMATS = {
+    "int4": (Format("code4", 32, "bf16", "stored"), "int8"),
+    "int8": (Format("code8", 128, "bf16"), "int8"),
+    "fp8": (Format("e4m3", 0, "f32"), "fp8"),
+}
+#: Tiles for which wide ones are better, as in the engine: three quarters of the multiprocessors of an H200.
+ENOUGH_TILES = 99
 #: Packed rows of a work of decode and of prefill; threads of a block.
 WORK_ROWS, THREADS = {"decode": 16, "prefill": 64}, {"decode": 32, "prefill": 128, "combine": 128}
 #: Blocks of a launch of combine; with fewer, 4 share a work.
@@ -134,6 +141,33 @@ def product(bench: Bench, case: Product) -> list[list[Launch]]:
     return [[(f"{name}_bf16", shape, gemm.Product(w=w, **operands))] for w in weights]
 
 
+def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]]:
+    """The launches of a product of 8-bit activations with each copy of its weights."""
+    format_, dtype = FORMATS[case.weights]
+    is_wide = -(-case.rows // 64) * -(-case.outputs // 128) >= ENOUGH_TILES
+    name = "gemv" if case.rows <= MOST_GEMV_ROWS else "gemm_wide" if is_wide else "gemm_middle"
+    outputs, rows = codes.TILES[name]
+    threads = codes.THREADS.get(name, 32 * min(8, -(-case.inner // codes.SEGMENT)))
+    shape = ((-(-case.outputs // outputs), -(-case.rows // rows)), threads)
+    bench.reset_output(4 * case.rows * case.outputs)
+    row_bytes = -(-case.inner // 64) * 80
+    shift = format_.group.bit_length() - 1 if format_.group else 31
+    operands = {
+        "x": bench.random(case.rows * row_bytes),
+        "out": bench.output_buffer,
+        "rows": case.rows,
+        "pitch": case.outputs,
+        "span_shift": shift,
+    }
+    size = -(-case.outputs // 16) * tile_bytes(format_, case.inner)
+    matrices = [
+        codes.Codes(bench.random(size), case.outputs, case.inner, shift, format_.scales == "bf16", 0)
+        for _ in range(case.copies)
+    ]
+    kernel = f"{name}_{format_.kernels(dtype)}"
+    return [[(kernel, shape, codes.Product(w=matrix, **operands))] for matrix in matrices]
+
+
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     """The launches of attention with each copy of the cache."""
     kind = "prefill" if case.is_prefill else "decode"
@@ -200,13 +234,19 @@ def works_of(case: Attention, kind: str, splits: int) -> np.ndarray[Any, Any]:
     )
 
 
+def launches_of(bench: Bench, case: Product | Attention) -> list[list[Launch]]:
+    """The launches of a case with each copy of its operands."""
+    if isinstance(case, QuantisedProduct):
+        return quantised_product(bench, case)
+    return product(bench, case) if isinstance(case, Product) else attend(bench, case)
+
+
 def measure(cases: list[Any], rows: Rows) -> None:
     """Append a row for each case. Those that fail are printed, and end the process with an error."""
     bench, failed = Bench(), 0
     for case in cases:
-        launches: Callable[..., list[list[Launch]]] = product if isinstance(case, Product) else attend
         try:
-            times = bench.times(launches(bench, case))
+            times = bench.times(launches_of(bench, case))
             is_written = bench.is_output_written()
         except (DriverError, KeyError, RuntimeError) as error:
             print(f"  {case.name}: {type(error).__name__}: {error}")

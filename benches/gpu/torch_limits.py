@@ -7,7 +7,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cases import Attention, Product
+from cases import Attention, Product, QuantisedProduct
 from rows import Row, Rows
 
 try:
@@ -89,7 +89,7 @@ def measure(cases: list[Product | Attention], rows: Rows, path: Path) -> None:
     path.write_text(json.dumps(found))
     print(f"  copy: {found['bandwidth'] / 1e12:.2f} TB/s; product: {found['flops'] / 1e12:.0f} TFLOP/s")
     for case in cases:
-        if isinstance(case, Attention) and case.kv != "bfloat16":
+        if isinstance(case, QuantisedProduct) or (isinstance(case, Attention) and case.kv != "bfloat16"):
             continue
         calls = itertools.cycle(calls_of(case))
         times = timed(list(itertools.islice(calls, max(4, case.copies))))

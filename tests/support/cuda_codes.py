@@ -206,6 +206,18 @@ def records(values: list[Array | None], units: int, chunks: int, dtype: str) -> 
     return np.ascontiguousarray(bits).reshape(len(bits), -1).view(np.uint8)
 
 
+def tile_bytes(format_: Format, columns: int) -> int:
+    """Bytes of a tile of 16 rows."""
+    blocks, chunks = -(-columns // BLOCK), BLOCK // format_.chunk
+    values = 4 if format_.has_minima else 2
+    size = blocks * 32 * 4 * CODES[format_.code][0]
+    units = blocks if chunks > 1 else format_.groups(columns)
+    size += units * 8 * chunks * values * {"f32": 4, "nested": 1}.get(format_.scales, 2)
+    if format_.scales == "nested":
+        size += -(-columns // OUTER_GROUP) * 8 * values * 2
+    return -(-size // 64) * 64
+
+
 def packed(matrix: Matrix) -> Array:
     """The layout of ``cuda/codes.cuh``: the bytes of ``[tile]``."""
     format_, (rows, columns) = matrix.format, matrix.codes.shape
@@ -223,7 +235,7 @@ def packed(matrix: Matrix) -> Array:
         outers = matrix.outer_scales.shape[1]
         parts.append(records([matrix.outer_scales, matrix.outer_minima], outers, 1, "f16"))
     size = sum(part.shape[1] for part in parts)
-    parts.append(np.zeros((tiles, -size % 64), np.uint8))
+    parts.append(np.zeros((tiles, tile_bytes(format_, columns) - size), np.uint8))
     return np.concatenate(parts, axis=1)
 
 
