@@ -50,8 +50,8 @@ pub(crate) struct Codes {
 /// The order of codes in a file. Words have 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CodeOrder {
-    /// `[columns / 8, rows]` words of 4-bit codes or `[columns / 4, rows]` words of 8-bit codes: consecutive columns of a
-    /// row, lowest bits first.
+    /// `[columns / 8, rows]` words of 4-bit codes or `[columns / 4, rows]` words of 8-bit codes: consecutive columns of
+    /// a row, lowest bits first.
     ColumnWords(CodeBits),
     /// `[columns, rows / 8]` words of 4-bit codes: rows in the order of [`AWQ_NIBBLES`].
     AwqWords,

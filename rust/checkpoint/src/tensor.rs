@@ -153,8 +153,8 @@ impl<'a> Tensor<'a> {
     }
 
     /// The format that holds the values exactly: that of [`read_grid`](Tensor::read_grid), or plain numbers, rounded
-    /// from [`read_rows`](Tensor::read_rows). The activations of a grid are 8-bit integers for GGUF types, and those that
-    /// the settings of a quantised directory name: floating-point unless it quantises activations.
+    /// from [`read_rows`](Tensor::read_rows). The activations of a grid are 8-bit integers for GGUF types, and those
+    /// that the settings of a quantised directory name: floating-point unless it quantises activations.
     pub fn format(&self) -> WeightFormat {
         match self.data {
             Data::Packed(matrix) => matrix.format(self.files),

@@ -1,8 +1,8 @@
 //! [`KernelCache`]: compiled kernels in a folder of the user. [`KernelArchive`]: those of a package.
 //!
-//! A file is written under a temporary name and renamed when it is complete, so processes share a folder without a lock;
-//! if two compile the same kernel, the later file replaces an equal one. Images are code that a device runs: a folder that
-//! other users may write to is not used, and a file has a checksum.
+//! A file is written under a temporary name and renamed when it is complete, so processes share a folder without a
+//! lock; if two compile the same kernel, the later file replaces an equal one. Images are code that a device runs: a
+//! folder that other users may write to is not used, and a file has a checksum.
 
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, DirBuilder, File, OpenOptions};

@@ -62,8 +62,8 @@ impl KernelCompiler {
         if self.names().any(is_archived) { Ok(()) } else { Err(error.clone()) }
     }
 
-    /// The image of a file such as `rms_norm.cu` for an architecture such as `sm_90a`. If `variant` is not empty, it is the
-    /// value of the macro `VARIANT`, and only those kernels are compiled.
+    /// The image of a file such as `rms_norm.cu` for an architecture such as `sm_90a`. If `variant` is not empty, it is
+    /// the value of the macro `VARIANT`, and only those kernels are compiled.
     pub fn image(&self, name: &str, variant: &str, architecture: &str) -> Result<Vec<u8>, CompileError> {
         let build = self.build(name, variant)?;
         if let Some(image) = build.archived(architecture) {

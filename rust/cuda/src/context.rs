@@ -14,8 +14,8 @@ use crate::{Device, Driver, Observer, device};
 /// The primary context of a device, which other libraries in the process share.
 ///
 /// All calls of its objects need it current in the calling thread. [`Context::bind_thread`] and the constructors of the
-/// objects make it current, and leave it so. All else, such as [`Context::memory`] and dropping an object, may run in any
-/// thread, and leaves its current context as it was. Objects keep the context alive.
+/// objects make it current, and leave it so. All else, such as [`Context::memory`] and dropping an object, may run in
+/// any thread, and leaves its current context as it was. Objects keep the context alive.
 ///
 /// In a child that the process forks, dropping an object does nothing: the driver's state is that of the parent.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Tables of the driver's functions. A result is an `i32`: a newer driver may return codes that an enum of today does not
-//! have, which would be undefined behaviour.
+//! Tables of the driver's functions. A result is an `i32`: a newer driver may return codes that an enum of today does
+//! not have, which would be undefined behaviour.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -32,8 +32,8 @@ macro_rules! functions {
             ///
             /// # Safety
             ///
-            /// `find` returns the driver's function of a name, which ends with a null character, and the library is never
-            /// unloaded.
+            /// `find` returns the driver's function of a name, which ends with a null character, and the library is
+            /// never unloaded.
             unsafe fn load(
                 find: impl Fn(&[u8]) -> Option<$crate::functions::Address>,
             ) -> Result<Self, &'static str> {
@@ -161,8 +161,8 @@ impl Functions {
         if let Some(functions) = FUNCTIONS.get() {
             return Ok(functions);
         }
-        // SAFETY: initialisers of a driver have no requirements. A library is found: the driver's name is the last of those
-        // that cudarc tries.
+        // SAFETY: initialisers of a driver have no requirements. A library is found: the driver's name is the last of
+        // those that cudarc tries.
         let library = unsafe { sys::culib() };
         // SAFETY: the function is not called with this signature.
         let find = |name: &[u8]| unsafe { library.get::<Address>(name) }.ok().map(|found| *found);

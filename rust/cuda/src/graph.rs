@@ -9,16 +9,17 @@ use crate::error::CudaError;
 use crate::{Context, Stream};
 
 impl Stream {
-    /// Begins a capture: the operations that follow are recorded, and not executed. Another stream takes part by waiting
-    /// for an event of this one, until this one waits for an event of it. [`Stream::end_capture`] ends the capture, also
-    /// after an error. Meanwhile, calls of this thread that allocate, wait or query are errors.
+    /// Begins a capture: the operations that follow are recorded, and not executed. Another stream takes part by
+    /// waiting for an event of this one, until this one waits for an event of it. [`Stream::end_capture`] ends the
+    /// capture, also after an error. Meanwhile, calls of this thread that allocate, wait or query are errors.
     pub fn begin_capture(&self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         Ok(unsafe { self.context().calls().begin_capture(self.handle(), mode) }?)
     }
 
-    /// Ends a capture that this thread has begun, and makes its operations a graph. An error of the capture ends it, too.
+    /// Ends a capture that this thread has begun, and makes its operations a graph. An error of the capture ends it,
+    /// too.
     pub fn end_capture(&self) -> Result<GraphExec, CudaError> {
         let context = self.context();
         let calls = context.calls();
@@ -48,8 +49,8 @@ unsafe impl Send for GraphExec {}
 unsafe impl Sync for GraphExec {}
 
 impl GraphExec {
-    /// Launches the operations in a stream, with the arguments that they were captured with. The next launch of the same
-    /// graph waits for this one.
+    /// Launches the operations in a stream, with the arguments that they were captured with. The next launch of the
+    /// same graph waits for this one.
     ///
     /// # Safety
     ///

@@ -90,8 +90,8 @@ impl PinnedBlock {
         Ok(Self { context: context.clone(), pointer: pointer.cast(), bytes })
     }
 
-    /// Its first address, as kernels see it: with unified addressing, which every supported device has, it is that of the
-    /// host.
+    /// Its first address, as kernels see it: with unified addressing, which every supported device has, it is that of
+    /// the host.
     pub fn device_pointer(&self) -> DevicePointer {
         DevicePointer(self.pointer.expose_provenance() as u64)
     }

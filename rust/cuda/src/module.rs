@@ -147,8 +147,8 @@ impl Kernel {
     ///
     /// # Safety
     ///
-    /// The arguments have the types of the parameters; until the kernel has ended, the memory behind them lives, and is not
-    /// used by operations that do not wait for the kernel.
+    /// The arguments have the types of the parameters; until the kernel has ended, the memory behind them lives, and is
+    /// not used by operations that do not wait for the kernel.
     pub unsafe fn launch(
         &self,
         stream: &Stream,

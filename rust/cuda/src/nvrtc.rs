@@ -201,8 +201,8 @@ impl Nvrtc {
         &self.path
     }
 
-    /// The size and the modification time of the library. A patch release, which may correct the code of kernels, does not
-    /// change the version.
+    /// The size and the modification time of the library. A patch release, which may correct the code of kernels, does
+    /// not change the version.
     pub(crate) fn file(&self) -> &str {
         &self.file
     }
@@ -316,13 +316,14 @@ impl Functions {
     }
 }
 
-/// Loads the libraries of built-in functions beside a compiler. It loads one by its name, and not every package lets the
-/// loader search the folder of the compiler.
+/// Loads the libraries of built-in functions beside a compiler. It loads one by its name, and not every package lets
+/// the loader search the folder of the compiler.
 fn load_builtins(compiler: &Path) {
     let files = compiler.parent().and_then(|folder| folder.read_dir().ok());
     for file in files.into_iter().flatten().flatten() {
         if file.file_name().as_encoded_bytes().starts_with(b"libnvrtc-builtins.so") {
-            // SAFETY: as for the compiler. A library that cannot be loaded is an error of the compilation, if it is used.
+            // SAFETY: as for the compiler. A library that cannot be loaded is an error of the compilation, if it is
+            // used.
             let library = unsafe { Library::open(Some(file.path()), RTLD_NOW | RTLD_LOCAL) };
             std::mem::forget(library);
         }

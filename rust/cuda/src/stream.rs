@@ -78,8 +78,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The source has as many bytes. Until the copy has ended, both memories live, the source does not change, and the range
-    /// is neither read nor changed.
+    /// The source has as many bytes. Until the copy has ended, both memories live, the source does not change, and the
+    /// range is neither read nor changed.
     ///
     /// # Panics
     ///
@@ -99,8 +99,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// Both ranges have as many bytes. Until the copy has ended, both live, the source does not change, and other operations
-    /// do not use the target.
+    /// Both ranges have as many bytes. Until the copy has ended, both live, the source does not change, and other
+    /// operations do not use the target.
     pub unsafe fn copy(&self, from: DevicePointer, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
         // SAFETY: the caller's.
         Ok(unsafe { self.context.calls().copy(to.0, from.0, bytes, self.stream) }?)

@@ -23,9 +23,9 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
     Ok((device, context))
 }
 
-/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` is uploaded in one
-/// stream, a graph with the kernel runs in another, and the result is downloaded in the first. The kernel reads `weight` in
-/// the memory of the host.
+/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` is uploaded
+/// in one stream, a graph with the kernel runs in another, and the result is downloaded in the first. The kernel reads
+/// `weight` in the memory of the host.
 ///
 /// # Errors
 ///
@@ -51,8 +51,8 @@ pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<
         return Err("the memory of the program is not counted".into());
     }
     let graph = norms.capture(&kernel, &compute)?;
-    // SAFETY: events order the copies and the graph, which use memory of their sizes. It lives until both streams have been
-    // waited for.
+    // SAFETY: events order the copies and the graph, which use memory of their sizes. It lives until both streams have
+    // been waited for.
     let launched = (|| unsafe {
         copies.upload(&source, 0..source.len(), norms.rows.pointer())?;
         copies.record(&uploaded)?;

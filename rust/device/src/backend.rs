@@ -157,8 +157,8 @@ pub trait Backend: Send + 'static {
         Ok(())
     }
 
-    /// Prepares all operations of a model, before memory is [reserved](Self::reserve): those with matrices of these columns
-    /// and parts (rows and formats), with a cache, and with adapters.
+    /// Prepares all operations of a model, before memory is [reserved](Self::reserve): those with matrices of these
+    /// columns and parts (rows and formats), with a cache, and with adapters.
     fn prepare(
         &mut self,
         matrices: &[(usize, Vec<(usize, WeightFormat)>)],
@@ -224,8 +224,8 @@ pub trait Backend: Send + 'static {
     /// Bytes that [`allocate_adapters`](Self::allocate_adapters) takes.
     fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64;
 
-    /// Bytes of [`AdapterSpec::bytes`] that are not among those, because the device uses the memory of the host: a loaded
-    /// adapter has no other copy.
+    /// Bytes of [`AdapterSpec::bytes`] that are not among those, because the device uses the memory of the host: a
+    /// loaded adapter has no other copy.
     fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64;
 
     /// Bytes that [`pack_low_rank`](Self::pack_low_rank) writes; a multiple of 64.
@@ -393,7 +393,8 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
-    /// [`linear`](Self::linear) of the first rows of `x`, then [`add_adapters`](Self::add_adapters), with the same results.
+    /// [`linear`](Self::linear) of the first rows of `x`, then [`add_adapters`](Self::add_adapters), with the same
+    /// results.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn linear_with_adapters(
         &mut self,
@@ -412,8 +413,8 @@ pub trait Backend: Send + 'static {
     }
 
     /// Rows of `qkv` hold query, key and value heads side by side. Normalises the heads of q and k if `norms` (of q, of
-    /// k, epsilon) are given, rotates them in place, multiplies q by [`StepInputs::query_scales`], and writes k and v into the
-    /// layer's cache.
+    /// k, epsilon) are given, rotates them in place, multiplies q by [`StepInputs::query_scales`], and writes k and v
+    /// into the layer's cache.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn rope_write_kv(
         &mut self,
@@ -426,7 +427,8 @@ pub trait Backend: Send + 'static {
         cache: &mut Self::Cache,
     ) -> Result<(), DeviceError>;
 
-    /// Causal attention of the query part of every row of `qkv` over its sequence's cache, in the form that `reader` reads.
+    /// Causal attention of the query part of every row of `qkv` over its sequence's cache, in the form that `reader`
+    /// reads.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn attention(
         &mut self,
@@ -441,8 +443,8 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Operand,
     ) -> Result<(), DeviceError>;
 
-    /// `out[row] = silu(gate) * up`, where row `row` of `gate_up` holds `width` gates, then `width` ups, in the form that
-    /// `reader` reads.
+    /// `out[row] = silu(gate) * up`, where row `row` of `gate_up` holds `width` gates, then `width` ups, in the form
+    /// that `reader` reads.
     fn silu_mul(
         &mut self,
         reader: &Self::Matrix,
@@ -471,8 +473,8 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Samples every entry of `batch` from its row of `logits` and appends the tokens to the slots. See
-    /// [`SamplingBatch`] for entries that verify drafts. Tickets complete in order, each after all earlier calls; that of
-    /// an empty batch does nothing else.
+    /// [`SamplingBatch`] for entries that verify drafts. Tickets complete in order, each after all earlier calls; that
+    /// of an empty batch does nothing else.
     fn sample(
         &mut self,
         logits: &Self::Buffer,

@@ -1,8 +1,8 @@
 //! Devices: the operations that a decoder consists of, and the backends that implement them.
 //!
-//! [`Backend`] is the interface: opaque matrices, vectors, buffers and caches, and about a dozen operations of the size of
-//! a language model's layer. Nothing here knows a model family, a request or a scheduler. [`cpu::Cpu`] is the CPU backend;
-//! it calls `penstock-kernels` and contains no arithmetic of its own except for sampling.
+//! [`Backend`] is the interface: opaque matrices, vectors, buffers and caches, and about a dozen operations of the size
+//! of a language model's layer. Nothing here knows a model family, a request or a scheduler. [`cpu::Cpu`] is the CPU
+//! backend; it calls `penstock-kernels` and contains no arithmetic of its own except for sampling.
 //!
 //! All memory of a device is one [`arena`], divided by [`bfc`], the best-fit allocator with coalescing.
 

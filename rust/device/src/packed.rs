@@ -15,8 +15,8 @@ pub const LAYOUT: &str = penstock_kernels::PACKED_LAYOUT;
 pub struct PackedRows<'a>(Matrix<'a>);
 
 impl<'a> PackedRows<'a> {
-    /// The parts of a matrix, by their rows and formats, from its bytes; `None` if there are more or less bytes, or if a
-    /// format has no layout.
+    /// The parts of a matrix, by their rows and formats, from its bytes; `None` if there are more or less bytes, or if
+    /// a format has no layout.
     pub fn parts(columns: usize, parts: &[(usize, WeightFormat)], bytes: &'a [u8]) -> Option<Vec<Self>> {
         let mut rest = bytes;
         let parts = parts.iter().map(|(rows, format)| {

@@ -7,7 +7,8 @@
 //! 3. repetition penalty, then frequency and presence penalties;
 //! 4. masks, which set logits to minus infinity, so no later step brings a masked id back;
 //! 5. temperature; "processed" log probabilities are those of the log-softmax at this point;
-//! 6. the filters, in the order of their fields in [`Sampling`], each applied to the candidates that the one before left;
+//! 6. the filters, in the order of their fields in [`Sampling`], each applied to the candidates that the one before
+//!    left;
 //! 7. the random draw, which is keyed by (seed, index) and has no state.
 //!
 //! The token and the log probabilities of a position depend on its logits, its slot and its own entry alone. A log

@@ -16,8 +16,8 @@ use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
 
-/// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend is
-/// slower with it; the results are the same.
+/// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend
+/// is slower with it; the results are the same.
 pub struct Timed<B> {
     inner: B,
     profile: Arc<Profile>,

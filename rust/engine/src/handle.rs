@@ -236,8 +236,8 @@ impl Engine {
         }
     }
 
-    /// Registers an adapter that takes `bytes` on the device, at most `Limits::adapter_bytes`, and returns its id, which
-    /// requests name. It is loaded by the first step that needs it.
+    /// Registers an adapter that takes `bytes` on the device, at most `Limits::adapter_bytes`, and returns its id,
+    /// which requests name. It is loaded by the first step that needs it.
     pub fn load_adapter(
         &self,
         weights: Arc<PackedAdapter>,
@@ -246,8 +246,8 @@ impl Engine {
         self.register_adapter(weights, bytes, None)
     }
 
-    /// Registers an adapter as `load_adapter` does. `former` no longer counts towards the limit, and takes requests until
-    /// it is unloaded, which is left to the caller.
+    /// Registers an adapter as `load_adapter` does. `former` no longer counts towards the limit, and takes requests
+    /// until it is unloaded, which is left to the caller.
     pub fn replace_adapter(
         &self,
         former: AdapterId,
@@ -272,9 +272,10 @@ impl Engine {
         Ok((id, usage))
     }
 
-    /// Removes an adapter: requests with it that are started after this returns are rejected, unless a [`Hold`] keeps it.
-    /// Those that are open end as failed, for this reason, and holds of it end, or without a reason they continue. Rings
-    /// the bell of `port` when the last has ended. May be called again while requests are open, with a reason too.
+    /// Removes an adapter: requests with it that are started after this returns are rejected, unless a [`Hold`] keeps
+    /// it. Those that are open end as failed, for this reason, and holds of it end, or without a reason they continue.
+    /// Rings the bell of `port` when the last has ended. May be called again while requests are open, with a reason
+    /// too.
     pub fn unload_adapter(&self, id: AdapterId, reason: Option<String>, port: Option<&Port>) {
         let removed = Box::new(port.map(|port| RingOnDrop(port.bell())));
         if self.process.is_current() {

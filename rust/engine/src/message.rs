@@ -31,8 +31,8 @@ pub enum Message {
     /// what holds it. The value is dropped when it is neither used nor held. An adapter can be unloaded again while its
     /// requests are open.
     UnloadAdapter(AdapterId, Option<String>, Box<dyn Send>),
-    /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which are
-    /// no longer shared.
+    /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which
+    /// are no longer shared.
     ResetPrefixCache(Option<Arc<str>>),
     /// Stop as soon as no request is open and no [`Hold`](crate::Hold) is left.
     Drain,
@@ -54,7 +54,8 @@ pub struct NewAdapter {
 /// The reason why an adapter was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
-    /// As many adapters are loaded as the limit allows, or twice as many with the unloaded ones that have open requests.
+    /// As many adapters are loaded as the limit allows, or twice as many with the unloaded ones that have open
+    /// requests.
     #[error(
         "{loaded} adapters are loaded, and {closing} unloaded ones have open requests; max_cpu_adapters is {limit}"
     )]

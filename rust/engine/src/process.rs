@@ -9,7 +9,8 @@ use crate::request::StopCause;
 /// it, in a process that has a single thread at that time.
 static NUM_FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// A process, as a handle remembers it. It counts forks because a process id costs a system call to read, and is reused.
+/// A process, as a handle remembers it. It counts forks because a process id costs a system call to read, and is
+/// reused.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     id: u32,

@@ -3,14 +3,15 @@
 use crate::request::{FinishReason, Request};
 
 impl Request {
-    /// Whether `token` ends the output as its token number `index`, counted from 0: it is a stop token, and `min_tokens`
-    /// tokens precede it.
+    /// Whether `token` ends the output as its token number `index`, counted from 0: it is a stop token, and
+    /// `min_tokens` tokens precede it.
     pub fn is_stopped_by(&self, token: u32, index: usize) -> bool {
         index >= self.min_tokens && self.stop_token_ids.contains(&token)
     }
 
-    /// The reason for which an output of at most `max_tokens` tokens ends with the last token of `generated`, if it does.
-    /// No shorter output has ended. A stop sequence counts its own tokens towards `min_tokens`, a stop token does not.
+    /// The reason for which an output of at most `max_tokens` tokens ends with the last token of `generated`, if it
+    /// does. No shorter output has ended. A stop sequence counts its own tokens towards `min_tokens`, a stop token does
+    /// not.
     pub fn finish_reason(&self, generated: &[u32], max_tokens: usize) -> Option<FinishReason> {
         let last = *generated.last()?;
         if self.is_stopped_by(last, generated.len() - 1) {

@@ -1,6 +1,7 @@
 //! The primitives whose interleavings are model-checked: the standard library's, or loom's under `--cfg loom`.
 //!
-//! Only `result_queue`, `port`, `ending` and the mailbox's flags use them; everything else in the crate is owned by one thread.
+//! Only `result_queue`, `port`, `ending` and the mailbox's flags use them; everything else in the crate is owned by one
+//! thread.
 
 #[cfg(loom)]
 pub(crate) use loom::{

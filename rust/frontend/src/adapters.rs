@@ -124,8 +124,8 @@ impl Adapters {
     /// Loads an adapter under a name. `read` reads its files, and `finish` makes the adapter of them; it is given the
     /// adapter that it replaces.
     ///
-    /// If the adapter of this name has the same contents, it is returned. Another adapter of this name is a conflict, or
-    /// with `replace` loses the name to the new one. Waits for another load of the name.
+    /// If the adapter of this name has the same contents, it is returned. Another adapter of this name is a conflict,
+    /// or with `replace` loses the name to the new one. Waits for another load of the name.
     pub fn load<F, E>(
         &self,
         name: &str,

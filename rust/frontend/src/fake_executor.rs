@@ -1,7 +1,8 @@
-//! An executor without a model, for tests. Its outputs follow rules that tests know, so that they can be compared bit by bit.
+//! An executor without a model, for tests. Its outputs follow rules that tests know, so that they can be compared bit
+//! by bit.
 //!
-//! The token after `position` is `position + seed`. The log probability of a token is -0.01 times its position, the most likely
-//! tokens are the ids from 0, and rows of tensors start with the position and the seed.
+//! The token after `position` is `position + seed`. The log probability of a token is -0.01 times its position, the
+//! most likely tokens are the ids from 0, and rows of tensors start with the position and the seed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -98,8 +98,8 @@ impl Field {
         self.number(value, &limit, |number| (low..=high).contains(&number) && (number as f32).is_finite())
     }
 
-    /// A number above `low`, in single precision too, and at most `high`; if `high` is infinite, a number that is finite
-    /// in single precision.
+    /// A number above `low`, in single precision too, and at most `high`; if `high` is infinite, a number that is
+    /// finite in single precision.
     pub fn above<V: Value>(self, value: &V, low: f64, high: f64) -> Read<f64, V> {
         let limit = match high.is_finite() {
             true => format!("a number above {low} and at most {high}"),
@@ -154,8 +154,8 @@ impl Field {
         self.items(value, max_items, "ids", expected, token_id)
     }
 
-    /// At most `max_items` items, read by `read`, from any iterable except strings, bytes and mappings. `noun` names the
-    /// items and `expected` describes the type in words.
+    /// At most `max_items` items, read by `read`, from any iterable except strings, bytes and mappings. `noun` names
+    /// the items and `expected` describes the type in words.
     pub fn items<V: Value, T>(
         self,
         value: &V,

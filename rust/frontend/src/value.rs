@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 /// A value that a caller passes for a field.
 ///
-/// Values are untrusted: an iterator may be endless, a text may fill the memory. So readers ask for the length first, copy
-/// nothing that is larger than allowed and read nothing beyond the limit, not even for an error message.
+/// Values are untrusted: an iterator may be endless, a text may fill the memory. So readers ask for the length first,
+/// copy nothing that is larger than allowed and read nothing beyond the limit, not even for an error message.
 pub trait Value: Clone {
     /// An exception that the caller's code raised while the value was read.
     type Raised;
 
     /// The JSON type of the value, from its type alone: a value that only converts to a number (`__index__`) is
-    /// [`Kind::Other`]. Looking for a mapping may run code of the caller (`__class__`); if that raises an exception, the
-    /// value is not a mapping.
+    /// [`Kind::Other`]. Looking for a mapping may run code of the caller (`__class__`); if that raises an exception,
+    /// the value is not a mapping.
     fn kind(&self) -> Kind;
     /// An integer; `None` for another type (`bool` is one) or beyond 128 bits.
     fn integer(&self) -> Result<Option<i128>, Self::Raised>;

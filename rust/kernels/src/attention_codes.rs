@@ -1,5 +1,5 @@
-//! The output of attention as codes. Different workers compute the heads of a row; the worker that completes the last head
-//! quantises the row.
+//! The output of attention as codes. Different workers compute the heads of a row; the worker that completes the last
+//! head quantises the row.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -162,8 +162,8 @@ impl Isa {
         Isa::ALL.iter().copied().filter(|isa| isa.is_available())
     }
 
-    /// The instruction sets that are selected only by name: `Avx512Bf16` rounds activations, and `Amx` has been tested only
-    /// with emulated instructions.
+    /// The instruction sets that are selected only by name: `Avx512Bf16` rounds activations, and `Amx` has been tested
+    /// only with emulated instructions.
     const BY_NAME: [Isa; 2] = [Isa::Avx512Bf16, Isa::Amx];
 
     /// The preferred instruction set of this CPU, without those in `BY_NAME`.

@@ -8,8 +8,8 @@
 //!
 //! The products are Punica's (arXiv 2310.18547, section 4), "shrink" and "expand", for all updates of a call. They are
 //! parts of the parallel region of the product that they update: a worker first takes its share of the shrinks, and
-//! expands the output columns that it has computed as soon as all shrinks are complete. B is prefetched while the worker
-//! reads the weights of these columns.
+//! expands the output columns that it has computed as soon as all shrinks are complete. B is prefetched while the
+//! worker reads the weights of these columns.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -258,8 +258,8 @@ impl Updates<'_> {
         }
     }
 
-    /// Waits for the first products and adds the second ones to some rows and columns of the output. A panel of an update
-    /// belongs to its first column.
+    /// Waits for the first products and adds the second ones to some rows and columns of the output. A panel of an
+    /// update belongs to its first column.
     pub(crate) fn expand(&self, rows: &Range<usize>, columns: &Range<usize>) {
         self.finished.wait(|finished| finished == self.pieces);
         for item in items(self.groups, self.adapters) {
@@ -276,8 +276,8 @@ impl Updates<'_> {
                 out: self.out.as_ptr().wrapping_add(item.rows.start * self.width + first_row),
                 stride: self.width,
             };
-            // SAFETY: the table's instruction set is available; the shapes were checked; the first products are complete, and
-            // the worker has claimed these rows and columns.
+            // SAFETY: the table's instruction set is available; the shapes were checked; the first products are
+            // complete, and the worker has claimed these rows and columns.
             unsafe { (self.table.expand.of(shape.dtype))(&call, panels, tokens) }
         }
     }

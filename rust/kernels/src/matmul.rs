@@ -19,8 +19,8 @@ impl Kernels {
     /// `out[t][r] = sum over k of x[t][k] * matrix[r][k]`, then the epilogue.
     ///
     /// `matrices` are the parts of one matrix, one below the other. `x` is `[tokens, columns]`, in the form of
-    /// [`operand_layout`](Self::operand_layout); `out` is `[tokens, rows]`. The headers of the kernels say in which order
-    /// each sum is computed.
+    /// [`operand_layout`](Self::operand_layout); `out` is `[tokens, rows]`. The headers of the kernels say in which
+    /// order each sum is computed.
     pub fn matmul(
         &self,
         pool: &Pool,
@@ -33,8 +33,8 @@ impl Kernels {
         self.product(pool, x, tokens, matrices, epilogue, None, out);
     }
 
-    /// [`matmul`](Self::matmul), then [`add_low_rank`](Self::add_low_rank), with the same bits, in one parallel region if
-    /// the panels of the updates are those of the matrices.
+    /// [`matmul`](Self::matmul), then [`add_low_rank`](Self::add_low_rank), with the same bits, in one parallel region
+    /// if the panels of the updates are those of the matrices.
     #[expect(clippy::too_many_arguments, reason = "the operands of two operations")]
     pub fn matmul_low_rank(
         &self,
@@ -111,8 +111,8 @@ impl Kernels {
                 out: out.as_ptr().wrapping_add(first_row),
             };
             let weights = matrix.bytes.as_ptr();
-            // SAFETY: the table's instruction set is available; the pointers come from slices of the right lengths, which
-            // are borrowed here; every (block, panel) is claimed once; shares are within limits.
+            // SAFETY: the table's instruction set is available; the pointers come from slices of the right lengths,
+            // which are borrowed here; every (block, panel) is claimed once; shares are within limits.
             unsafe {
                 match (layout.format, x, operand) {
                     (WeightFormat::Float(dtype), Operand::Floats(x), _) => {

@@ -103,8 +103,8 @@ impl MatrixLayout {
         GridLayout::new(grid, self.columns).pack(rows, self.panel_rows(panel).len(), out);
     }
 
-    /// Packs a whole matrix on `pool`, in turns with the other threads that use it; `read(rows, into)` writes the given rows
-    /// as f32. For loading only: each worker allocates one panel.
+    /// Packs a whole matrix on `pool`, in turns with the other threads that use it; `read(rows, into)` writes the given
+    /// rows as f32. For loading only: each worker allocates one panel.
     pub fn pack(&self, pool: &Pool, out: &mut [u8], read: impl Fn(Range<usize>, &mut [f32]) + Sync) {
         self.pack_panels(
             pool,

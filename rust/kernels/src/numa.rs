@@ -14,8 +14,8 @@ pub(crate) fn pin(cpus: &[usize]) -> io::Result<()> {
     system::pin(&BitSet::new(cpus)?)
 }
 
-/// Sets the nodes of the pages of `bytes` that are not yet in memory. One node is preferred while it has free memory; pages
-/// are interleaved over several. A page that `bytes` shares with other memory gets these nodes, too.
+/// Sets the nodes of the pages of `bytes` that are not yet in memory. One node is preferred while it has free memory;
+/// pages are interleaved over several. A page that `bytes` shares with other memory gets these nodes, too.
 pub fn place(bytes: &mut [u8], nodes: &[usize]) -> io::Result<()> {
     if bytes.is_empty() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! The quantisation of the keys or values of one token and head by their range, and the order of quantised values inside
-//! a panel.
+//! The quantisation of the keys or values of one token and head by their range, and the order of quantised values
+//! inside a panel.
 //!
 //! ```text
 //! scale  = (max - min) / levels      levels = 2^bits - 1, so values are 0 ..= levels

@@ -33,8 +33,8 @@ pub struct RopeWriteKv<'a> {
 
 impl Kernels {
     /// Normalises the query and key heads of every row of `qkv` if `call` has norms, rotates them in place, multiplies
-    /// the queries by the row's factor, and writes keys and values to `cache`, which has all blocks of the layer. The same
-    /// as [`rms_norm_in_place`], [`rope`], the products and [`write_kv`], one after the other.
+    /// the queries by the row's factor, and writes keys and values to `cache`, which has all blocks of the layer. The
+    /// same as [`rms_norm_in_place`], [`rope`], the products and [`write_kv`], one after the other.
     ///
     /// [`rms_norm_in_place`]: Kernels::rms_norm_in_place
     /// [`rope`]: Kernels::rope

@@ -13,10 +13,10 @@
 //! x       ~ scale * (q - levels / 2)      levels = 2^bits - 1, so q is 0 ..= levels
 //! ```
 //!
-//! Rotary embedding rotates dimension i with dimension i + head_dim / 2, fastest for i = 0. The slow part is half of the
-//! head, rounded down to a multiple of 32; the fast part is dimensions `0..n` and `head_dim / 2 ..+ n`, where 2 n is the
-//! rest rounded down to a multiple of 16. A head of fewer than 64 dimensions is slow. A part whose length is not a power
-//! of two is transformed in blocks of its largest power-of-two divisor.
+//! Rotary embedding rotates dimension i with dimension i + head_dim / 2, fastest for i = 0. The slow part is half of
+//! the head, rounded down to a multiple of 32; the fast part is dimensions `0..n` and `head_dim / 2 ..+ n`, where 2 n
+//! is the rest rounded down to a multiple of 16. A head of fewer than 64 dimensions is slow. A part whose length is not
+//! a power of two is transformed in blocks of its largest power-of-two divisor.
 //!
 //! ```text
 //! K panel of the slow part    [group of 32 steps][5 words][16 lanes] of 32 bits

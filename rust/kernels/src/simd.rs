@@ -1,8 +1,8 @@
 //! The vector trait over which the algorithms in `generic` are written.
 //!
-//! A vector always has 16 lanes, in as many registers as the instruction set needs (two with AVX2, one with AVX-512, four
-//! with NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ only if
-//! one fuses multiply-adds and the other does not.
+//! A vector always has 16 lanes, in as many registers as the instruction set needs (two with AVX2, one with AVX-512,
+//! four with NEON). So the order of every reduction is the same everywhere, and results of two instruction sets differ
+//! only if one fuses multiply-adds and the other does not.
 //!
 //! A value of a `Simd` type proves that the CPU has the instructions, because only the functions of an available
 //! [`crate::Isa`] construct it. This makes the arithmetic methods safe. All functions here and in `generic` are
@@ -80,8 +80,8 @@ pub(crate) trait Simd: Copy {
         // SAFETY: by contract.
         unsafe { self.load_bits(from, 0, 0xffff_0000) }
     }
-    /// Prefetches the cache line at `at`, which may be any address, into L2: more reads from memory can be in flight there
-    /// than in L1.
+    /// Prefetches the cache line at `at`, which may be any address, into L2: more reads from memory can be in flight
+    /// there than in L1.
     fn prefetch(self, at: *const u8);
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -214,8 +214,8 @@ pub(crate) trait Simd: Copy {
     fn byte(self, words: Self::I, index: u32) -> Self::I;
     /// Rounds to the nearest f32, ties to even.
     fn to_f32(self, i: Self::I) -> Self::V;
-    /// Byte `index` of every lane, an E4M3 number, times `2^-120`: a float32 with the same sign and with the exponent and
-    /// the mantissa at bit 20. The result for a NaN is unspecified.
+    /// Byte `index` of every lane, an E4M3 number, times `2^-120`: a float32 with the same sign and with the exponent
+    /// and the mantissa at bit 20. The result for a NaN is unspecified.
     #[inline(always)]
     fn e4m3(self, words: Self::I, index: u32) -> Self::V {
         let mut lanes = self.to_array(self.to_f32(self.byte(words, index)));

@@ -1,8 +1,9 @@
 //! Quantisation of weights: the nearest code to each weight.
 //!
-//! A few scales around that of the largest weight are tried; clipping a rare large weight often lowers the squared error
-//! of the group. The scale and the minimum are then fitted to the codes by least squares. Scales are rounded to their type
-//! before the codes are chosen. A group with a weight that is not finite has a scale of NaN, so that its products are NaN.
+//! A few scales around that of the largest weight are tried; clipping a rare large weight often lowers the squared
+//! error of the group. The scale and the minimum are then fitted to the codes by least squares. Scales are rounded to
+//! their type before the codes are chosen. A group with a weight that is not finite has a scale of NaN, so that its
+//! products are NaN.
 
 use half::{bf16, f16};
 use penstock_types::{CodeBits, Grid, GridRows, MAX_E4M3_SCALE, Minimum, ScaleFormat};
@@ -86,8 +87,8 @@ fn code_of(weight: f32, minimum: f32, inverse: f32, levels: f32) -> f32 {
     round(if code < levels { code } else { levels })
 }
 
-/// Rounds a number from 0 to 2^22 to the nearest integer, ties to even. Unlike `round_ties_even` it is vectorised on every
-/// CPU: from 2^23 on, floats are integers.
+/// Rounds a number from 0 to 2^22 to the nearest integer, ties to even. Unlike `round_ties_even` it is vectorised on
+/// every CPU: from 2^23 on, floats are integers.
 #[inline(always)]
 fn round(number: f32) -> f32 {
     const INTEGERS: f32 = (1 << 23) as f32;

@@ -161,8 +161,8 @@ fn widest(a: &Tensor<'_>, b: &Tensor<'_>) -> Dtype {
 /// The largest entry of an update, with a square in the range of float32: norms square the outputs of layers.
 const MAX_ENTRY: f64 = 1e19;
 
-/// Checks that the values of `scale * A`, and the entries that `scale * B A` can have with values as large as these, are
-/// at most [`MAX_ENTRY`].
+/// Checks that the values of `scale * A`, and the entries that `scale * B A` can have with values as large as these,
+/// are at most [`MAX_ENTRY`].
 fn check_size(module: &AdapterModule<'_>, (a, b): (f32, f32)) -> Result<(), ModelError> {
     let (a, b, scale) = (f64::from(a), f64::from(b), f64::from(module.scale).abs());
     let scaled = a * scale.max(1.0);

@@ -201,8 +201,8 @@ impl<B: Backend> Decoder<B> {
         self.forward_through(&self.layers, backend, inputs, cache, workspace)
     }
 
-    /// The step through at most `num_layers` layers and the final norm: all operations of [`forward`](Self::forward) in a
-    /// fraction of its time. For the warm-up; the results are meaningless.
+    /// The step through at most `num_layers` layers and the final norm: all operations of [`forward`](Self::forward) in
+    /// a fraction of its time. For the warm-up; the results are meaningless.
     pub fn forward_through_some(
         &self,
         num_layers: usize,
@@ -277,7 +277,8 @@ impl<B: Backend> Decoder<B> {
         backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.operand) // [o, h]
     }
 
-    /// Writes the embeddings of the output rows' tokens to `workspace.hidden_states`, before [`forward`](Self::forward).
+    /// Writes the embeddings of the output rows' tokens to `workspace.hidden_states`, before
+    /// [`forward`](Self::forward).
     pub fn embeddings(
         &self,
         backend: &mut B,

@@ -37,7 +37,8 @@ impl WeightFormats {
         Self { default: format, others: BTreeMap::new(), residence: Residence::Arena }
     }
 
-    /// The formats that `quantization` requests for the matrices of `model`. Matrices that are not quantised have `dtype`.
+    /// The formats that `quantization` requests for the matrices of `model`. Matrices that are not quantised have
+    /// `dtype`.
     pub fn new<B: Backend>(
         backend: &B,
         checkpoint: &Checkpoint,
@@ -162,8 +163,8 @@ fn stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, name: &str) -> Optio
     (is_grid && backend.supports(format, tensor.columns())).then_some(format)
 }
 
-/// The scheme of a matrix: the scheme of the table, else of the first pattern that matches, else the default. A table that
-/// is also the head has both names.
+/// The scheme of a matrix: the scheme of the table, else of the first pattern that matches, else the default. A table
+/// that is also the head has both names.
 fn scheme_of(model: &ModelConfig, quantization: &Quantization, name: &str) -> WeightScheme {
     let Quantization { default, embedding, head, layers } = quantization;
     let names = [name, if name == EMBEDDING && model.tied_head { HEAD } else { name }];

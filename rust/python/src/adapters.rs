@@ -66,8 +66,8 @@ pub struct AdapterSource<'a> {
 }
 
 impl AdapterSource<'_> {
-    /// Loads the adapter. A name that stands for another adapter is a conflict, unless it may be replaced; the requests of
-    /// the other one end as usual.
+    /// Loads the adapter. A name that stands for another adapter is a conflict, unless it may be replaced; the requests
+    /// of the other one end as usual.
     pub fn load(
         &self,
         frontend: &Frontend,

@@ -38,8 +38,8 @@ impl PyEngineConfig {
         })
     }
 
-    /// The configuration of the runner. Fields that are not set come from the environment; the compiler of CUDA kernels is
-    /// searched in `nvrtc_folders` first.
+    /// The configuration of the runner. Fields that are not set come from the environment; the compiler of CUDA kernels
+    /// is searched in `nvrtc_folders` first.
     pub fn with_environment(
         &self,
         nvrtc_folders: Vec<PathBuf>,

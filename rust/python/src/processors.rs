@@ -7,9 +7,9 @@
 //! A processor that waits for a step would block the thread that runs the steps. So a thread-local flag is set during
 //! a call, and every function that waits calls [`check_may_wait`] first.
 //!
-//! A processor may refer to its own parameters or request. So each of those Python objects owns its callables, where the
-//! garbage collector sees the cycle. The engine has the slots of the request that contain them; the slots are empty once
-//! the object is gone.
+//! A processor may refer to its own parameters or request. So each of those Python objects owns its callables, where
+//! the garbage collector sees the cycle. The engine has the slots of the request that contain them; the slots are empty
+//! once the object is gone.
 //!
 //! During its exit the interpreter blocks or ends threads that attach to it, which could crash the process. So an exit
 //! handler closes a gate and waits, for a limited time, until no call is in progress; later calls fail.
@@ -126,8 +126,8 @@ impl Drop for CallGuard {
     }
 }
 
-/// Callables in the order of their calls, owned by one Python object, which reports them to the garbage collector. No other
-/// reference exists, except during a call; the collector then finds an additional reference and keeps the object.
+/// Callables in the order of their calls, owned by one Python object, which reports them to the garbage collector. No
+/// other reference exists, except during a call; the collector then finds an additional reference and keeps the object.
 #[derive(Debug, Default)]
 pub struct Processors(Vec<Arc<CallableSlot>>);
 

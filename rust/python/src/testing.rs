@@ -1,5 +1,5 @@
-//! The module `penstock._core._testing`, behind the feature `testing`: hooks of the test suite. It has logits without engine and
-//! sampler, probabilities without a model, engines with failing steps or a fake executor, and log records.
+//! The module `penstock._core._testing`, behind the feature `testing`: hooks of the test suite. It has logits without
+//! engine and sampler, probabilities without a model, engines with failing steps or a fake executor, and log records.
 
 use std::path::PathBuf;
 
@@ -137,8 +137,8 @@ pub fn logits<'py>(
     Ok(little_endian(py, &logits))
 }
 
-/// The probabilities of a request's next token for a row of logits; both are little-endian `f32`. There is no model with
-/// defaults and no tokenizer; `mask` is that of a grammar, in words of 32 ids.
+/// The probabilities of a request's next token for a row of logits; both are little-endian `f32`. There is no model
+/// with defaults and no tokenizer; `mask` is that of a grammar, in words of 32 ids.
 #[pyfunction]
 #[pyo3(signature = (logits, params, *, prompt, generated = vec![], mask = None))]
 pub fn probabilities<'py>(

@@ -34,8 +34,8 @@ pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device,
     Ok(find_device(device, settings)?.map_or(Device::Cpu, |found| Device::Cuda(found.device.index)))
 }
 
-/// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU if that cannot be used.
-/// It is logged once, as a warning if there is a device.
+/// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU if that cannot be
+/// used. It is logged once, as a warning if there is a device.
 pub(crate) fn find_device(
     device: Device,
     settings: &CudaSettings,

@@ -43,8 +43,8 @@ pub struct EngineConfig {
     pub max_paused: Option<usize>,
     /// Tokens per KV block: 16, 32, 64 or 128; by default 16.
     pub block_size: Option<usize>,
-    /// Share of the available memory that the engine may take, above 0 and at most 1; by default 0.9. If set, the KV cache
-    /// takes all that weights and workspace leave of it, otherwise a quarter.
+    /// Share of the available memory that the engine may take, above 0 and at most 1; by default 0.9. If set, the KV
+    /// cache takes all that weights and workspace leave of it, otherwise a quarter.
     pub memory_ratio: Option<f64>,
     /// Bytes of the available memory that are not counted in the share; by default 0.
     pub memory_leftover_bytes: Option<u64>,

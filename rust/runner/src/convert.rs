@@ -9,7 +9,8 @@ use penstock_types::FieldError;
 use crate::launch::model_config;
 use crate::{EngineConfig, Host, LaunchError, backend};
 
-/// Writes a converted model with the `dtype` and the `quantization` of a configuration. Nothing is left behind on failure.
+/// Writes a converted model with the `dtype` and the `quantization` of a configuration. Nothing is left behind on
+/// failure.
 pub fn convert(
     checkpoint: &Checkpoint,
     config: &EngineConfig,

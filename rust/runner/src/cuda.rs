@@ -1,4 +1,5 @@
-//! CUDA as the process finds it: the settings of the environment, the report of `penstock info`, and the kernel compiler.
+//! CUDA as the process finds it: the settings of the environment, the report of `penstock info`, and the kernel
+//! compiler.
 
 use std::path::PathBuf;
 

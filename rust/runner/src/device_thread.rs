@@ -1,8 +1,8 @@
 //! The device thread: launches plans in order and returns each when it is finished.
 //!
 //! Up to [`DEPTH`] steps are in flight. A queued plan is launched without waiting for the tokens of the step before it,
-//! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread continues.
-//! Once the device is lost, every step ends with the loss, and the backend is not called again.
+//! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread
+//! continues. Once the device is lost, every step ends with the loss, and the backend is not called again.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,8 @@ use crate::user_code::panic_text;
 /// A plan and the buffer of its output.
 type Step = (Box<StepPlan>, Box<StepOutput>);
 
-/// The engine's side of the device thread. Dropping it ends the thread after its plans are finished, and waits for that.
+/// The engine's side of the device thread. Dropping it ends the thread after its plans are finished, and waits for
+/// that.
 pub(crate) struct DeviceThread {
     steps: Option<Sender<Step>>,
     completions: Sender<Completions>,

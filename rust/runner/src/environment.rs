@@ -22,8 +22,8 @@ const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
 impl EngineConfig {
-    /// Sets the fields that are `None` from the environment; `nvrtc_folders` as for [`CudaSettings`]. Another thread must not change the environment meanwhile:
-    /// a thread of a Python program is attached to the interpreter here.
+    /// Sets the fields that are `None` from the environment; `nvrtc_folders` as for [`CudaSettings`]. Another thread
+    /// must not change the environment meanwhile: a thread of a Python program is attached to the interpreter here.
     pub fn with_environment(mut self, nvrtc_folders: Vec<PathBuf>) -> Result<Self, FieldError> {
         if self.threads.is_none() {
             self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;

@@ -18,8 +18,8 @@ impl<B: Backend> Flight<B> {
         Self { rows: LogitsRows::with_room(tokens), tickets: Vec::new(), is_sampled: false }
     }
 
-    /// Whether all of the step was submitted. If not, it waits for [`Runner::resume`](crate::runner::Runner::resume), and
-    /// no other step may be launched.
+    /// Whether all of the step was submitted. If not, it waits for [`Runner::resume`](crate::runner::Runner::resume),
+    /// and no other step may be launched.
     pub(crate) fn is_sampled(&self) -> bool {
         self.is_sampled
     }

@@ -101,10 +101,11 @@ pub struct MemoryInfo {
     pub inputs: u64,
     /// The KV cache. On the CPU, the system provides its pages when they are first written.
     pub kv_cache: u64,
-    /// The host tier. The system provides its pages when they are first written. With a CUDA device, it is page-locked memory
-    /// beside the arena.
+    /// The host tier. The system provides its pages when they are first written. With a CUDA device, it is page-locked
+    /// memory beside the arena.
     pub host_cache: u64,
-    /// The adapters on the device and their buffer. On the CPU, the system provides its pages when they are first written.
+    /// The adapters on the device and their buffer. On the CPU, the system provides its pages when they are first
+    /// written.
     pub adapters: u64,
     /// The most bytes of the arena in use at once, up to the end of the warm-up.
     pub peak: u64,

@@ -1,6 +1,6 @@
-//! Opens a model: plans the memory, loads the weights, warms up, starts the device thread, and returns the engine's handle. The
-//! device thread executes each [`StepPlan`](penstock_engine::StepPlan): input buffers, a forward pass, sampling. The scheduling
-//! is in `penstock-engine`.
+//! Opens a model: plans the memory, loads the weights, warms up, starts the device thread, and returns the engine's
+//! handle. The device thread executes each [`StepPlan`](penstock_engine::StepPlan): input buffers, a forward pass,
+//! sampling. The scheduling is in `penstock-engine`.
 
 #![allow(missing_docs)]
 

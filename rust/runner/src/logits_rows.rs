@@ -1,6 +1,6 @@
-//! The rows of a step that have logits: the positions of prompts that are reported, and the positions at which a token is
-//! sampled. They are sampled a tile at a time, as many as have their logits at once; [`LogitsRows`] keeps the results until
-//! the step is finished.
+//! The rows of a step that have logits: the positions of prompts that are reported, and the positions at which a token
+//! is sampled. They are sampled a tile at a time, as many as have their logits at once; [`LogitsRows`] keeps the
+//! results until the step is finished.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,7 +38,8 @@ pub(crate) enum Kind {
 }
 
 impl LogitsRow {
-    /// Whether an output with this scope covers the row. The prompt's last position is where the first token is sampled.
+    /// Whether an output with this scope covers the row. The prompt's last position is where the first token is
+    /// sampled.
     pub fn is_within(&self, scope: Option<OutputScope>) -> bool {
         scope.is_some_and(|scope| match self.kind {
             Kind::Prompt { .. } => scope.has_prompt(),
@@ -105,7 +106,8 @@ impl LogitsRows {
         *num_recorded = 0;
     }
 
-    /// Finds the rows of a plan; there are none yet. `output_rows` receives the number of each among all rows of the step.
+    /// Finds the rows of a plan; there are none yet. `output_rows` receives the number of each among all rows of the
+    /// step.
     pub fn find(&mut self, plan: &StepPlan, slots: &[HostSlot], output_rows: &mut Vec<u32>) {
         let Self { rows, results, sequences, .. } = self;
         let mut first_row = 0;
@@ -147,8 +149,8 @@ impl LogitsRows {
         }
     }
 
-    /// The next tile of at most `limit` rows from `start` on, and whether its logits are computed; `None` after the last
-    /// row. A tile with logits begins and ends with a row that needs them, so that few others are computed.
+    /// The next tile of at most `limit` rows from `start` on, and whether its logits are computed; `None` after the
+    /// last row. A tile with logits begins and ends with a row that needs them, so that few others are computed.
     pub fn tile(&self, start: usize, limit: usize, slots: &[HostSlot]) -> Option<(Range<usize>, bool)> {
         let rows = self.rows.get(start..)?;
         let rows = &rows[..rows.len().min(limit)];

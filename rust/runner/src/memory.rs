@@ -1,5 +1,5 @@
-//! The memory plan: weights, workspace and adapters first, then the KV cache and its host tier. Only arithmetic; the backend and the
-//! models define the sizes.
+//! The memory plan: weights, workspace and adapters first, then the KV cache and its host tier. Only arithmetic; the
+//! backend and the models define the sizes.
 
 use penstock_device::{AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use crate::EngineConfig;
 use crate::budget::{display_bytes, share};
 
-/// A KV cache, or a host tier, takes one part in four of the remaining memory of a host by default, because other programs
-/// run on it.
+/// A KV cache, or a host tier, takes one part in four of the remaining memory of a host by default, because other
+/// programs run on it.
 const DEFAULT_FRACTION: u64 = 4;
 /// Block ids are 32-bit integers.
 const MAX_BLOCKS: usize = i32::MAX as usize;
-/// The number of rows whose logits are computed at once, unless there are more sequences: enough to read the weights of the
-/// output head rarely.
+/// The number of rows whose logits are computed at once, unless there are more sequences: enough to read the weights of
+/// the output head rarely.
 const LOGITS_ROWS: usize = 32;
 
 /// The settings that determine the memory plan.

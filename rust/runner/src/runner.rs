@@ -1,10 +1,10 @@
-//! Runs plans: owns the backend, the model, the KV cache, the workspace and the slots. What is computed when is decided by
-//! the engine.
+//! Runs plans: owns the backend, the model, the KV cache, the workspace and the slots. What is computed when is decided
+//! by the engine.
 //!
-//! A step has two halves. [`Runner::launch`] submits everything the device needs for it and does not wait for the tokens of
-//! earlier steps; [`Runner::finish`] waits for its tokens and does the host's part. If sampling needs the host (a grammar's
-//! mask, processors) and an earlier step is not finished, only the forward pass is launched, and [`Runner::resume`] submits
-//! the rest once it is.
+//! A step has two halves. [`Runner::launch`] submits everything the device needs for it and does not wait for the
+//! tokens of earlier steps; [`Runner::finish`] waits for its tokens and does the host's part. If sampling needs the
+//! host (a grammar's mask, processors) and an earlier step is not finished, only the forward pass is launched, and
+//! [`Runner::resume`] submits the rest once it is.
 
 use std::ops::Range;
 use std::task::{Poll, Waker};
@@ -184,8 +184,8 @@ impl<B: Backend> Runner<B> {
         changed
     }
 
-    /// Submits the rows of a plan, as far as they do not wait for the host. The caller has a turn, which is given up while
-    /// processors run.
+    /// Submits the rows of a plan, as far as they do not wait for the host. The caller has a turn, which is given up
+    /// while processors run.
     pub(crate) fn compute(
         &mut self,
         plan: &StepPlan,
@@ -248,13 +248,15 @@ impl<B: Backend> Runner<B> {
         self.sample(flight, &mut turn)
     }
 
-    /// Ready if [`finish`](Self::finish) does not wait for the device. Otherwise `waker` is woken when it may have become so.
+    /// Ready if [`finish`](Self::finish) does not wait for the device. Otherwise `waker` is woken when it may have
+    /// become so.
     pub(crate) fn poll(&mut self, flight: &mut Flight<B>, waker: &Waker) -> Poll<()> {
         // Tickets complete in order.
         flight.tickets.last_mut().map_or(Poll::Ready(()), |ticket| self.backend.poll(ticket, waker))
     }
 
-    /// Waits for the tokens of a step and writes its output. Steps are finished in the order in which they were launched.
+    /// Waits for the tokens of a step and writes its output. Steps are finished in the order in which they were
+    /// launched.
     pub(crate) fn finish(
         &mut self,
         mut flight: Flight<B>,

@@ -1,9 +1,10 @@
 //! Suggestions for requests that do not fit the memory. Each is tried before it is made.
 //!
-//! There are four kinds, for the four causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if the
-//! weights are too large, `adapter_cache_bytes` if the adapters are, `memory_ratio` if the device has more memory than
-//! the engine may take (also with the default fraction). The other settings need no suggestion: the error states the bytes that remain for `kv_cache_bytes` and
-//! `host_cache_bytes`, and the size of the workspace, which `max_num_seqs` and `max_num_batched_tokens` determine.
+//! There are four kinds, for the four causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if
+//! the weights are too large, `adapter_cache_bytes` if the adapters are, `memory_ratio` if the device has more memory
+//! than the engine may take (also with the default fraction). The other settings need no suggestion: the error states
+//! the bytes that remain for `kv_cache_bytes` and `host_cache_bytes`, and the size of the workspace, which
+//! `max_num_seqs` and `max_num_batched_tokens` determine.
 
 use std::sync::Arc;
 

@@ -91,8 +91,8 @@ pub fn launch_on<B: Backend>(
     )
 }
 
-/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`, without
-/// an engine and without sampling.
+/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`,
+/// without an engine and without sampling.
 pub fn logits(
     checkpoint: &Checkpoint,
     tokens: &[u32],
@@ -135,8 +135,8 @@ pub fn logits(
         .logits(tokens, chunk)?)
 }
 
-/// The probabilities of the next token of a request with the output `generated` and these logits, 0 for masked and filtered
-/// ids; `mask` is that of its grammar. Everything that sampling does but the random draw.
+/// The probabilities of the next token of a request with the output `generated` and these logits, 0 for masked and
+/// filtered ids; `mask` is that of its grammar. Everything that sampling does but the random draw.
 pub fn probabilities(
     request: Request,
     generated: &[u32],

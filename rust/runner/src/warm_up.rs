@@ -1,9 +1,9 @@
-//! The warm-up runs the kernels of a step before the first request, so that a device that cannot run them is an error at
-//! load time, and measures the host tier.
+//! The warm-up runs the kernels of a step before the first request, so that a device that cannot run them is an error
+//! at load time, and measures the host tier.
 //!
-//! The steps are small, because the same kernels run for any number of rows: a row at the end of the longest context, with
-//! attention divided among the threads and with sampling; and some rows of a prompt with outputs. Each runs through one
-//! layer. The time is mostly that of reading the output head twice.
+//! The steps are small, because the same kernels run for any number of rows: a row at the end of the longest context,
+//! with attention divided among the threads and with sampling; and some rows of a prompt with outputs. Each runs
+//! through one layer. The time is mostly that of reading the output head twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,8 +56,8 @@ impl<B: Backend> Runner<B> {
         Ok(WarmUp { seconds: start.elapsed().as_secs_f64(), host_tier })
     }
 
-    /// Runs a step through a few layers, with the position of the first row and the number of rows of each sequence. All
-    /// sequences use the same blocks, because there may be too few for all; their content is not read afterwards.
+    /// Runs a step through a few layers, with the position of the first row and the number of rows of each sequence.
+    /// All sequences use the same blocks, because there may be too few for all; their content is not read afterwards.
     fn run_through(
         &mut self,
         num_layers: usize,
@@ -117,8 +117,8 @@ impl<B: Backend> Runner<B> {
         let save = quickest(|| seconds(|| self.copy_and_wait(&mut saves())))? / f64::from(copies);
         let load = quickest(|| seconds(|| self.copy_and_wait(&mut loads())))? / f64::from(copies);
         let chunk = self.spec().tokens.min(self.spec().positions);
-        // Without an output, the last layer ends after writing its keys and values. So the first run is only that part of a
-        // layer, and the second has one whole layer more.
+        // Without an output, the last layer ends after writing its keys and values. So the first run is only that part
+        // of a layer, and the second has one whole layer more.
         let last_layer = quickest(|| seconds(|| self.run_through(1, &[(0, chunk)], StepKind::NoOutput)))?;
         let two_layers = quickest(|| seconds(|| self.run_through(2, &[(0, chunk)], StepKind::NoOutput)))?;
         let share = cache.block_size as f64 / chunk as f64;
@@ -155,7 +155,8 @@ impl Costs {
     }
 }
 
-/// The time of all layers: the last one is partial, the others are whole. A negative difference of the timings counts as 0.
+/// The time of all layers: the last one is partial, the others are whole. A negative difference of the timings counts
+/// as 0.
 fn all_layers(layers: usize, last_layer: f64, two_layers: f64) -> f64 {
     last_layer + layers.saturating_sub(1) as f64 * (two_layers - last_layer).max(0.0)
 }

@@ -39,7 +39,8 @@ impl<'a> WeightsCache<'a> {
         Some(Self { directory: config.cache_directory.as_deref()?, most_bytes })
     }
 
-    /// The entry of a model. Writes the entry if it does not exist; `None` if that fails, and the weights are then loaded.
+    /// The entry of a model. Writes the entry if it does not exist; `None` if that fails, and the weights are then
+    /// loaded.
     pub(crate) fn open<B: Backend>(
         &self,
         backend: &B,

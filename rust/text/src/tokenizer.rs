@@ -67,8 +67,8 @@ impl Tokenizer {
         self.encode_while(text, add_special_tokens, || true)
     }
 
-    /// Like [`encode`](Self::encode), but ends with [`TextError::Cancelled`] when `is_wanted` returns false. It is called
-    /// about once per millisecond, except within a single word.
+    /// Like [`encode`](Self::encode), but ends with [`TextError::Cancelled`] when `is_wanted` returns false. It is
+    /// called about once per millisecond, except within a single word.
     pub fn encode_while(
         &self,
         text: &str,

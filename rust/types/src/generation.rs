@@ -1,7 +1,7 @@
 //! The generation defaults of a model.
 
-/// The values of `generation_config.json` (token ids also from `config.json`) or of GGUF metadata. `None` means that the
-/// model does not define a value.
+/// The values of `generation_config.json` (token ids also from `config.json`) or of GGUF metadata. `None` means that
+/// the model does not define a value.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GenerationConfig {
     /// Tokens that end generation. Empty if the model defines none.

@@ -1,5 +1,5 @@
-//! The plain values that more than one crate names: dtypes, block ids, head shapes, the inputs of attention, the resolved
-//! parameters of a request, and the error for a field. No logic beyond their own conversions.
+//! The plain values that more than one crate names: dtypes, block ids, head shapes, the inputs of attention, the
+//! resolved parameters of a request, and the error for a field. No logic beyond their own conversions.
 
 mod attention;
 mod block;

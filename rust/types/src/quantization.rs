@@ -66,7 +66,8 @@ impl Default for WeightScheme {
 }
 
 impl WeightScheme {
-    /// The default scheme of the embedding table and of the head if the layers have `self`: 8 bits if the layers have 4.
+    /// The default scheme of the embedding table and of the head if the layers have `self`: 8 bits if the layers have
+    /// 4.
     pub fn of_tables(self) -> Self {
         match self.weight_type.0 {
             Some(WeightType::Int4) => Auto(Some(WeightType::Int8)).into(),

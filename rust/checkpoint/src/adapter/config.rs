@@ -1,8 +1,8 @@
 //! `adapter_config.json`: ranks and scales, and the fields that are refused.
 //!
 //! PEFT's rules (its `lora/config.py` and `lora/layer.py`): the scale is `alpha / r`, or `alpha / sqrt(r)` with
-//! `use_rslora`; a pattern replaces the value for the modules that match `^(.*\.)?(KEY)$`, the first in the order of the
-//! file.
+//! `use_rslora`; a pattern replaces the value for the modules that match `^(.*\.)?(KEY)$`, the first in the order of
+//! the file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -64,8 +64,8 @@ impl AdapterModule<'_> {
 }
 
 impl AdapterFiles {
-    /// Reads a directory with at most this many bytes of weights, and checks the configuration and the shapes of A and B
-    /// against each other.
+    /// Reads a directory with at most this many bytes of weights, and checks the configuration and the shapes of A and
+    /// B against each other.
     pub fn open(path: &Path, max_bytes: u64) -> Result<Self, CheckpointError> {
         let config = AdapterConfig::read(path)?;
         let file = read_weights(path, max_bytes)?;

@@ -1,4 +1,5 @@
-//! `model.penstock`: an array of a magic string, the version of the format, the checksum of the content, and the content.
+//! `model.penstock`: an array of a magic string, the version of the format, the checksum of the content, and the
+//! content.
 
 use std::collections::BTreeMap;
 

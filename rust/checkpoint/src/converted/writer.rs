@@ -196,8 +196,8 @@ impl ConvertedWriter {
             previous = Some(name);
         }
         let renamed = if self.is_archive && !self.overwrite {
-            // A hard link fails if the output was created in the meantime; a rename would replace it. Not all file systems
-            // support hard links.
+            // A hard link fails if the output was created in the meantime; a rename would replace it. Not all file
+            // systems support hard links.
             match fs::hard_link(&self.temporary, &self.output) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                     fs::rename(&self.temporary, &self.output)

@@ -1,4 +1,5 @@
-//! GPTQ and AWQ: `qweight`, `qzeros` and `scales` for each module. Input features are the slower dimension of all three.
+//! GPTQ and AWQ: `qweight`, `qzeros` and `scales` for each module. Input features are the slower dimension of all
+//! three.
 
 use penstock_types::{Activations, CodeBits};
 

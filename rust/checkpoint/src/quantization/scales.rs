@@ -1,4 +1,5 @@
-//! The scales of a matrix: one for the tensor, each row, each group of columns, or each block; and the columns of groups.
+//! The scales of a matrix: one for the tensor, each row, each group of columns, or each block; and the columns of
+//! groups.
 
 use crate::error::CheckpointError;
 use crate::packed::{ColumnGroups, Scales};

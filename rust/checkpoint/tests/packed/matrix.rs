@@ -62,7 +62,8 @@ impl Matrix {
             .collect()
     }
 
-    /// Words of the matrix `code(slow, fast)`, where the `32 / bits` codes of a word are along the slow or the fast axis.
+    /// Words of the matrix `code(slow, fast)`, where the `32 / bits` codes of a word are along the slow or the fast
+    /// axis.
     pub fn words(
         &self,
         slow: usize,

@@ -1,8 +1,9 @@
 //! A contiguous memory, divided into named regions: a [`Slab`] and the [`Bfc`] that allocates from it.
 //!
-//! A [`Region`] is a handle, not a slice: the arena returns its bytes on request. So regions are stored in the structures they
-//! belong to (a weight, a layer of the KV cache, a workspace) without a lifetime and without `unsafe`, and the borrow checker
-//! covers their use. Freeing consumes the handle, so neither use after free nor double free can be written.
+//! A [`Region`] is a handle, not a slice: the arena returns its bytes on request. So regions are stored in the
+//! structures they belong to (a weight, a layer of the KV cache, a workspace) without a lifetime and without `unsafe`,
+//! and the borrow checker covers their use. Freeing consumes the handle, so neither use after free nor double free can
+//! be written.
 //!
 //! ```text
 //!     struct Cpu { kernels, pool, arena: Arena<HostSlab> }
@@ -13,9 +14,10 @@
 //!     arena.split_mut([&scratch, &cache.blocks].map(Some))?      exclusive access to several different regions
 //! ```
 //!
-//! A slice borrows the arena, not the whole backend, so kernels and pool can be used with it. The owner of the arena owns the
-//! memory; there is no lock. Regions are not freed on drop, because that would need a reference from each region to its arena;
-//! a region that is dropped without being freed stays in use, under its name, until the arena is dropped.
+//! A slice borrows the arena, not the whole backend, so kernels and pool can be used with it. The owner of the arena
+//! owns the memory; there is no lock. Regions are not freed on drop, because that would need a reference from each
+//! region to its arena; a region that is dropped without being freed stays in use, under its name, until the arena is
+//! dropped.
 //!
 //! Freeing, fences and growth are for devices; the CPU backend only allocates. Its adapters share one region.
 //!
@@ -126,8 +128,8 @@ impl<S: Slab> Arena<S> {
         self.bfc.reclaim(passed)
     }
 
-    /// Adds `bytes`, rounded down to a multiple of the alignment, at the top. Regions keep their offsets. A failure changes
-    /// nothing.
+    /// Adds `bytes`, rounded down to a multiple of the alignment, at the top. Regions keep their offsets. A failure
+    /// changes nothing.
     pub fn extend(&mut self, bytes: usize) -> Result<(), ArenaError> {
         self.slab.commit(self.bfc.capacity().saturating_add(bytes))?;
         self.bfc.extend(bytes)?;

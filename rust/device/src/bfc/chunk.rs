@@ -37,8 +37,8 @@ pub(super) struct Allocation {
     pub is_retired: bool,
 }
 
-/// Invariants: the chunks from `LOWEST` to `highest` cover the region without gap or overlap; every slot is either in that
-/// chain or in `vacant`.
+/// Invariants: the chunks from `LOWEST` to `highest` cover the region without gap or overlap; every slot is either in
+/// that chain or in `vacant`.
 #[derive(Debug)]
 pub(super) struct Chunks {
     slots: Vec<MemoryChunk>,
@@ -134,8 +134,8 @@ impl Chunks {
         std::iter::successors(above(LOWEST), move |(_, chunk)| above(chunk.upper))
     }
 
-    /// Panics unless the invariants hold for a region of `capacity` bytes, all sizes are multiples of `unit`, and no two free
-    /// chunks are adjacent. Returns the number of chunks.
+    /// Panics unless the invariants hold for a region of `capacity` bytes, all sizes are multiples of `unit`, and no
+    /// two free chunks are adjacent. Returns the number of chunks.
     pub fn check_integrity(&self, capacity: usize, unit: usize) -> usize {
         let (mut num_chunks, mut end, mut below, mut was_free) = (0, 0, NONE, false);
         for (slot, chunk) in self.in_order() {

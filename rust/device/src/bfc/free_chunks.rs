@@ -1,7 +1,7 @@
 //! The free chunks, by side and in bins by size; finds the best fit.
 //!
-//! Bins are powers of two from 256 bytes, each divided into four equal steps; the first bin also has the smaller sizes, the last
-//! has no upper limit. Only [`Bfc`](super::Bfc) calls this module; it does not know neighbours or names.
+//! Bins are powers of two from 256 bytes, each divided into four equal steps; the first bin also has the smaller sizes,
+//! the last has no upper limit. Only [`Bfc`](super::Bfc) calls this module; it does not know neighbours or names.
 //!
 //! ```text
 //!     | 256 | 320 | 384 | 448 | 512 | 640 | 768 | 896 | 1024 | 1280 | ... | 896 MiB and more |
@@ -61,8 +61,8 @@ impl FreeChunks {
         self.sides[side as usize].remove(chunk);
     }
 
-    /// Removes the smallest free chunk of at least `size` bytes, the lowest of equals, from the first side that has one: the
-    /// side of `placement`, the gap, the other side.
+    /// Removes the smallest free chunk of at least `size` bytes, the lowest of equals, from the first side that has
+    /// one: the side of `placement`, the gap, the other side.
     pub fn take_best(&mut self, size: usize, placement: Placement) -> Option<FreeChunk> {
         let order = match placement {
             Placement::Low => [Side::Low, Side::Between, Side::High],
@@ -88,13 +88,13 @@ impl FreeChunks {
     }
 }
 
-/// The free chunks of one side. Invariants: a chunk is in the bin of its size; a bin is sorted; bit `i` of `occupied` is set
-/// exactly if bin `i` is not empty.
+/// The free chunks of one side. Invariants: a chunk is in the bin of its size; a bin is sorted; bit `i` of `occupied`
+/// is set exactly if bin `i` is not empty.
 ///
-/// A bin is a sorted vector with binary search. It keeps its memory, so that a warm allocator does not allocate. With ten
-/// thousand live blocks of all sizes, a B-tree per bin took 1.25 times as long, and one bin per power of two 1.2 times. Inserting
-/// into a bin of ten thousand chunks (which needs as many separate free chunks of one size) takes about 2 microseconds, with a
-/// tree 0.7.
+/// A bin is a sorted vector with binary search. It keeps its memory, so that a warm allocator does not allocate. With
+/// ten thousand live blocks of all sizes, a B-tree per bin took 1.25 times as long, and one bin per power of two 1.2
+/// times. Inserting into a bin of ten thousand chunks (which needs as many separate free chunks of one size) takes
+/// about 2 microseconds, with a tree 0.7.
 #[derive(Debug)]
 struct Bins {
     bins: [Vec<FreeChunk>; NUM_BINS],

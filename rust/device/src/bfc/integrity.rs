@@ -40,7 +40,8 @@ impl Bfc {
             num_free_chunks += 1;
             free += chunk.size;
         });
-        // Bin entries are distinct, because bins are sorted by size and offset; so equal counts mean that each chunk is in one.
+        // Bin entries are distinct, because bins are sorted by size and offset; so equal counts mean that each chunk is
+        // in one.
         assert_eq!(
             num_free_chunks + num_used,
             num_chunks,

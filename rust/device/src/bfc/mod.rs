@@ -1,8 +1,9 @@
 //! Best fit with coalescing, as arithmetic over offsets.
 //!
-//! A [`Bfc`] divides a region `0..capacity` without accessing it: no pointer, no lock, no device, no clock. So it works for host
-//! and device memory, is tested without either, and the same requests give the same offsets on every rank. It is for blocks of
-//! any size and lifetime (workspaces, adapters, images); blocks of one size (the KV cache) have a pool.
+//! A [`Bfc`] divides a region `0..capacity` without accessing it: no pointer, no lock, no device, no clock. So it works
+//! for host and device memory, is tested without either, and the same requests give the same offsets on every rank. It
+//! is for blocks of any size and lifetime (workspaces, adapters, images); blocks of one size (the KV cache) have a
+//! pool.
 //!
 //! ```text
 //!     0                                                                        capacity
@@ -11,16 +12,16 @@
 //! ```
 //!
 //! The rules:
-//! - **Unit.** Sizes are rounded up to the alignment, so every offset is aligned. A request of zero bytes gets one unit, so every
-//!   block has its own offset.
-//! - **Placement.** Long-lived blocks take the bottom of a free chunk, short-lived blocks its top, so that they grow towards each
-//!   other from the ends of the region. A free chunk belongs to the side of its neighbours.
-//! - **Fit.** The smallest sufficient free chunk, the lowest of equals: on the block's own side, else the gap, else on the other
-//!   side. In the serving workload of `tests/bfc/serving.rs` the mean fragmentation is a half to two thirds of that of best fit
-//!   over all free chunks.
-//! - **Split.** Always, unless the free chunk fits exactly. The rest is a multiple of the unit and becomes a free chunk, so a
-//!   block exceeds its request only by the rounding. In the same workload, not splitting off rests below a sixteenth made no
-//!   difference, and not splitting off rests up to a half wasted the gap on the largest block.
+//! - **Unit.** Sizes are rounded up to the alignment, so every offset is aligned. A request of zero bytes gets one
+//!   unit, so every block has its own offset.
+//! - **Placement.** Long-lived blocks take the bottom of a free chunk, short-lived blocks its top, so that they grow
+//!   towards each other from the ends of the region. A free chunk belongs to the side of its neighbours.
+//! - **Fit.** The smallest sufficient free chunk, the lowest of equals: on the block's own side, else the gap, else on
+//!   the other side. In the serving workload of `tests/bfc/serving.rs` the mean fragmentation is a half to two thirds
+//!   of that of best fit over all free chunks.
+//! - **Split.** Always, unless the free chunk fits exactly. The rest is a multiple of the unit and becomes a free
+//!   chunk, so a block exceeds its request only by the rounding. In the same workload, not splitting off rests below a
+//!   sixteenth made no difference, and not splitting off rests up to a half wasted the gap on the largest block.
 //! - **Coalesce.** A freed chunk is joined with both neighbours immediately: free chunks are never adjacent.
 
 #![allow(missing_docs)]
@@ -76,8 +77,8 @@ pub struct Block {
 
 /// The allocator.
 ///
-/// Invariants: the chunks cover the region; no two free chunks are adjacent; the bins have exactly the free chunks, by side and
-/// size; `accounting` has the sums over the chunks in use; `retired` has exactly the retired chunks.
+/// Invariants: the chunks cover the region; no two free chunks are adjacent; the bins have exactly the free chunks, by
+/// side and size; `accounting` has the sums over the chunks in use; `retired` has exactly the retired chunks.
 #[derive(Debug)]
 pub struct Bfc {
     /// Distinguishes the allocators of a process.
@@ -135,8 +136,8 @@ impl Bfc {
         requested.max(1).checked_next_multiple_of(self.alignment)
     }
 
-    /// Allocates a block of at least `requested` bytes for the purpose `name`. If no free chunk is large enough, nothing changes
-    /// and the error lists the largest usages.
+    /// Allocates a block of at least `requested` bytes for the purpose `name`. If no free chunk is large enough,
+    /// nothing changes and the error lists the largest usages.
     pub fn allocate(
         &mut self,
         requested: usize,
@@ -175,8 +176,9 @@ impl Bfc {
         Ok(())
     }
 
-    /// Frees a block that the device may still use: its memory is reused only after [`reclaim`](Self::reclaim) has been called
-    /// with `fence` or a later one. The caller numbers the fences, for example by the steps submitted to a stream.
+    /// Frees a block that the device may still use: its memory is reused only after [`reclaim`](Self::reclaim) has been
+    /// called with `fence` or a later one. The caller numbers the fences, for example by the steps submitted to a
+    /// stream.
     pub fn retire(&mut self, id: AllocationId, fence: u64) -> Result<(), StaleBlock> {
         self.find(id)?;
         let chunk = self.chunks.get_mut(id.slot);
@@ -198,8 +200,8 @@ impl Bfc {
         before - self.retired.len()
     }
 
-    /// Adds `bytes`, rounded down to a multiple of the alignment, at the top of the region and returns the added bytes. Offsets
-    /// do not change.
+    /// Adds `bytes`, rounded down to a multiple of the alignment, at the top of the region and returns the added bytes.
+    /// Offsets do not change.
     pub fn extend(&mut self, bytes: usize) -> Result<usize, FieldError> {
         let most = MAX_CAPACITY - self.capacity;
         if !(self.alignment..=most).contains(&bytes) {

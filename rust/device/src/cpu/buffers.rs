@@ -121,8 +121,8 @@ pub(super) fn arena(bytes: usize, numa_memory: &NumaMemory) -> Result<Arena<Host
     Arena::new(slab, bytes, PAGE).map_err(|error: ArenaError| refused(error.to_string()))
 }
 
-/// The bytes of buffers. All are of this arena, because only it makes them, and all are different, because some are borrowed
-/// for writing.
+/// The bytes of buffers. All are of this arena, because only it makes them, and all are different, because some are
+/// borrowed for writing.
 pub(super) fn lend<'a, const N: usize>(
     arena: &'a mut Arena<HostSlab>,
     regions: [&Region; N],

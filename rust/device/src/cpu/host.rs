@@ -1,4 +1,5 @@
-//! Resources that the CPU backends of a process share: worker pools, and the account of the memory that they have reserved.
+//! Resources that the CPU backends of a process share: worker pools, and the account of the memory that they have
+//! reserved.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,8 +46,8 @@ impl CpuHost {
     }
 
     /// A pool with this number of threads on these nodes. If the CPUs have no room for its threads beside those of the
-    /// other pools on these nodes, it takes turns with one of them, or is the same pool. A pool ends with the last backend
-    /// that uses it.
+    /// other pools on these nodes, it takes turns with one of them, or is the same pool. A pool ends with the last
+    /// backend that uses it.
     pub(super) fn pool(&self, threads: usize, nodes: &[NumaNode]) -> io::Result<Arc<Pool>> {
         let num_cpus = match nodes {
             [] => available_parallelism().map_or(1, usize::from),

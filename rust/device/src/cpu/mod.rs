@@ -68,8 +68,8 @@ impl Cpu {
         Self::open(&Arc::default(), threads, "", &[])
     }
 
-    /// The same on a host, with the instruction set of this name (an empty one means the best), and threads and memory on
-    /// these NUMA nodes (none: anywhere).
+    /// The same on a host, with the instruction set of this name (an empty one means the best), and threads and memory
+    /// on these NUMA nodes (none: anywhere).
     pub fn open(
         host: &Arc<CpuHost>,
         threads: usize,

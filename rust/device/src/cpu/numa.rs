@@ -134,8 +134,8 @@ impl NumaMemory {
         }
     }
 
-    /// Sets the nodes of a matrix: the panels that a node computes are in its memory. `offset_of` is the first byte of a
-    /// panel; that of `panels` is the end.
+    /// Sets the nodes of a matrix: the panels that a node computes are in its memory. `offset_of` is the first byte of
+    /// a panel; that of `panels` is the end.
     pub(super) fn place_panels(&self, bytes: &mut [u8], panels: usize, offset_of: impl Fn(usize) -> usize) {
         if self.ids.len() < 2 {
             return; // the policy of the arena applies

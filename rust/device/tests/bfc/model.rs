@@ -1,5 +1,5 @@
-//! The reference implementation of the allocator: one sorted list of spans with linear search. It has no bins, links or slots
-//! and shares no code with the allocator.
+//! The reference implementation of the allocator: one sorted list of spans with linear search. It has no bins, links or
+//! slots and shares no code with the allocator.
 
 use penstock_device::bfc::{AllocationId, AllocatorStats, Bfc, Extent, Placement, StaleBlock};
 
@@ -129,7 +129,8 @@ impl Pair {
         self.bfc.extents().collect()
     }
 
-    /// Index, offset and size that a request must get: the smallest free span, the lowest of equals, on the nearest side.
+    /// Index, offset and size that a request must get: the smallest free span, the lowest of equals, on the nearest
+    /// side.
     fn expected(&self, requested: usize, placement: Placement) -> Option<(usize, usize, usize)> {
         let unit = self.bfc.alignment();
         let size = requested.max(1).div_ceil(unit).checked_mul(unit)?;

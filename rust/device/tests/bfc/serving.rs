@@ -1,5 +1,5 @@
-//! Serving workloads with fixed seeds: weights, one KV region and workspaces at the start, then thousands of adapters that are
-//! loaded and evicted and images that are allocated and freed.
+//! Serving workloads with fixed seeds: weights, one KV region and workspaces at the start, then thousands of adapters
+//! that are loaded and evicted and images that are allocated and freed.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;

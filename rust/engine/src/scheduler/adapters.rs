@@ -4,10 +4,10 @@
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
 //! the rows of the plan: so a row always finds its adapter, and never another one in its place.
 //!
-//! If the adapter of the first waiting sequence has no room, sequences without an adapter overtake it, and sequences with
-//! adapters that are loaded or have room. After [`OVERTAKING_STEPS`], only those adapters take more sequences that leave
-//! room for it: the most recently used of the pinned ones, and others that fit beside them. The adapter has room when
-//! the open sequences of the other pinned adapters have ended.
+//! If the adapter of the first waiting sequence has no room, sequences without an adapter overtake it, and sequences
+//! with adapters that are loaded or have room. After [`OVERTAKING_STEPS`], only those adapters take more sequences that
+//! leave room for it: the most recently used of the pinned ones, and others that fit beside them. The adapter has room
+//! when the open sequences of the other pinned adapters have ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -183,8 +183,8 @@ impl Adapters {
         self.entries.get(&id).is_some_and(|entry| entry.closing.is_none() || entry.num_holds > 0)
     }
 
-    /// Takes no more sequences with an adapter, unless it is held; `ignore_holds` ends that. It is removed when the open
-    /// ones have ended, and `done` is returned with it. May be called several times.
+    /// Takes no more sequences with an adapter, unless it is held; `ignore_holds` ends that. It is removed when the
+    /// open ones have ended, and `done` is returned with it. May be called several times.
     #[must_use]
     pub(super) fn close(
         &mut self,
@@ -258,7 +258,8 @@ impl Adapters {
         count <= self.loaded.len() && bytes <= self.max_bytes
     }
 
-    /// The first of these pinned adapters after which there is room for `id`, if they lose their sequences in this order.
+    /// The first of these pinned adapters after which there is room for `id`, if they lose their sequences in this
+    /// order.
     pub(super) fn last_before_room(
         &self,
         id: AdapterId,

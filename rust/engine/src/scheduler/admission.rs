@@ -14,8 +14,8 @@
 //!
 //! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any
 //! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they
-//! wait like every preempted sequence. A sequence is paused instead of admitted if its consumer has not read since it was
-//! preempted.
+//! wait like every preempted sequence. A sequence is paused instead of admitted if its consumer has not read since it
+//! was preempted.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,8 +78,8 @@ impl Scheduler {
         self.end_unread(now);
     }
 
-    /// The waiting sequence that is admitted next: the first in scheduling order, or if its adapter has no room, one that
-    /// may overtake it.
+    /// The waiting sequence that is admitted next: the first in scheduling order, or if its adapter has no room, one
+    /// that may overtake it.
     pub(super) fn next_admissible(&self) -> Option<SchedulingKey> {
         let first = self.queue.next()?;
         if self.has_room_for_adapter(first) {

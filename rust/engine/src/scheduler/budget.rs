@@ -1,11 +1,11 @@
 //! Distribution of the `max_num_batched_tokens` of a step among the pending tokens of the running sequences:
 //!
-//! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits keep
-//!    within the budget: a decoding sequence advances in every step, whatever prompts arrive.
-//! 2. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not starved
-//!    by a stream of short ones, since every sequence becomes the first in time.
-//! 3. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one, and the
-//!    average time to the first token is least. What they leave goes to the first.
+//! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits
+//!    keep within the budget: a decoding sequence advances in every step, whatever prompts arrive.
+//! 2. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not
+//!    starved by a stream of short ones, since every sequence becomes the first in time.
+//! 3. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
+//!    and the average time to the first token is least. What they leave goes to the first.
 //!
 //! Draft tokens use the remaining budget; see `rows`.
 

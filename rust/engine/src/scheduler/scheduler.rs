@@ -116,8 +116,8 @@ impl Scheduler {
         self.max_waiting.saturating_add(self.slots.len())
     }
 
-    /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if it
-    /// can reuse a block of it.
+    /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if
+    /// it can reuse a block of it.
     pub(crate) fn add_choice(&mut self, sequence: Sequence) {
         self.add_to_adapter(&sequence);
         if sequence.uses_prefix_cache() && self.kv.can_share(sequence.num_reusable()) {

@@ -12,7 +12,8 @@ use crate::prefix_cache::{Chain, Tokens};
 use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
 use crate::step::{DEPTH, ScheduledRow};
 
-/// Identifies a sequence, and is its place in the scheduling order: the least key is scheduled first and preempted last.
+/// Identifies a sequence, and is its place in the scheduling order: the least key is scheduled first and preempted
+/// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SchedulingKey {
     /// The priority of the request.

@@ -12,8 +12,8 @@ use crate::random::mix;
 
 pub const VOCABULARY: u32 = 24;
 
-/// The contents of a position, from its token, the adapter, and from the contents before it. As with dynamic rope scaling, the
-/// prompt's length matters beyond `max_shared_len`.
+/// The contents of a position, from its token, the adapter, and from the contents before it. As with dynamic rope
+/// scaling, the prompt's length matters beyond `max_shared_len`.
 pub fn digest(
     before: Option<u64>,
     position: usize,

@@ -1,5 +1,5 @@
-//! The cost of many waiting sequences, counted in waiting sequences that the engine looks at: an operation on one sequence
-//! does not look at all others.
+//! The cost of many waiting sequences, counted in waiting sequences that the engine looks at: an operation on one
+//! sequence does not look at all others.
 
 use crossbeam_channel::{TryRecvError, bounded};
 use penstock_engine::testing::Message;

@@ -113,8 +113,8 @@ impl ChoiceOutput {
         self.output.has_unread() || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
     }
 
-    /// Takes everything that was not taken yet as a chunk of choice `index`. If the system has no memory for its rows, the
-    /// choice ends.
+    /// Takes everything that was not taken yet as a chunk of choice `index`. If the system has no memory for its rows,
+    /// the choice ends.
     pub fn take(&mut self, index: usize) -> Chunk {
         let mut chunk = self.output.take(index);
         if let Err(reason) = self.take_rows(&mut chunk) {

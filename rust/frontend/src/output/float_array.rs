@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// An array of float32 values in C order.
 ///
-/// A library that borrows the memory can write to it at any time, even if it is told not to, so each value is an atomic.
-/// All accesses are relaxed: the values order nothing.
+/// A library that borrows the memory can write to it at any time, even if it is told not to, so each value is an
+/// atomic. All accesses are relaxed: the values order nothing.
 pub struct FloatArray {
     bits: Vec<AtomicU32>,
     shape: Vec<usize>,

@@ -28,8 +28,8 @@ impl PositionTensors {
         Self { scope, num_known, values: Vec::new(), width: 0, num_taken: 0, complete: None }
     }
 
-    /// Adds a row unless it is empty. Before the first row, memory for the rows of the prompt is allocated; for more rows
-    /// it grows. Fails if the system has no memory.
+    /// Adds a row unless it is empty. Before the first row, memory for the rows of the prompt is allocated; for more
+    /// rows it grows. Fails if the system has no memory.
     pub fn push(&mut self, row: &[f32]) -> Result<(), String> {
         if row.is_empty() {
             return Ok(());
@@ -46,8 +46,8 @@ impl PositionTensors {
         self.complete.clone()
     }
 
-    /// A copy of the rows of this choice that were not taken yet, so that a chunk keeps no other rows in memory; `None` if
-    /// it has none. Fails if the system has no memory; the rows are not taken then.
+    /// A copy of the rows of this choice that were not taken yet, so that a chunk keeps no other rows in memory; `None`
+    /// if it has none. Fails if the system has no memory; the rows are not taken then.
     pub fn take(&mut self) -> Result<Option<Arc<FloatArray>>, String> {
         if self.scope.is_none() {
             return Ok(None);
@@ -88,8 +88,8 @@ fn reserve(values: &mut Vec<f32>, num_values: usize) -> Result<(), String> {
     })
 }
 
-/// Completes the rows of all choices. The first choice has those of the prompt, which the others share or copy. `num_prompt`
-/// is the number of prompt positions except the last, which every choice has.
+/// Completes the rows of all choices. The first choice has those of the prompt, which the others share or copy.
+/// `num_prompt` is the number of prompt positions except the last, which every choice has.
 pub fn complete(choices: &mut [&mut PositionTensors], num_prompt: usize) -> Result<(), String> {
     let [first, others @ ..] = choices else { return Ok(()) };
     let Some(scope) = first.scope else { return Ok(()) };

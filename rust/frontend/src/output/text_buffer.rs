@@ -17,8 +17,8 @@ pub struct TextBuffer {
     stream: TextStream,
     /// Text from the stream that was not taken.
     text: String,
-    /// For each of the last tokens that may belong to a stop sequence, a position in `text` before which its text does not
-    /// begin.
+    /// For each of the last tokens that may belong to a stop sequence, a position in `text` before which its text does
+    /// not begin.
     boundaries: VecDeque<usize>,
     /// Bytes taken so far.
     num_taken: usize,
@@ -54,8 +54,8 @@ impl TextBuffer {
         stop
     }
 
-    /// Ends the text as `whole`, the text of the tokens before a stop sequence. The text taken so far is a prefix of it,
-    /// because the rest was held back.
+    /// Ends the text as `whole`, the text of the tokens before a stop sequence. The text taken so far is a prefix of
+    /// it, because the rest was held back.
     pub fn finish_as(&mut self, whole: &str) {
         self.boundaries.clear();
         self.text = whole[self.num_taken..].to_owned();

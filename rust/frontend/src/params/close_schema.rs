@@ -15,7 +15,8 @@ const IN_PLACE: [&str; 4] = ["$ref", "allOf", "anyOf", "oneOf"];
 const PROPERTY_CONSTRAINTS: [&str; 5] =
     ["additionalProperties", "minProperties", "patternProperties", "properties", "required"];
 
-/// The object schemas that get `"additionalProperties": false`, of those with `properties` and no `additionalProperties`.
+/// The object schemas that get `"additionalProperties": false`, of those with `properties` and no
+/// `additionalProperties`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
     /// All.
@@ -84,8 +85,8 @@ impl Closer {
     }
 }
 
-/// The JSON pointers of the schemas that apply to a value together with others; `None` if a reference is not the pointer
-/// of a schema in `root`. References are followed, without recursion: their number has no bound.
+/// The JSON pointers of the schemas that apply to a value together with others; `None` if a reference is not the
+/// pointer of a schema in `root`. References are followed, without recursion: their number has no bound.
 fn combined_schemas(root: &Value) -> Option<HashSet<String>> {
     let (mut combined, mut visited) = (HashSet::new(), HashSet::new());
     let mut pending = vec![(String::new(), root, false)];

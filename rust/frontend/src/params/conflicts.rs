@@ -1,5 +1,5 @@
-//! Parameters that have no effect together, or that contradict each other. Most conflicts are declared with the parameters;
-//! here are those that compare their values.
+//! Parameters that have no effect together, or that contradict each other. Most conflicts are declared with the
+//! parameters; here are those that compare their values.
 
 use super::SamplingParams;
 use super::structured::ToolChoice;

@@ -3,8 +3,8 @@
 use crate::field::{Field, Read, ReadError, TOKEN_IDS};
 use crate::value::{Kind, Value};
 
-/// Values added to the logits of token ids, in ascending order of the ids. Zeros are positive, so that equal values print
-/// equally.
+/// Values added to the logits of token ids, in ascending order of the ids. Zeros are positive, so that equal values
+/// print equally.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogitBias(pub Vec<(u32, f64)>);
 

@@ -1,4 +1,5 @@
-//! From the parameters of a request and the defaults of the model to the values that the engine and the output side use.
+//! From the parameters of a request and the defaults of the model to the values that the engine and the output side
+//! use.
 
 use std::sync::Arc;
 
@@ -85,8 +86,8 @@ impl SamplingParams {
         FieldError::new(field, self.quote(field), limit)
     }
 
-    /// Resolves the defaults for a prompt of `num_prompt` tokens. `max_tokens` is limited to what the model's length leaves;
-    /// `seed` is used if none was given.
+    /// Resolves the defaults for a prompt of `num_prompt` tokens. `max_tokens` is limited to what the model's length
+    /// leaves; `seed` is used if none was given.
     pub fn resolve(
         &self,
         model: &ModelLimits<'_>,
@@ -168,8 +169,8 @@ impl SamplingParams {
         }
     }
 
-    /// The size of logits, hidden states and long lists of logprobs in bytes. It is limited, because they are kept until
-    /// they are read.
+    /// The size of logits, hidden states and long lists of logprobs in bytes. It is limited, because they are kept
+    /// until they are read.
     fn output_size(
         &self,
         model: &ModelLimits<'_>,

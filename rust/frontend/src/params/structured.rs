@@ -118,7 +118,8 @@ pub(crate) fn check_keys<V: Value>(field: Field, map: &V, known: &[&str]) -> Rea
     Ok(())
 }
 
-/// Whether a mapping is a JSON schema: its `type` is one of a schema's, or it has another keyword that constrains values.
+/// Whether a mapping is a JSON schema: its `type` is one of a schema's, or it has another keyword that constrains
+/// values.
 fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
     let is_type = |name: V| {
         word(&Some(name)).map(|name| name.is_some_and(|name| SCHEMA_TYPES.contains(&name.as_str())))

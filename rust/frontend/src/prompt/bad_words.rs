@@ -5,8 +5,8 @@ use penstock_text::{TextError, Tokenizer};
 /// Maximum number of token ids of all sequences of a request together.
 pub const MAX_IDS: usize = 1024;
 
-/// The tokenisations of `words`: of each word at the beginning of a text, and after a space. `None` if they have more than
-/// [`MAX_IDS`] ids in all.
+/// The tokenisations of `words`: of each word at the beginning of a text, and after a space. `None` if they have more
+/// than [`MAX_IDS`] ids in all.
 ///
 /// A word inside another word usually has other tokens, so it is not banned there.
 pub fn tokenisations(words: &[String], tokenizer: &Tokenizer) -> Result<Option<Vec<Vec<u32>>>, TextError> {

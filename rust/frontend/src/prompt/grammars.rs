@@ -38,8 +38,8 @@ impl Grammars {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles a grammar; can take seconds, and ends early when `is_wanted` returns false. `None` if the engine is closed.
-    /// `stop_ids` are the stop token ids of the request.
+    /// Compiles a grammar; can take seconds, and ends early when `is_wanted` returns false. `None` if the engine is
+    /// closed. `stop_ids` are the stop token ids of the request.
     pub fn compile(
         &self,
         grammar: &GrammarSpec,

@@ -95,8 +95,8 @@ impl Frontend {
         self.engine.limits().max_model_len - usize::from(mode != Mode::Scoring)
     }
 
-    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. This can take seconds; it
-    /// ends early with an error when `is_wanted` returns false.
+    /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. This can take seconds;
+    /// it ends early with an error when `is_wanted` returns false.
     pub fn prepare(
         &self,
         params: &SamplingParams,
@@ -238,8 +238,8 @@ impl Frontend {
         Ok(request)
     }
 
-    /// Tells the engine and the grammar compiler to stop, and does not wait for their threads. Without effect in the child
-    /// of a fork.
+    /// Tells the engine and the grammar compiler to stop, and does not wait for their threads. Without effect in the
+    /// child of a fork.
     pub fn close(&self) {
         if self.engine.process().is_current() {
             self.engine.close();

@@ -1,7 +1,7 @@
 //! `BeamSearch`: a beam search that runs on an engine.
 //!
-//! Each step starts one request per running beam, which generates one token. The beams' common prefixes are in the prefix
-//! cache, so a step computes little more than the new tokens.
+//! Each step starts one request per running beam, which generates one token. The beams' common prefixes are in the
+//! prefix cache, so a step computes little more than the new tokens.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -118,8 +118,8 @@ impl BeamSearch {
         self.search.running().len() > 0
     }
 
-    /// No step follows: neither a drain nor the removal of its adapter waits for this search, and its memory is no longer
-    /// reserved.
+    /// No step follows: neither a drain nor the removal of its adapter waits for this search, and its memory is no
+    /// longer reserved.
     pub fn close(&mut self) {
         self.step.hold = None;
         self.reservation = None;
@@ -130,8 +130,8 @@ impl BeamSearch {
         &self.step.params
     }
 
-    /// Starts the requests of the next step, one per running beam. If one cannot be started, the others are dropped, which
-    /// cancels them.
+    /// Starts the requests of the next step, one per running beam. If one cannot be started, the others are dropped,
+    /// which cancels them.
     pub fn start_step(&self, port: &Port) -> Result<Vec<RequestState>, Error> {
         self.search.running().map(|beam| self.start(&beam.token_ids, port)).collect()
     }

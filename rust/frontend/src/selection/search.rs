@@ -1,12 +1,12 @@
 //! The beam search algorithm: an approximate search for the outputs with the highest probability.
 //!
-//! Each step takes the most likely next tokens of every running beam and keeps the best continuations. [`Search`] does no
-//! I/O: its caller computes the next tokens of the running beams and passes them to [`Search::advance`].
+//! Each step takes the most likely next tokens of every running beam and keeps the best continuations. [`Search`] does
+//! no I/O: its caller computes the next tokens of the running beams and passes them to [`Search::advance`].
 //!
 //! It is the search of Hugging Face's `generate` with `early_stopping=False`, with the same scores:
 //!
-//! - The score of a beam is the sum of its tokens' log probabilities divided by `length ** length_penalty`. The length is
-//!   the number of generated tokens. The token that ends a beam counts in the sum and in the length.
+//! - The score of a beam is the sum of its tokens' log probabilities divided by `length ** length_penalty`. The length
+//!   is the number of generated tokens. The token that ends a beam counts in the sum and in the length.
 //! - Continuations are ranked by their sums. Ended continuations among the best `num_beams` become closed beams, other
 //!   ended continuations are dropped, and the best `num_beams` of the rest become the running beams.
 //! - The best `num_beams` closed beams by score are kept. The search ends when there are `num_beams` of them and the
@@ -26,8 +26,8 @@ pub trait BeamStops: Clone {
     fn push(&mut self, generated: &[u32]) -> Option<Ending>;
 }
 
-/// An output: its tokens, their log probabilities, and the alternatives at each position. A continuation shares the last
-/// two with the beam that it continues, so a step does not copy them.
+/// An output: its tokens, their log probabilities, and the alternatives at each position. A continuation shares the
+/// last two with the beam that it continues, so a step does not copy them.
 #[derive(Clone, Debug, Default)]
 pub struct Beam {
     pub token_ids: Vec<u32>,
@@ -118,8 +118,8 @@ impl<S: BeamStops> Search<S> {
         &self.closed
     }
 
-    /// Takes the most likely next tokens of each running beam, in descending order. `2 * num_beams` of them are enough to
-    /// continue `num_beams` beams if the others end.
+    /// Takes the most likely next tokens of each running beam, in descending order. `2 * num_beams` of them are enough
+    /// to continue `num_beams` beams if the others end.
     pub fn advance(&mut self, tops: Vec<TopLogprobs>) {
         debug_assert_eq!(tops.len(), self.running.len());
         let tops: Vec<_> = tops.into_iter().map(Arc::new).collect();

@@ -169,8 +169,8 @@ unsafe fn step<S: Simd, E: PanelDtype, const T: usize, const R: usize, const N: 
     }
 }
 
-/// The sums of `N` vectors, each in the order of [`Simd::sum`]: that of vector i in lane `i * LANES / N`. `N` is a power of
-/// two.
+/// The sums of `N` vectors, each in the order of [`Simd::sum`]: that of vector i in lane `i * LANES / N`. `N` is a
+/// power of two.
 #[inline(always)]
 fn sums<S: Simd, const N: usize>(s: S, mut v: [S::V; N]) -> [f32; LANES] {
     let (mut count, mut half) = (N, LANES / 2);

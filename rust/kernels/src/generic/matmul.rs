@@ -10,8 +10,9 @@
 //! `out[t][r]` is the chain 0, `fma(x[t][0], w[r][0], .)`, `fma(x[t][1], w[r][1], .)`, ... and then one addition each
 //! for a residual and a bias. Tiles, blocks and the share of a worker do not affect it.
 //!
-//! If the panels are read as pairs ([`PanelDtype::ROUNDS_ROWS`]), x is rounded to bf16 first, at every number of tokens,
-//! and a pair of columns is one instruction: `fma(x[t][k + 1], w[r][k + 1], .)`, then `fma(x[t][k], w[r][k], .)`.
+//! If the panels are read as pairs ([`PanelDtype::ROUNDS_ROWS`]), x is rounded to bf16 first, at every number of
+//! tokens, and a pair of columns is one instruction: `fma(x[t][k + 1], w[r][k + 1], .)`, then
+//! `fma(x[t][k], w[r][k], .)`.
 //!
 //! With a single tile the weights are read once from memory, so the panels of a group are read as several streams, each
 //! contiguous through its part of the group. Measured without a gain: unpacking a panel to f32 first, K blocks or token

@@ -110,8 +110,8 @@ impl RowTiles {
     }
 }
 
-/// Runs `$body` for each `$t` below `$count`, a constant of at most 16, without a loop: the compiler does not unroll the
-/// loops of the tallest tiles, and a loop over accumulators keeps them in memory.
+/// Runs `$body` for each `$t` below `$count`, a constant of at most 16, without a loop: the compiler does not unroll
+/// the loops of the tallest tiles, and a loop over accumulators keeps them in memory.
 macro_rules! unrolled {
     ($t:ident < $count:ident => $body:expr) => {
         $crate::generic::tile::unrolled!($t < $count => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)

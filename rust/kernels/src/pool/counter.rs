@@ -1,9 +1,9 @@
 //! A counter that threads wait on: they spin first, then yield, then sleep.
 //!
 //! Waking a sleeping thread takes tens of microseconds and a decode step has some hundred parallel regions, so a waiter
-//! does not sleep for about a millisecond; an idle pool must not use the CPU, so it sleeps after that. A longer wait than
-//! that for the other workers of a region is usually a wait for a thread that has no CPU, such as the event loop's or a
-//! worker that was preempted. So a waiter yields its CPU after some ten microseconds.
+//! does not sleep for about a millisecond; an idle pool must not use the CPU, so it sleeps after that. A longer wait
+//! than that for the other workers of a region is usually a wait for a thread that has no CPU, such as the event loop's
+//! or a worker that was preempted. So a waiter yields its CPU after some ten microseconds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};

@@ -1,5 +1,5 @@
-//! The floating-point modes of a thread. Some libraries set the flush of subnormal numbers for a process, and new threads
-//! inherit it; subnormal weights would then count as 0, depending on the thread.
+//! The floating-point modes of a thread. Some libraries set the flush of subnormal numbers for a process, and new
+//! threads inherit it; subnormal weights would then count as 0, depending on the thread.
 
 /// The default treatment of subnormal numbers, until it is dropped.
 pub(super) struct Subnormals {

@@ -9,14 +9,14 @@
 //! has returned: the workers claim their parts, so the caller does not wait for a worker that the system has not
 //! scheduled in time. On a busy machine that wait would be most of a decode step.
 //!
-//! Worker 0 is the caller. A waiting worker spins and yields briefly, then sleeps, so an idle pool does not use the CPU. A panic
-//! in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable. The pool does
-//! not allocate after its construction, panics aside.
+//! Worker 0 is the caller. A waiting worker spins and yields briefly, then sleeps, so an idle pool does not use the
+//! CPU. A panic in `f` resumes in the caller of [`Pool::run`] after every worker has returned; the pool stays usable.
+//! The pool does not allocate after its construction, panics aside.
 //!
 //! Threads that share a pool take turns ([`Pool::turn`]), so that each job has all workers.
 //!
-//! A pool may be divided between NUMA nodes: each worker runs on the CPUs of its node, and claims the parts of a job that
-//! are near it first. The caller runs there once it has called [`Pool::pin_caller`].
+//! A pool may be divided between NUMA nodes: each worker runs on the CPUs of its node, and claims the parts of a job
+//! that are near it first. The caller runs there once it has called [`Pool::pin_caller`].
 
 mod counter;
 mod float_modes;
@@ -199,8 +199,8 @@ impl Pool {
         Arc::ptr_eq(&self.turns, &other.turns)
     }
 
-    /// Waits until no other thread has a turn and those that asked before have had theirs. A thread that shares the pool
-    /// takes a turn for a sequence of jobs, such as a step of a model. It must not have one already.
+    /// Waits until no other thread has a turn and those that asked before have had theirs. A thread that shares the
+    /// pool takes a turn for a sequence of jobs, such as a step of a model. It must not have one already.
     ///
     /// Jobs outside a turn are allowed; they find the pool busy while another thread's job runs.
     pub fn turn(&self) -> Turn {
@@ -267,8 +267,8 @@ impl Pool {
         true
     }
 
-    /// A counter at 0, on which the workers of a job wait for parts of it. A part must not wait for parts that no worker has
-    /// begun: a worker may join late, or not at all.
+    /// A counter at 0, on which the workers of a job wait for parts of it. A part must not wait for parts that no
+    /// worker has begun: a worker may join late, or not at all.
     pub(crate) fn counter(&self) -> WaitableCounter {
         self.state.generation.another()
     }

@@ -9,7 +9,8 @@ use penstock_types::config_limits::MAX_NUMA_NODES;
 use super::Pool;
 use crate::numa::panels_of_node;
 
-/// A range of work that workers claim in pieces, in ascending order. Aligned to a cache line, so that nodes do not share one.
+/// A range of work that workers claim in pieces, in ascending order. Aligned to a cache line, so that nodes do not
+/// share one.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Claims {
@@ -43,8 +44,8 @@ impl Claims {
     }
 }
 
-/// The panels of a matrix for each of several blocks of tokens. A worker first claims the panels in the memory of its node,
-/// then those of other nodes.
+/// The panels of a matrix for each of several blocks of tokens. A worker first claims the panels in the memory of its
+/// node, then those of other nodes.
 pub(crate) struct PanelClaims<'a> {
     pool: &'a Pool,
     panels: usize,

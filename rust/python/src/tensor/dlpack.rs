@@ -143,8 +143,8 @@ fn export<'py, M>(
 ///
 /// `managed` is the pointer of a capsule of [`export`], and is not used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
-    // SAFETY: the struct is the first field of an `Exported` of C layout that was leaked from a box, and this is the only
-    // call that frees it.
+    // SAFETY: the struct is the first field of an `Exported` of C layout that was leaked from a box, and this is the
+    // only call that frees it.
     drop(unsafe { Box::from_raw(managed.cast::<Exported<M>>()) });
 }
 
@@ -185,8 +185,8 @@ pub(super) fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyRe
     };
     let capsule = export.call0()?.cast_into::<PyCapsule>()?;
     let managed = capsule.pointer_checked(Some(LEGACY))?.cast::<Legacy>();
-    // SAFETY: a capsule of this name points to this struct, which is valid while the capsule exists and is not consumed.
-    // The capsule was just made for this function, so there is no other consumer.
+    // SAFETY: a capsule of this name points to this struct, which is valid while the capsule exists and is not
+    // consumed. The capsule was just made for this function, so there is no other consumer.
     let view = unsafe { &managed.as_ref().view };
     if (view.device.kind, view.data_type) != (CPU.0, FLOAT32) {
         let kind = name_of(source);

@@ -100,7 +100,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Two steps of different sequences, the second of which is launched before the first is finished. It frees `freed`.
+    /// Two steps of different sequences, the second of which is launched before the first is finished. It frees
+    /// `freed`.
     pub fn step_overlapped(&mut self, first: &mut [Row<'_>], second: &mut [Row<'_>]) {
         let freed = std::mem::take(&mut self.freed);
         let first_plan = self.plan(first);

@@ -116,8 +116,8 @@ impl<'a> Candidates<'a> {
     }
 
     /// Keeps the ids of the lowest ranks, the lowest ids first among equals, until their masses add up to `wanted`.
-    /// `key(score, weight)` is an id's rank, none below `ranks`, and mass, 0 for ids that are no candidates. No id with a
-    /// rank above `ranks` may be needed.
+    /// `key(score, weight)` is an id's rank, none below `ranks`, and mass, 0 for ids that are no candidates. No id with
+    /// a rank above `ranks` may be needed.
     pub fn keep_lowest_ranks(
         &mut self,
         ranks: RangeInclusive<u32>,

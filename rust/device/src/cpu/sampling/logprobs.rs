@@ -5,8 +5,8 @@ use penstock_kernels::Kernels;
 use super::tiles::{self, Tiles, rank};
 
 /// Fills `out` with the `top` most likely ids of the softmax of `factor * scores` and returns the log probability of
-/// `token`; all are the same function of scores, factor and id. `highest` has one element for each tile. NaN in a row with
-/// an infinity, which has no softmax.
+/// `token`; all are the same function of scores, factor and id. `highest` has one element for each tile. NaN in a row
+/// with an infinity, which has no softmax.
 pub(super) fn fill(
     kernels: Kernels,
     scores: &[f32],

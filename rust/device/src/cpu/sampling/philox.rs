@@ -1,5 +1,5 @@
-//! Philox4x32-10, the counter-based generator of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3", section
-//! 3.3). A random number is a pure function of key and counter, so sampling has no generator state.
+//! Philox4x32-10, the counter-based generator of Salmon et al. 2011 ("Parallel random numbers: as easy as 1, 2, 3",
+//! section 3.3). A random number is a pure function of key and counter, so sampling has no generator state.
 
 /// A number in [0, 1) with 53 random bits, for token `index` of `seed`.
 pub(super) fn uniform(seed: u64, index: u32) -> f64 {

@@ -1,9 +1,9 @@
 //! Radix select: the end of a sorted prefix, without sorting.
 //!
-//! Every id has a rank, an integer, and a mass. The prefix is the shortest list of ids, lowest rank first, whose masses add
-//! up to a given sum. A pass sums the masses by the leading bits of the ranks and finds the digit in which the sum is
-//! reached; the next pass looks only there. Three passes resolve all 32 bits. A quickselect moves the elements it selects
-//! from, which takes several times as long for a whole vocabulary of nearly equal scores.
+//! Every id has a rank, an integer, and a mass. The prefix is the shortest list of ids, lowest rank first, whose masses
+//! add up to a given sum. A pass sums the masses by the leading bits of the ranks and finds the digit in which the sum
+//! is reached; the next pass looks only there. Three passes resolve all 32 bits. A quickselect moves the elements it
+//! selects from, which takes several times as long for a whole vocabulary of nearly equal scores.
 
 use std::ops::RangeInclusive;
 
@@ -12,7 +12,8 @@ use super::tiles::TILE;
 /// Bits of a digit.
 const DIGIT: u32 = 11;
 
-/// The end of a prefix: it contains all lower ranks, and of this rank the lowest ids until their masses reach `remaining`.
+/// The end of a prefix: it contains all lower ranks, and of this rank the lowest ids until their masses reach
+/// `remaining`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cutoff {
     pub rank: u32,
@@ -20,9 +21,9 @@ pub(super) struct Cutoff {
 }
 
 impl Cutoff {
-    /// The cutoff at which masses (not negative) reach `wanted`. `slices` yields the scores and weights of the ids, always
-    /// in the same order, and `key(score, weight)` is an id's rank and mass. No rank is below `ranks`; those above it are
-    /// ignored. If all masses do not add up to `wanted`, the prefix has every id of `ranks`.
+    /// The cutoff at which masses (not negative) reach `wanted`. `slices` yields the scores and weights of the ids,
+    /// always in the same order, and `key(score, weight)` is an id's rank and mass. No rank is below `ranks`; those
+    /// above it are ignored. If all masses do not add up to `wanted`, the prefix has every id of `ranks`.
     pub fn find<'a, I>(
         ranks: RangeInclusive<u32>,
         wanted: f64,
@@ -40,8 +41,8 @@ impl Cutoff {
             let mut histogram = [0.0; 1 << DIGIT];
             for (scores, weights) in slices() {
                 for (scores, weights) in scores.chunks(TILE).zip(weights.chunks(TILE)) {
-                    // The digits first, in a loop that the compiler vectorises: after the first pass few tiles have any.
-                    // Ranks below `first` wrap around and are out of range, like those above.
+                    // The digits first, in a loop that the compiler vectorises: after the first pass few tiles have
+                    // any. Ranks below `first` wrap around and are out of range, like those above.
                     let mut digits = [u32::MAX; TILE];
                     let mut num_inside = 0_u32;
                     for ((digit, score), weight) in digits.iter_mut().zip(scores).zip(weights) {

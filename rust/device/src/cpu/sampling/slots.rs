@@ -103,8 +103,8 @@ impl CpuSlot {
         }
     }
 
-    /// Whether the position after `draft` is sampled, the request's `index`-th token: all tokens before it are the slot's,
-    /// the last of them is the draft, and the draft does not end the request.
+    /// Whether the position after `draft` is sampled, the request's `index`-th token: all tokens before it are the
+    /// slot's, the last of them is the draft, and the draft does not end the request.
     fn confirms(&self, draft: u32, index: u32) -> bool {
         self.generated.len() == index as usize
             && self.generated.last() == Some(&draft)
@@ -119,7 +119,8 @@ impl CpuSlot {
     }
 }
 
-/// Samples every entry of `batch` into `out`, which has one element for each. `floats` holds a workspace for each thread.
+/// Samples every entry of `batch` into `out`, which has one element for each. `floats` holds a workspace for each
+/// thread.
 pub(in crate::cpu) fn sample_batch(
     kernels: Kernels,
     pool: &Pool,

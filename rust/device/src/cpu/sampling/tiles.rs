@@ -58,8 +58,8 @@ impl<'a> Tiles<'a> {
         self.highest
     }
 
-    /// A rank that at least `count` ids reach, if there are as many; not many more do if the highest scores are spread over
-    /// the tiles. A tile whose highest score has a higher rank has none of the first `count` ids.
+    /// A rank that at least `count` ids reach, if there are as many; not many more do if the highest scores are spread
+    /// over the tiles. A tile whose highest score has a higher rank has none of the first `count` ids.
     pub fn rank_needed(&self, count: u32) -> u32 {
         let slices = || iter::once((self.highest, self.highest));
         Cutoff::find(rank(self.best)..=u32::MAX, f64::from(count), slices, by_score).rank

@@ -1,8 +1,8 @@
 //! Sampling on the device: the launches of the kernels of `cuda/sample*.cu`, for the steps of [`crate::sample`].
 //!
-//! The device has the tokens of a slot, how often each occurs, and its lists; the host has the numbers, and sends them with
-//! every entry. So a batch is one copy to the device, two to eight launches, and one copy back. Only the kernels that an
-//! entry of the batch needs are launched.
+//! The device has the tokens of a slot, how often each occurs, and its lists; the host has the numbers, and sends them
+//! with every entry. So a batch is one copy to the device, two to eight launches, and one copy back. Only the kernels
+//! that an entry of the batch needs are launched.
 //!
 //! All memory is taken when the slots are allocated: lists have fixed sizes.
 

@@ -19,8 +19,8 @@ use crate::sample::{SampleOutcome, Sampled};
 
 /// Tickets that are kept: two steps in flight, each with one, or with two if it has outputs of prompts.
 const TICKETS: usize = 4;
-/// Parts of a batch that are in flight at once. Only one with more entries, or log probabilities, than a launch has room
-/// for is divided.
+/// Parts of a batch that are in flight at once. Only one with more entries, or log probabilities, than a launch has
+/// room for is divided.
 const PARTS: usize = 2;
 /// Tickets that wait to be complete. There are two steps in flight.
 const MOST_REQUESTS: usize = 16;
@@ -82,8 +82,8 @@ impl BufferPool {
         sizes.input_bytes().saturating_add(sizes.result_bytes()).saturating_mul(TICKETS)
     }
 
-    /// Buffers that the device does not use. Those of a ticket that was dropped may have to be waited for. New ones only if
-    /// batches are divided: at most `PARTS` for each ticket.
+    /// Buffers that the device does not use. Those of a ticket that was dropped may have to be waited for. New ones
+    /// only if batches are divided: at most `PARTS` for each ticket.
     fn take(&self, queue: &Queue) -> Result<PartBuffers, DeviceError> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         for index in 0..free.len() {
@@ -129,7 +129,8 @@ impl CudaTicket {
         }
     }
 
-    /// Buffers for the next part: those of the oldest one, after its results have come, if the ticket has as many as it may.
+    /// Buffers for the next part: those of the oldest one, after its results have come, if the ticket has as many as it
+    /// may.
     pub(super) fn buffers(&mut self, queue: &Queue) -> Result<PartBuffers, DeviceError> {
         if self.parts.iter().any(Option::is_none) {
             return self.pool.take(queue);

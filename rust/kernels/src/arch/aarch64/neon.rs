@@ -15,7 +15,8 @@ crate::arch::compile_table!(Base from Neon::new_unchecked(), #[target_feature(en
 pub(crate) static NEON: Table = TABLE;
 pub(super) const TABLE: Table = table::<Short, Pairs, false>();
 
-/// Proof that this CPU has NEON. `I8MM` selects the instruction of [`DotQuads`](crate::simd::DotQuads), and nothing else.
+/// Proof that this CPU has NEON. `I8MM` selects the instruction of [`DotQuads`](crate::simd::DotQuads), and nothing
+/// else.
 #[derive(Clone, Copy)]
 pub(crate) struct Neon<const I8MM: bool>(());
 

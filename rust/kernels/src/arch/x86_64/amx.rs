@@ -1,7 +1,7 @@
 //! Products of grids with the tiles of AMX, for 7 to 16 rows of 8-bit codes; fewer rows use VNNI.
 //!
-//! The codes of a block are a tile as they are stored: 64 bytes for each quad. One instruction adds the products of 4, 8
-//! or 16 quads to the 16 sums of each row. The sums are exact integers, so the bits are those of VNNI.
+//! The codes of a block are a tile as they are stored: 64 bytes for each quad. One instruction adds the products of 4,
+//! 8 or 16 quads to the 16 sums of each row. The sums are exact integers, so the bits are those of VNNI.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -70,7 +70,8 @@ trait Tiles {
     fn store(&mut self, sums: &mut Sums);
 }
 
-/// The state of this thread's tiles. Tile 0 has the sums; 1, 3 and 5 have rows and 2, 4 and 6 codes of 16, 8 and 4 quads.
+/// The state of this thread's tiles. Tile 0 has the sums; 1, 3 and 5 have rows and 2, 4 and 6 codes of 16, 8 and 4
+/// quads.
 struct Amx;
 
 /// The operand of LDTILECFG.

@@ -12,7 +12,8 @@ pub(crate) trait Codes: Copy {
     /// Columns that share a scale in the smallest group: 16 or 32.
     const SMALLEST_GROUP: usize = 32;
     const BLOCK_BYTES: usize = block_bytes(Self::BITS);
-    /// Quads whose products fit 16-bit sums: pairs of products of at most `127 * (2^bits - 1)` each. 0 if not even one does.
+    /// Quads whose products fit 16-bit sums: pairs of products of at most `127 * (2^bits - 1)` each. 0 if not even one
+    /// does.
     const SHORT_QUADS: usize = 32767 / (2 * 127 * ((1 << Self::BITS.count()) - 1));
 
     /// Quad `2 pair` of the block, or the one after it if `odd`: four codes in each lane.

@@ -18,8 +18,8 @@ pub(crate) trait Dot<S: Simd> {
     /// Adds the products of pairs of quads `pairs` of a block.
     ///
     /// # Safety
-    /// The codes of the block are readable at `blocks`, and its activations (of the form that [`WIDE`](Self::WIDE) says)
-    /// at `x`.
+    /// The codes of the block are readable at `blocks`, and its activations (of the form that [`WIDE`](Self::WIDE)
+    /// says) at `x`.
     unsafe fn add<C: Codes, const T: usize, const P: usize>(
         s: S,
         sums: &mut Sums<S, T, P>,

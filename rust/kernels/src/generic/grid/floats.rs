@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A single tile of a few tokens decodes the weights in registers. For more tokens, some columns of a few panels are
-//! decoded to the stack and then multiplied as a float32 matrix. Both have the same bits as a float32 matrix of the same
-//! values: the product of scale and code is exact, or the weight is rounded after it.
+//! decoded to the stack and then multiplied as a float32 matrix. Both have the same bits as a float32 matrix of the
+//! same values: the product of scale and code is exact, or the weight is rounded after it.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -46,8 +46,9 @@ pub(crate) struct GridFloatProduct<'a> {
 // SAFETY: the pointers come from slices that the caller of the product borrows for its duration.
 unsafe impl Sync for GridFloatProduct<'_> {}
 
-/// Whether a fused multiply-add rounds a weight as [`GridRows::dequantize_row`](penstock_types::GridRows::dequantize_row)
-/// does: the product of scale and code has at most 24 bits, or there is no sum, or the sum is that of two exact products.
+/// Whether a fused multiply-add rounds a weight as
+/// [`GridRows::dequantize_row`](penstock_types::GridRows::dequantize_row) does: the product of scale and code has at
+/// most 24 bits, or there is no sum, or the sum is that of two exact products.
 const fn is_fused<S: Simd>(grid: &Grid) -> bool {
     match grid.scales {
         ScaleFormat::F16 | ScaleFormat::Bf16 => true,
@@ -295,7 +296,8 @@ unsafe fn decode_and_multiply<S: Simd, C: Codes>(
     }
 }
 
-/// Calls a tile of decoded weights, see [`Simd::call_tile`]. A separate function, because it does not depend on the codes.
+/// Calls a tile of decoded weights, see [`Simd::call_tile`]. A separate function, because it does not depend on the
+/// codes.
 ///
 /// # Safety
 /// The tile has `rows` rows and as many panels as are called.
@@ -352,8 +354,8 @@ impl<S: Simd> TileFn<S> for DecodedTile {
 /// Writes columns `columns` of a panel as float32, 16 lanes each.
 ///
 /// # Safety
-/// The panel is readable at `panel` and has the columns, which start at a multiple of 16; `out` is writable for a multiple of
-/// 16 columns.
+/// The panel is readable at `panel` and has the columns, which start at a multiple of 16; `out` is writable for a
+/// multiple of 16 columns.
 #[inline(always)]
 unsafe fn decode<S: Simd, C: Codes>(
     s: S,

@@ -12,8 +12,8 @@
 //! With a single tile, the K blocks of a panel follow each other, so that its bytes are read in order.
 //!
 //! `acc` is one chain over ascending spans: for each, one fused multiply-add of the integer sum of the centred codes,
-//! and one of the minimum with the sum of the activations if minima are stored. Integer sums are exact, so tiles, blocks,
-//! the share of a worker and the kind of instruction do not affect the result.
+//! and one of the minimum with the sum of the activations if minima are stored. Integer sums are exact, so tiles,
+//! blocks, the share of a worker and the kind of instruction do not affect the result.
 
 #![allow(clippy::needless_range_loop, reason = "t and p index several arrays")]
 
@@ -175,8 +175,8 @@ impl Share<'_> {
             while done < count {
                 let tile_panels = if count - done < at_once { 1 } else { at_once };
                 let panel = first + done * self.order.spacing;
-                // SAFETY: the tile's tokens lie inside the product; the panel is one of `panels`, and the columns are in
-                // it; `acc` has room for every panel and token.
+                // SAFETY: the tile's tokens lie inside the product; the panel is one of `panels`, and the columns are
+                // in it; `acc` has room for every panel and token.
                 unsafe {
                     let codes = weights.add(panel * layout.bytes + layout.codes);
                     let acc_row = panel * self.tokens.len() + rows.start - self.tokens.start;
@@ -295,7 +295,8 @@ pub(crate) struct TileCall<'a> {
     pub(crate) columns: Range<usize>,
     pub(crate) scales: *const f32,
     pub(crate) has_minima: bool,
-    /// The first prefetch relative to the codes of each panel, and the cache lines to prefetch in each block of columns.
+    /// The first prefetch relative to the codes of each panel, and the cache lines to prefetch in each block of
+    /// columns.
     pub(crate) prefetch: isize,
     pub(crate) prefetch_lines: usize,
     pub(crate) acc: *mut f32,

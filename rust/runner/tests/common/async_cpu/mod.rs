@@ -1,5 +1,5 @@
-//! An asynchronous backend around the CPU's: calls are queued for a thread of its own, and tokens are published late and in
-//! bursts. Only `collect`, `download`, `synchronize` and allocations wait for the thread.
+//! An asynchronous backend around the CPU's: calls are queued for a thread of its own, and tokens are published late
+//! and in bursts. Only `collect`, `download`, `synchronize` and allocations wait for the thread.
 
 mod device_thread;
 

@@ -36,8 +36,8 @@ pub(crate) struct V(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct I(__m256i, __m256i);
 
-/// A `$type` of both registers: `$value` for each register of the variables. A macro, because a closure would not inherit
-/// target features.
+/// A `$type` of both registers: `$value` for each register of the variables. A macro, because a closure would not
+/// inherit target features.
 macro_rules! both {
     ($type:ident: $($v:ident),+ => $value:expr) => {{
         // SAFETY: the intrinsics require only AVX2 and FMA, which `self` proves.

@@ -56,8 +56,8 @@ fn first(count: usize) -> __mmask16 {
 }
 
 impl Simd for Avx512 {
-    // By measurement: the chains of 8 rows x 2 panels are in memory between spans, and 8 rows are still one pass over the
-    // weights; 12 rows are slower.
+    // By measurement: the chains of 8 rows x 2 panels are in memory between spans, and 8 rows are still one pass over
+    // the weights; 12 rows are slower.
     const GRID_TILES: TileShapes = TileShapes { panels: &[2, 2, 2, 2, 2, 2, 2, 2] };
     const WIDE_SHRINK: bool = true;
 
