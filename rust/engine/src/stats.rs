@@ -180,8 +180,7 @@ stats! {
         0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
         160.0, 640.0, 2560.0
     ],
-    /// Seconds from a token of a request to the next. Several tokens of one step share the time since the step before
-    /// it.
+    /// Seconds from a token of a request to the next. Several tokens of one step share the time since the step before it.
     inter_token_latency: [
         0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
         10.0, 20.0, 40.0, 80.0
