@@ -46,12 +46,15 @@ class Oracle(NamedTuple):
         Differs from `logits` only if the rotation depends on the current length of the sequence.
         """
         torch = import_torch()
-        rows, cache, inputs = [], None, list(prompt)
+        from transformers import DynamicCache
+
+        rows, cache, inputs = [], DynamicCache(config=self.model.config), list(prompt)
         with torch.inference_mode():
             for token in output:
-                answer = self.model(torch.tensor([inputs]), past_key_values=cache, use_cache=True)
+                # The cache is the fourth parameter: its name depends on the version of transformers.
+                answer = self.model(torch.tensor([inputs]), None, None, cache, use_cache=True)
                 rows.append(answer.logits[0, -1].numpy())
-                cache, inputs = answer.past_key_values, [token]
+                inputs = [token]
         return np.stack(rows)
 
 
