@@ -147,12 +147,13 @@ impl Build<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NotFound;
 
     #[test]
     fn driver_loads_archived_kernels_of_its_own_and_older_versions() {
         let folder = std::env::temp_dir().join(format!("penstock-archive-{}", std::process::id()));
         let compiler = |major| {
-            let missing = Err(NvrtcError::NotFound { tried: Vec::new() });
+            let missing = Err(NvrtcError::NotFound(NotFound(Vec::new())));
             let archive = KernelArchive::new(folder.clone());
             KernelCompiler::new(
                 Sources::embedded(),

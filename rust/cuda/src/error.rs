@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::cublas::CublasError;
 use crate::driver;
 use crate::functions::Status;
 
@@ -69,6 +70,9 @@ pub enum CudaError {
     /// A call of the driver failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// A call of cuBLASLt failed.
+    #[error(transparent)]
+    Cublas(#[from] CublasError),
     /// The arguments of a launch do not have the sizes of the kernel's parameters.
     #[error("the kernel {kernel} has parameters of {expected:?} bytes, and its arguments have {given:?}")]
     Arguments {

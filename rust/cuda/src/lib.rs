@@ -1,6 +1,7 @@
 //! CUDA, found when the program runs: [`Driver`] loads `libcuda.so.1` and lists its devices, [`Nvrtc`] compiles
 //! kernels, and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. A [`Context`] uses a device: memory,
-//! streams, events and launches of kernels. Nothing of CUDA is needed to build the crate.
+//! streams, events and launches of kernels; [`Cublas`] multiplies matrices in it. Nothing of CUDA is needed to build the
+//! crate.
 //!
 //! A library that is missing, old or damaged is an error with a reason and a remedy. Nothing panics, and nothing is
 //! loaded before it is asked for.
@@ -8,6 +9,7 @@
 mod cache;
 mod compiler;
 mod context;
+mod cublas;
 mod device;
 mod driver;
 mod error;
@@ -26,14 +28,18 @@ mod unavailable;
 pub use cache::{KernelArchive, KernelCache};
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
 pub use context::Context;
+pub use cublas::{
+    CUBLAS_ALIGNMENT, Cublas, CublasError, CublasHandle, MatrixProduct, ProductOperands, ProductShape,
+};
 pub use device::Device;
 pub use driver::Driver;
 pub use error::{CallError, CudaError};
 pub use functions::Observer;
 pub use graph::GraphExec;
+pub use library::{NotFound, Search};
 pub use memory::{DeviceMemory, DevicePointer, PinnedBlock, PinnedMemory};
 pub use module::{Argument, Grid, Kernel, Module, Parameter};
-pub use nvrtc::{Nvrtc, NvrtcError, Search};
+pub use nvrtc::{Nvrtc, NvrtcError};
 pub use sources::Sources;
 pub use stream::{Event, Stream};
 pub use unavailable::Unavailable;

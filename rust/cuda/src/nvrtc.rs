@@ -1,7 +1,6 @@
 //! [`Nvrtc`]: NVIDIA's compiler of kernels, a library that is found when the program runs.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::fmt::{self, Display, Formatter};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -9,49 +8,20 @@ use std::ptr;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::Version;
-use crate::library::{describe_file, reason};
+use crate::library::{NotFound, Search, Status, describe_file, library_functions};
 
-/// The major versions of the library, in the order of the search.
-const MAJORS: [u32; 2] = [13, 12];
-/// The folder of a toolkit that is installed for all users.
-const TOOLKIT: &str = "/usr/local/cuda/lib64";
 /// Characters of a compiler's log that an error has.
 const MAX_LOG: usize = 16 << 10;
-
-/// The places where the library may be.
-#[derive(Clone, Debug, Default)]
-pub struct Search {
-    /// The only place, if it is set.
-    pub library: Option<PathBuf>,
-    /// Folders, before those of the system.
-    pub folders: Vec<PathBuf>,
-    /// The newest version of CUDA that the driver supports. It loads no image of a newer compiler.
-    pub driver: Option<Version>,
-}
-
-impl Search {
-    fn candidates(&self) -> Vec<PathBuf> {
-        if let Some(library) = &self.library {
-            return vec![library.clone()];
-        }
-        let newest = self.driver.map_or(u32::MAX, |version| version.major);
-        let majors = MAJORS.into_iter().filter(|major| *major <= newest);
-        let names: Vec<_> = majors.map(|major| format!("libnvrtc.so.{major}")).collect();
-        let folders = self.folders.iter().map(PathBuf::as_path).chain([Path::new(TOOLKIT)]);
-        let files = folders.flat_map(|folder| names.iter().map(|name| folder.join(name)));
-        files.filter(|file| file.exists()).chain(names.iter().map(PathBuf::from)).collect()
-    }
-}
 
 /// An error of the compiler, or of finding it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvrtcError {
     /// No library can be used.
-    #[error("NVRTC is not available: {}", NotFound(tried))]
-    NotFound {
-        /// Each library with the reason.
-        tried: Vec<(PathBuf, String)>,
-    },
+    #[error(
+        "NVRTC is not available: {0}; install the package nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12 for drivers of \
+        CUDA 12"
+    )]
+    NotFound(NotFound),
     /// The source has errors. The log names their files and lines.
     #[error("{name} cannot be compiled for {architecture}:\n{log}")]
     Compile {
@@ -75,17 +45,6 @@ pub enum NvrtcError {
     NullCharacter(String),
 }
 
-struct NotFound<'a>(&'a [(PathBuf, String)]);
-
-impl Display for NotFound<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        for (path, reason) in self.0 {
-            write!(f, "{} ({reason}); ", path.display())?;
-        }
-        write!(f, "install the package nvidia-cuda-nvrtc, or nvidia-cuda-nvrtc-cu12 for drivers of CUDA 12")
-    }
-}
-
 /// A kernel's source and the files that it includes, by their names.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<'a> {
@@ -98,47 +57,20 @@ pub struct Program<'a> {
 }
 
 type Handle = *mut c_void;
-type Status = c_int;
-
-/// Declares the functions, which are looked up when the library is loaded.
-macro_rules! functions {
-    ($($field:ident = $name:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        struct Functions {
-            $($field: functions!(@type fn($($argument),*) $(-> $result)?),)*
-        }
-
-        impl Functions {
-            fn load(library: &Library) -> Result<Self, String> {
-                Ok(Self {
-                    $($field: {
-                        // SAFETY: NVRTC's function of this name has this signature in every version, and the library
-                        // is never unloaded.
-                        let found = unsafe {
-                            library.get::<functions!(@type fn($($argument),*) $(-> $result)?)>(
-                                concat!($name, "\0").as_bytes(),
-                            )
-                        };
-                        *found.map_err(|_| concat!("it has no function ", $name).to_owned())?
-                    },)*
-                })
-            }
-        }
-    };
-    (@type fn($($argument:ty),*)) => { unsafe extern "C" fn($($argument),*) -> Status };
-    (@type fn($($argument:ty),*) -> $result:ty) => { unsafe extern "C" fn($($argument),*) -> $result };
-}
-
-functions! {
-    version = "nvrtcVersion": fn(*mut c_int, *mut c_int);
-    error_string = "nvrtcGetErrorString": fn(Status) -> *const c_char;
-    create = "nvrtcCreateProgram":
-        fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
-    destroy = "nvrtcDestroyProgram": fn(*mut Handle);
-    compile = "nvrtcCompileProgram": fn(Handle, c_int, *const *const c_char);
-    log_size = "nvrtcGetProgramLogSize": fn(Handle, *mut usize);
-    log = "nvrtcGetProgramLog": fn(Handle, *mut c_char);
-    image_size = "nvrtcGetCUBINSize": fn(Handle, *mut usize);
-    image = "nvrtcGetCUBIN": fn(Handle, *mut c_char);
+library_functions! {
+    /// The functions of the library.
+    Functions {
+        version = "nvrtcVersion": fn(*mut c_int, *mut c_int);
+        error_string = "nvrtcGetErrorString": fn(Status) -> *const c_char;
+        create = "nvrtcCreateProgram":
+            fn(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
+        destroy = "nvrtcDestroyProgram": fn(*mut Handle);
+        compile = "nvrtcCompileProgram": fn(Handle, c_int, *const *const c_char);
+        log_size = "nvrtcGetProgramLogSize": fn(Handle, *mut usize);
+        log = "nvrtcGetProgramLog": fn(Handle, *mut c_char);
+        image_size = "nvrtcGetCUBINSize": fn(Handle, *mut usize);
+        image = "nvrtcGetCUBIN": fn(Handle, *mut c_char);
+    }
 }
 
 /// The library, loaded. Several threads may compile.
@@ -147,48 +79,29 @@ pub struct Nvrtc {
     version: Version,
     path: PathBuf,
     file: String,
-    /// Never unloaded: the library keeps threads and state of its own.
     _library: ManuallyDrop<Library>,
 }
 
 impl Nvrtc {
     /// The first library that can be used.
     pub fn find(search: &Search) -> Result<Self, NvrtcError> {
-        let mut tried = Vec::new();
-        for path in search.candidates() {
-            match Self::open(&path, search.driver) {
-                Ok(nvrtc) => return Ok(nvrtc),
-                Err(reason) => tried.push((path, reason)),
-            }
-        }
-        Err(NvrtcError::NotFound { tried })
+        let open = |path: &Path, library| Self::open(path, library, search);
+        search.find("libnvrtc.so", open).map_err(NvrtcError::NotFound)
     }
 
-    fn open(path: &Path, driver: Option<Version>) -> Result<Self, String> {
-        // SAFETY: loading NVRTC has no requirements. `PENSTOCK_NVRTC` must name a copy of NVRTC.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| reason(path, &error))?;
-        let library = ManuallyDrop::new(library);
-        let functions = Functions::load(&library)?;
+    fn open(path: &Path, library: ManuallyDrop<Library>, search: &Search) -> Result<Self, String> {
+        // SAFETY: NVRTC's functions have these types in every version.
+        let functions = unsafe { Functions::load(&library) }?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the pointers are valid.
         let status = unsafe { (functions.version)(&raw mut major, &raw mut minor) };
         functions.check("nvrtcVersion", status).map_err(|error| error.to_string())?;
         let version =
             Version::new(u32::try_from(major).unwrap_or_default(), u32::try_from(minor).unwrap_or_default());
-        match driver {
-            Some(driver) if version.major > driver.major => {
-                Err(format!("its version {version} is newer than CUDA {driver}, which the driver supports"))
-            }
-            _ if version.major < MAJORS[MAJORS.len() - 1] => {
-                Err(format!("its version is {version}, and 12.0 or newer is required"))
-            }
-            _ => {
-                load_builtins(path);
-                let file = describe_file(functions.version as *const c_void);
-                Ok(Self { functions, version, path: path.to_owned(), file, _library: library })
-            }
-        }
+        search.check(version)?;
+        load_builtins(path);
+        let file = describe_file(functions.version as *const c_void);
+        Ok(Self { functions, version, path: path.to_owned(), file, _library: library })
     }
 
     /// The version of the compiler.
@@ -337,40 +250,4 @@ fn strings<'a>(texts: impl IntoIterator<Item = &'a str>, noun: &str) -> Result<V
 
 fn pointers(strings: &[CString]) -> Vec<*const c_char> {
     strings.iter().map(|string| string.as_ptr()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn names(driver: Option<Version>) -> Vec<PathBuf> {
-        let candidates = Search { driver, ..Search::default() }.candidates();
-        candidates.into_iter().filter(|path| path.is_relative()).collect()
-    }
-
-    #[test]
-    fn compilers_newer_than_the_driver_are_not_searched() {
-        let [new, old] = ["libnvrtc.so.13", "libnvrtc.so.12"].map(PathBuf::from);
-        assert_eq!(names(None), [new.clone(), old.clone()]);
-        assert_eq!(names(Some(Version::new(14, 0))), [new.clone(), old.clone()]);
-        assert_eq!(names(Some(Version::new(13, 0))), [new, old.clone()]);
-        assert_eq!(names(Some(Version::new(12, 9))), [old]);
-    }
-
-    #[test]
-    fn folders_are_searched_in_order_before_the_system() {
-        let root = std::env::temp_dir().join(format!("penstock-search-{}", std::process::id()));
-        let folders = ["a", "b", "c"].map(|name| root.join(name));
-        let files = [folders[0].join("libnvrtc.so.12"), folders[2].join("libnvrtc.so.13")];
-        for file in &files {
-            std::fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
-            std::fs::write(file, "").expect("a file");
-        }
-        let search = Search { folders: folders.to_vec(), ..Search::default() };
-        let candidates = search.candidates();
-        let only = Search { library: Some(files[1].clone()), ..search }.candidates();
-        std::fs::remove_dir_all(root).expect("a folder");
-        assert_eq!(candidates[..2], files);
-        assert_eq!(only, files[1..]);
-    }
 }

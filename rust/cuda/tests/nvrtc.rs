@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use penstock_cuda::{Nvrtc, NvrtcError, Search, Sources, Version};
+use penstock_cuda::{NotFound, Nvrtc, NvrtcError, Search, Sources, Version};
 
 fn reason(library: &str) -> String {
     let search = Search { library: Some(PathBuf::from(library)), ..Search::default() };
     match Nvrtc::find(&search) {
-        Err(NvrtcError::NotFound { tried }) if tried.len() == 1 => tried[0].1.clone(),
+        Err(NvrtcError::NotFound(NotFound(tried))) if tried.len() == 1 => tried[0].1.clone(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("{library} was accepted"),
     }
