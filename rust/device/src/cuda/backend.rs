@@ -13,6 +13,7 @@ use penstock_types::{
 };
 
 use super::cache::{LISTS_BYTES, check_cache};
+use super::cublas::WORKSPACE_BYTES;
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::operand::{OperandForm, QuantisedRows, Rows};
 use super::operations::{Attention, DOWNLOAD_BYTES, RopeWriteKv};
@@ -120,8 +121,10 @@ impl Backend for Cuda {
 
     fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
         let row = attention::partial_row_bytes(spec.heads.head_dim);
+        let partials = self.memory.granted(attention::partial_rows(spec).saturating_mul(row));
         let chains = self.memory.granted(self.division.chains_bytes(spec.tokens));
-        self.memory.granted(attention::partial_rows(spec).saturating_mul(row)).saturating_add(chains)
+        let cublas = self.cublas.as_ref().map_or(0, |_| self.memory.granted(WORKSPACE_BYTES));
+        partials.saturating_add(chains).saturating_add(cublas)
     }
 
     fn slots_bytes(&self, spec: &StepSpec) -> u64 {
@@ -224,6 +227,9 @@ impl Backend for Cuda {
     fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<Region, DeviceError> {
         let chains = self.division.chains_bytes(spec.tokens);
         self.division.chains = Some(self.memory.allocate_workspace(chains, "workspace")?);
+        if let Some(cublas) = &mut self.cublas {
+            cublas.workspace = Some(self.memory.allocate_workspace(WORKSPACE_BYTES, "workspace")?);
+        }
         self.most_partial_rows = attention::partial_rows(spec);
         let bytes = self.most_partial_rows * attention::partial_row_bytes(spec.heads.head_dim);
         self.memory.allocate_workspace(bytes, "attention scratch")

@@ -10,8 +10,9 @@
 //! at once, and never while the load changes from step to step.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use penstock_cuda::{Argument, CudaError, GraphExec, Grid, Kernel, Stream};
+use penstock_cuda::{Argument, CudaError, GraphExec, Grid, Kernel, MatrixProduct, ProductOperands, Stream};
 
 /// Graphs that are kept. One takes some kilobytes of the driver's memory for each launch.
 const MOST_GRAPHS: usize = 64;
@@ -30,57 +31,90 @@ pub(super) struct StepShape {
     pub adapter_tiles: [usize; 2],
 }
 
-/// A launch that can be repeated.
-#[derive(Debug)]
-struct Launch {
-    kernel: Kernel,
-    grid: Grid,
-    arguments: Vec<Box<[u8]>>,
+/// A launch.
+#[derive(Clone, Copy)]
+pub(super) enum Launch<'a> {
+    Kernel { kernel: &'a Kernel, grid: Grid, arguments: &'a [Argument<'a>] },
+    Product { product: &'a Arc<MatrixProduct>, operands: ProductOperands },
 }
 
-impl Launch {
-    fn new(kernel: &Kernel, grid: Grid, arguments: &[Argument<'_>]) -> Self {
-        Self {
-            kernel: kernel.clone(),
-            grid,
-            arguments: arguments.iter().map(|argument| argument.0.into()).collect(),
+impl Launch<'_> {
+    /// # Safety
+    ///
+    /// As for [`Kernel::launch`] and [`MatrixProduct::launch`].
+    unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Kernel { kernel, grid, arguments } => unsafe { kernel.launch(stream, *grid, arguments) },
+            // SAFETY: the caller's.
+            Self::Product { product, operands } => unsafe { product.launch(stream, operands) },
+        }
+    }
+}
+
+/// A launch that can be repeated.
+enum RecordedLaunch {
+    Kernel { kernel: Kernel, grid: Grid, arguments: Vec<Box<[u8]>> },
+    Product { product: Arc<MatrixProduct>, operands: ProductOperands },
+}
+
+impl RecordedLaunch {
+    fn new(launch: &Launch<'_>) -> Self {
+        match *launch {
+            Launch::Kernel { kernel, grid, arguments } => Self::Kernel {
+                kernel: kernel.clone(),
+                grid,
+                arguments: arguments.iter().map(|argument| argument.0.into()).collect(),
+            },
+            Launch::Product { product, operands } => Self::Product { product: Arc::clone(product), operands },
         }
     }
 
-    fn is(&self, kernel: &Kernel, grid: Grid, arguments: &[Argument<'_>]) -> bool {
-        self.kernel.is(kernel)
-            && self.grid == grid
-            && self
-                .arguments
-                .iter()
-                .map(|argument| &**argument)
-                .eq(arguments.iter().map(|argument| argument.0))
+    fn is(&self, launch: &Launch<'_>) -> bool {
+        match (self, launch) {
+            (
+                Self::Kernel { kernel, grid, arguments },
+                Launch::Kernel { kernel: other, grid: at, arguments: with },
+            ) => {
+                kernel.is(other)
+                    && grid == at
+                    && arguments.iter().map(|argument| &**argument).eq(with.iter().map(|argument| argument.0))
+            }
+            (Self::Product { product, operands }, Launch::Product { product: other, operands: with }) => {
+                Arc::ptr_eq(product, other) && operands == with
+            }
+            _ => false,
+        }
     }
 
     /// # Safety
     ///
-    /// As for [`Kernel::launch`].
+    /// As for [`Launch::submit`].
     unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
-        let arguments: Vec<_> = self.arguments.iter().map(|argument| Argument(argument)).collect();
-        // SAFETY: the caller's.
-        unsafe { self.kernel.launch(stream, self.grid, &arguments) }
+        match self {
+            Self::Kernel { kernel, grid, arguments } => {
+                let arguments: Vec<_> = arguments.iter().map(|argument| Argument(argument)).collect();
+                // SAFETY: the caller's.
+                unsafe { kernel.launch(stream, *grid, &arguments) }
+            }
+            // SAFETY: the caller's.
+            Self::Product { product, operands } => unsafe { product.launch(stream, operands) },
+        }
     }
 }
 
 /// The launches of a graph.
-#[derive(Debug)]
 struct Entry {
-    launches: Vec<Launch>,
+    launches: Vec<RecordedLaunch>,
     graph: GraphExec,
     last_use: u64,
 }
 
 /// The use of the launches that come now.
-#[derive(Debug)]
 enum Mode {
     Submit,
     /// The stream is being captured.
-    Capture(StepShape, Vec<Launch>),
+    Capture(StepShape, Vec<RecordedLaunch>),
     /// The first launches of the graph have come, and are not submitted yet.
     Compare(StepShape, usize),
 }
@@ -88,7 +122,6 @@ enum Mode {
 /// The graphs of a stream.
 ///
 /// Every operation of the stream but launches is preceded by [`Graphs::end`].
-#[derive(Debug)]
 pub(super) struct Graphs {
     entries: HashMap<StepShape, Entry>,
     mode: Mode,
@@ -130,24 +163,18 @@ impl Graphs {
         matches!(self.mode, Mode::Capture(..))
     }
 
-    /// Launches a kernel, or recognises its launch.
+    /// Submits a launch, or recognises it.
     ///
     /// # Safety
     ///
-    /// As for [`Kernel::launch`], until the end of the step.
-    pub unsafe fn launch(
-        &mut self,
-        stream: &Stream,
-        kernel: &Kernel,
-        grid: Grid,
-        arguments: &[Argument<'_>],
-    ) -> Result<(), CudaError> {
+    /// As for [`Launch::submit`], until the end of the step.
+    pub unsafe fn launch(&mut self, stream: &Stream, launch: Launch<'_>) -> Result<(), CudaError> {
         match &mut self.mode {
             Mode::Submit => {}
-            Mode::Capture(_, launches) => launches.push(Launch::new(kernel, grid, arguments)),
+            Mode::Capture(_, launches) => launches.push(RecordedLaunch::new(&launch)),
             Mode::Compare(shape, count) => {
                 let next = self.entries[shape].launches.get(*count);
-                if next.is_some_and(|launch| launch.is(kernel, grid, arguments)) {
+                if next.is_some_and(|next| next.is(&launch)) {
                     *count += 1;
                     return Ok(());
                 }
@@ -156,7 +183,7 @@ impl Graphs {
             }
         }
         // SAFETY: the caller's.
-        unsafe { kernel.launch(stream, grid, arguments) }
+        unsafe { launch.submit(stream) }
     }
 
     /// Ends a step: submits everything that was not submitted.

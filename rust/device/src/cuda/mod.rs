@@ -13,6 +13,7 @@ mod attention;
 mod backend;
 mod cache;
 mod codes;
+mod cublas;
 mod division;
 mod graphs;
 mod kernels;
@@ -29,13 +30,14 @@ mod upload;
 
 use std::sync::Arc;
 
-use penstock_cuda::{Context, CudaError, Device, Driver, KernelCompiler, PinnedMemory, Version};
+use penstock_cuda::{Context, Cublas, CudaError, Device, Driver, KernelCompiler, PinnedMemory, Version};
 
 use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
 pub use adapters::CudaAdapters;
 pub use cache::CudaCache;
 use cache::LoadedAttention;
+use cublas::CublasProducts;
 use division::Division;
 use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
@@ -67,6 +69,8 @@ pub struct Cuda {
     has_fp8: bool,
     codes: LoadedCodes,
     division: Division,
+    /// `None` if a row has the same bits in every batch.
+    cublas: Option<CublasProducts>,
     /// Rows of the partial results of attention that the scratch memory has room for.
     most_partial_rows: usize,
     /// For copies to the host that it waits for.
@@ -78,13 +82,14 @@ pub struct Cuda {
 
 impl Cuda {
     /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled, by this number
-    /// of threads.
+    /// of threads. With `cublas`, products may have other bits in another batch.
     pub fn open(
         driver: &Driver,
         device: &Device,
         compiler: KernelCompiler,
         host: &Arc<CpuHost>,
         threads: usize,
+        cublas: Option<Cublas>,
     ) -> Result<Self, DeviceError> {
         let context = Context::open(driver, device).map_err(start)?;
         let mut loader = Loader::new(&context, compiler, device, threads);
@@ -101,6 +106,7 @@ impl Cuda {
             has_fp8: device.compute_capability >= FP8_COMPUTE_CAPABILITY,
             codes: LoadedCodes::default(),
             division: Division::new(device),
+            cublas: cublas.map(|library| CublasProducts::new(library, &context)).transpose()?,
             most_partial_rows: 0,
             downloads: pinned.zeroed("the buffer of copies to the host", DOWNLOAD_BYTES)?,
             pinned,

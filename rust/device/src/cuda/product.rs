@@ -1,12 +1,12 @@
 //! Products of operands and matrices, and rows of tables: a launch or two for each part of a matrix. Which kernel
-//! computes a product does not change its bits.
+//! computes a product does not change its bits, but cuBLASLt has others.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::NoUninit;
-use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter};
+use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter, ProductOperands, ProductShape};
 use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
 
 use super::division::{Division, SEGMENT, TILE, Tiles};
@@ -192,8 +192,28 @@ impl LoadedCodes {
 }
 
 impl Cuda {
+    /// Launches a product of more than 8 rows of plain numbers by cuBLASLt; false if kernels compute it.
+    fn multiply_by_cublas(&self, product: &PartProduct, dtype: Dtype) -> Result<bool, DeviceError> {
+        let Some(cublas) = &self.cublas else { return Ok(false) };
+        let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates, .. } = *product;
+        if dtype == Dtype::F32 || self.division.tiles_of_floats(rows, outputs) == Tiles::Vectors {
+            return Ok(false);
+        }
+        let is_bf16 = dtype == Dtype::Bf16;
+        let has_bias = bias != DevicePointer::NULL;
+        let shape = ProductShape { is_bf16, rows, outputs, inner, pitch, accumulates, has_bias };
+        let Some(found) = cublas.get(shape, &[x, w, bias, out])? else { return Ok(false) };
+        let workspace = cublas.workspace.as_ref().expect("scratch is allocated first; this is a bug");
+        let workspace = self.memory.pointer(workspace);
+        self.queue.multiply(&found, ProductOperands { x, w, bias, out, workspace })?;
+        Ok(true)
+    }
+
     /// Launches a product of plain numbers.
     fn multiply_floats(&self, product: &PartProduct, dtype: Dtype) -> Result<(), DeviceError> {
+        if self.multiply_by_cublas(product, dtype)? {
+            return Ok(());
+        }
         let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates, .. } = *product;
         let call = Product {
             x,

@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_cuda::{
-    Argument, Context, CudaError, Device, DevicePointer, Driver, Event, Grid, Kernel, PinnedMemory, Stream,
-    Version,
+    Argument, Context, CudaError, Device, DevicePointer, Driver, Event, Grid, Kernel, MatrixProduct,
+    PinnedMemory, ProductOperands, Stream, Version,
 };
 
-use super::graphs::{Graphs, StepShape};
+use super::graphs::{Graphs, Launch, StepShape};
 use super::lost;
 use crate::backend::DeviceError;
 
@@ -80,9 +80,22 @@ impl Queue {
             shared_bytes: shape.shared_bytes as u32,
             is_dependent: self.has_dependent_launch,
         };
+        let launch = Launch::Kernel { kernel, grid, arguments };
         // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires.
         // The memory is used in this stream only. Kernels wait for those before them.
-        unsafe { self.graphs.borrow_mut().launch(&self.stream, kernel, grid, arguments) }.map_err(lost)
+        unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) }.map_err(lost)
+    }
+
+    /// Launches a product of cuBLASLt.
+    pub fn multiply(
+        &self,
+        product: &Arc<MatrixProduct>,
+        operands: ProductOperands,
+    ) -> Result<(), DeviceError> {
+        let launch = Launch::Product { product, operands };
+        // SAFETY: the callers pass aligned addresses of regions as large as the product's shape requires. The memory is
+        // used in this stream only.
+        unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) }.map_err(lost)
     }
 
     /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not
