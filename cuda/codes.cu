@@ -252,7 +252,7 @@ DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, cons
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
     if constexpr (F::has_quantised_rows)
         add_bytes<F>(to, call.w, w, x,
-                     (block + 1 & chunk_blocks<F>(call) - 1) == 0 || block + 1 == count_blocks(call.w));
+                     ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == count_blocks(call.w));
     else
         add_floats<F>(to, call.w, w, x, quad);
 }

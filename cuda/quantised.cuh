@@ -49,7 +49,7 @@ struct Fp8Numbers {
         // Below 2^-6, steps are 2^-9. Otherwise, the low 20 bits of the mantissa are rounded, and the bias becomes 7.
         const uint32_t small = uint32_t(__float2int_rn(__uint_as_float(magnitude) * 512));
         const uint32_t rounded = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
-        return bits >> 24 & 0x80 | (magnitude < 0x3c800000u ? small : rounded - (120 << 3));
+        return (bits >> 24 & 0x80) | (magnitude < 0x3c800000u ? small : rounded - (120 << 3));
     }
     static DEVICE int sum(const uint32_t (&)[4]) { return 0; }
 };

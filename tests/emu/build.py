@@ -214,15 +214,23 @@ def build_driver() -> Path:
         return path
 
 
+def build_cublas() -> Path:
+    """libcublasLt.so.13, the emulated cuBLASLt."""
+    with locked():
+        write_header()
+        objects = compile_objects("cublas", [HERE / "cublas.cpp"], ["-O2", f"-I{OUTPUT}"])
+        return link("libcublasLt.so.13", objects, ["-ldl"])
+
+
 def build_contracted(kernels: str) -> Path:
     """Compile a file of kernels with fused operations wherever the compiler can have them."""
     return build_library(f"{kernels}_contracted", [KERNELS / f"{kernels}.cu"], options=CONTRACTED)
 
 
 def build_kernels(*, instrumented: bool = False) -> Path:
-    """Compile the kernels of the product."""
+    """Compile the kernels of the product, and those of the emulator that programs use."""
     sources = sorted(KERNELS.glob("*.cu"))
-    own = [HERE / "plants" / "rewrite.cu"] if instrumented else []
+    own = [HERE / "cublas_product.cu", *([HERE / "plants" / "rewrite.cu"] if instrumented else [])]
     return build_library("kernels", [*sources, *own], instrumented=instrumented)
 
 
@@ -232,6 +240,7 @@ def main() -> None:
         build_kernels()
         build_kernels(instrumented=True)
         build_driver()
+        build_cublas()
     except BuildError as error:
         sys.exit(str(error))
     print(OUTPUT)

@@ -95,13 +95,14 @@ class Ended:
 
 
 def emulation(*, checked: bool = False) -> dict[str, str]:
-    """The environment of a process that finds the emulated driver, with plain or with checked kernels."""
+    """The environment of a process that finds the emulated libraries, with plain or with checked kernels."""
     return {
         "EMU": "1",
         "EMU_MEMORY": str(256 << 20),
         "EMU_KERNELS": str(build.build_kernels(instrumented=checked)),
         "LD_LIBRARY_PATH": str(driver().parent),
         "PENSTOCK_CACHE": str(CACHE),
+        "PENSTOCK_CUBLAS": str(build.build_cublas()),
     }
 
 
