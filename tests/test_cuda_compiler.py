@@ -135,7 +135,7 @@ def test_compiler_of_the_variable_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     path = penstock.cuda_info().compiler_path
     assert path is not None
     monkeypatch.setenv("PENSTOCK_NVRTC", path)
-    monkeypatch.setattr("penstock._cuda._PACKAGES", ())
+    monkeypatch.setattr("penstock._cuda._PACKAGES", {})
     assert penstock.cuda_info().compiler_path == path
 
 
@@ -194,7 +194,7 @@ import penstock
 from support import hooks
 
 hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
-hooks.nvrtc_folders = list  # the variable names the compiler
+hooks.cuda_folders = list  # the variable names the compiler
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 with contextlib.suppress(OSError):
     while True:

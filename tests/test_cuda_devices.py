@@ -300,7 +300,7 @@ def test_device_of_a_configuration_is_its_full_name() -> None:
 
 def install(folder: Path, package: str, library: str) -> None:
     """Install a package with one library."""
-    (folder / library).parent.mkdir(parents=True)
+    (folder / library).parent.mkdir(parents=True, exist_ok=True)
     (folder / library).write_text("text")
     information = folder / f"{package.replace('-', '_')}-1.0.dist-info"
     information.mkdir()
@@ -308,11 +308,20 @@ def install(folder: Path, package: str, library: str) -> None:
     (information / "RECORD").write_text(f"{library},,\n{library}.alt,,\nnvidia/include/nvrtc.h,,\n")
 
 
-def test_compiler_folders_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    install(tmp_path, "nvidia-cuda-nvrtc", "nvidia/cu13/lib/libnvrtc.so.13")
-    install(tmp_path, "nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
+def test_folders_of_libraries_are_those_of_the_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folders = {
+        "nvidia-cuda-nvrtc": "nvidia/cu13/lib/libnvrtc.so.13",
+        "nvidia-cuda-nvrtc-cu12": "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+        "nvidia-cublas": "nvidia/cu13/lib/libcublasLt.so.13",
+        "nvidia-cublas-cu12": "nvidia/cublas/lib/libcublasLt.so.12",
+    }
+    for package, library in folders.items():
+        install(tmp_path, package, library)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert _cuda.nvrtc_folders() == [tmp_path / "nvidia/cu13/lib", tmp_path / "nvidia/cuda_nvrtc/lib"]
+    names = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib")
+    assert _cuda.cuda_folders() == [tmp_path / name for name in names]
 
 
 def test_compiler_in_the_current_directory_is_not_loaded(
@@ -322,8 +331,8 @@ def test_compiler_in_the_current_directory_is_not_loaded(
     monkeypatch.chdir(tmp_path)
     for entry in ("", str(tmp_path / "nvidia")):
         monkeypatch.syspath_prepend(entry)
-    assert not any(folder.is_relative_to(tmp_path) for folder in _cuda.nvrtc_folders())
-    assert all(folder.is_absolute() for folder in _cuda.nvrtc_folders())
+    assert not any(folder.is_relative_to(tmp_path) for folder in _cuda.cuda_folders())
+    assert all(folder.is_absolute() for folder in _cuda.cuda_folders())
 
 
 def test_module_nvidia_without_a_spec_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,11 @@ def test_benchmark_of_kernels_runs(tmp_path: Path) -> None:
 
 
 def test_benchmark_of_engines_runs(tmp_path: Path) -> None:
-    names = benchmark(tmp_path, "int8-kv,host")
+    names = benchmark(tmp_path, "bf16,varying,int8-kv,host")
+    assert names["varying"][2] == "bf16, deterministic=False: decode, batch 2, context 20"
+    assert (
+        "- deterministic=True, decode, batch 2, context 20: " in next(tmp_path.glob("gpu-*.md")).read_text()
+    )
     assert names["int8-kv"] == [
         "int8 KV: start-up to the first token",
         "int8 KV: decode, batch 1, context 20",

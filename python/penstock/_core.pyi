@@ -90,6 +90,10 @@ class EngineConfig:
       patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
       matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a
       mapping. Default: that of the files.
+    - `deterministic`: Give a request the same tokens and logprobs in every batch. `False` permits
+      algorithms whose results depend on the other requests of a step. On a CUDA device, cuBLASLt
+      multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its results
+      are the same with both values. Default: `True`.
     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
@@ -212,6 +216,7 @@ class EngineConfig:
         quantization: (
             Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | Mapping[str, Any] | None
         ) = "auto",
+        deterministic: bool | None = True,
         config_overrides: Mapping[str, Any] | None = None,
         threads: int | None = None,
         numa_nodes: Sequence[int] | None = None,
@@ -287,6 +292,17 @@ class EngineConfig:
 
         Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a mapping.
         Default: that of the files.
+        """
+
+    @property
+    def deterministic(self) -> bool:
+        """Give a request the same tokens and logprobs in every batch.
+
+        `False` permits algorithms whose results depend on the other requests of a step. On a CUDA device,
+        cuBLASLt multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its
+        results are the same with both values.
+
+        Default: `True`.
         """
 
     @property
@@ -2612,7 +2628,7 @@ class CudaDevice:
 
 @final
 class CudaInfo:
-    """The NVIDIA driver with its devices, and the compiler of CUDA kernels.
+    """The NVIDIA driver with its devices, the compiler of CUDA kernels, and cuBLASLt.
 
     - `driver_version`: Version of CUDA that the driver supports; `None` without a driver.
     - `devices`: The visible devices.
@@ -2620,6 +2636,9 @@ class CudaInfo:
     - `compiler_version`: Version of NVRTC, the compiler; `None` without one.
     - `compiler_path`: Library of the compiler.
     - `compiler_reason`: Reason why there is no compiler, with a remedy; `None` if there is one.
+    - `cublas_version`: Version of cuBLASLt, which `deterministic=False` uses; `None` without it.
+    - `cublas_path`: Library of cuBLASLt.
+    - `cublas_reason`: Reason why there is no cuBLASLt, with a remedy; `None` if there is one.
     """
 
     def __new__(
@@ -2631,6 +2650,9 @@ class CudaInfo:
         compiler_version: str | None,
         compiler_path: str | None,
         compiler_reason: str | None,
+        cublas_version: str | None,
+        cublas_path: str | None,
+        cublas_reason: str | None,
     ) -> CudaInfo: ...
     @property
     def driver_version(self) -> str | None:
@@ -2655,6 +2677,18 @@ class CudaInfo:
     @property
     def compiler_reason(self) -> str | None:
         """Reason why there is no compiler, with a remedy; `None` if there is one."""
+
+    @property
+    def cublas_version(self) -> str | None:
+        """Version of cuBLASLt, which `deterministic=False` uses; `None` without it."""
+
+    @property
+    def cublas_path(self) -> str | None:
+        """Library of cuBLASLt."""
+
+    @property
+    def cublas_reason(self) -> str | None:
+        """Reason why there is no cuBLASLt, with a remedy; `None` if there is one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` accepts."""
@@ -3082,6 +3116,8 @@ class ModelInfo:
     - `device`: Device that computes: `cpu`, or a CUDA device such as `cuda:0`.
     - `threads`: Number of compute threads of the host.
     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
+    - `deterministic`: Whether a request has the same tokens and logprobs in every batch. Also with the
+      option's value `False`, if the device has no other algorithm.
     - `isa`: Instruction set of the kernels. The architecture of a CUDA device, such as `sm_90a`. On the
       CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
       `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
@@ -3118,6 +3154,7 @@ class ModelInfo:
         device: str,
         threads: int,
         numa: NumaInfo | None,
+        deterministic: bool,
         isa: str,
     ) -> ModelInfo: ...
     @property
@@ -3225,6 +3262,13 @@ class ModelInfo:
         """Placement of threads and memory; `None` without `numa_nodes`."""
 
     @property
+    def deterministic(self) -> bool:
+        """Whether a request has the same tokens and logprobs in every batch.
+
+        Also with the option's value `False`, if the device has no other algorithm.
+        """
+
+    @property
     def isa(self) -> str:
         """Instruction set of the kernels.
 
@@ -3280,7 +3324,7 @@ class Engine:
         config: EngineConfig,
         host: Host,
         progress: Callable[[int, int], object] | None = None,
-        nvrtc_folders: Sequence[str | os.PathLike[str]] = ...,
+        cuda_folders: Sequence[str | os.PathLike[str]] = ...,
     ) -> Engine:
         """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
 
@@ -3580,10 +3624,10 @@ def convert(
     Raises `ConfigError`, `ModelLoadError`, `OSError`, and any exception that `progress` raises.
     """
 
-def cuda_info(nvrtc_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
+def cuda_info(cuda_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
     """The driver, its devices, and the compiler, searched in these folders; see `penstock.cuda_info`."""
 
-def resolve_device(config: EngineConfig, nvrtc_folders: Sequence[str | os.PathLike[str]]) -> str:
+def resolve_device(config: EngineConfig, cuda_folders: Sequence[str | os.PathLike[str]]) -> str:
     """The device that computes for this configuration, such as `"cpu"` or `"cuda:0"`.
 
     Searches the compiler in these folders first. Raises `DeviceUnavailableError`.

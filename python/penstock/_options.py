@@ -47,6 +47,10 @@ class EngineOptions(TypedDict, total=False):
         Quantization | None,
         "Quantisation of the weights. Default: that of the files.",
     ]
+    deterministic: Annotated[
+        bool | None,
+        "Give a request the same tokens and logprobs in every batch. Default: True.",
+    ]
     config_overrides: Annotated[
         Mapping[str, Any] | None,
         "Values that are merged into the model's config.json, such as rope_scaling. Default: none.",
@@ -198,6 +202,7 @@ ENGINE_GROUPS = {
         "device",
         "dtype",
         "quantization",
+        "deterministic",
         "config_overrides",
         "threads",
         "numa_nodes",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
 from penstock._core import Host
-from penstock._cuda import nvrtc_folders
+from penstock._cuda import cuda_folders
 from penstock._options import merge
 from penstock.chat import Chat, has_messages, is_large
 from penstock.errors import (
@@ -83,7 +83,7 @@ class Session:
         self.config = merge(_core.EngineConfig, config, options)
         self._progress = progress
         self._native: _core.Engine | None = None
-        self._nvrtc_folders: Sequence[Path] = ()
+        self._cuda_folders: Sequence[Path] = ()
         self._path: str | bytes = ""  # the model's files, once it was opened
         self._tokenizer: Tokenizer  # of `_native`
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
@@ -106,8 +106,8 @@ class Session:
     def check_device(self) -> None:
         """Find the device, before a model is downloaded for it; slow, can run in any thread."""
         if self.config.device != "cpu":
-            self._nvrtc_folders = nvrtc_folders()
-        _core.resolve_device(self.config, self._nvrtc_folders)
+            self._cuda_folders = cuda_folders()
+        _core.resolve_device(self.config, self._cuda_folders)
 
     def must_wake(self) -> bool:
         """Whether the caller has to call `reopen`; false if the engine is open."""
@@ -158,7 +158,7 @@ class Session:
         config = self.config
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
-        native = _core.Engine.open(path, config, self.host, on_progress, self._nvrtc_folders)
+        native = _core.Engine.open(path, config, self.host, on_progress, self._cuda_folders)
         try:
             for adapter in adapters:
                 native.load_adapter(adapter.name, adapter.path, check_cancelled=check_cancelled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
-from penstock._cuda import nvrtc_folders
+from penstock._cuda import cuda_folders
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +89,7 @@ def tensor(path: str | os.PathLike[str], name: str) -> bytes:
 
 def cuda_kernels() -> list[str]:
     """The names of the CUDA kernels' files."""
-    names: list[str] = _hooks.cuda_kernels(nvrtc_folders())
+    names: list[str] = _hooks.cuda_kernels(cuda_folders())
     return names
 
 
@@ -101,21 +101,21 @@ def cuda_compile_options() -> list[str]:
 
 def compile_cuda_kernel(name: str, architecture: str) -> bytes:
     """The image of a CUDA kernel's file for an architecture, by the compiler that the engine finds."""
-    image: bytes = _hooks.compile_cuda_kernel(nvrtc_folders(), name, architecture)
+    image: bytes = _hooks.compile_cuda_kernel(cuda_folders(), name, architecture)
     return image
 
 
 def archive_cuda_kernel(name: str, variant: str, architecture: str) -> None:
     """Compile a CUDA kernel's file for an architecture, and add the image to ``PENSTOCK_KERNEL_ARCHIVE``."""
-    _hooks.archive_cuda_kernel(nvrtc_folders(), name, variant, architecture)
+    _hooks.archive_cuda_kernel(cuda_folders(), name, variant, architecture)
 
 
 def cuda_rms_norm(x: Sequence[float], weight: Sequence[float]) -> list[float]:
     """The norms of the rows of `x` by a kernel on the first CUDA device; each kind of object is used once."""
-    result: list[float] = _hooks.cuda_rms_norm(nvrtc_folders(), x, weight)
+    result: list[float] = _hooks.cuda_rms_norm(cuda_folders(), x, weight)
     return result
 
 
 def cuda_program(name: str) -> None:
     """Run a program of the CUDA crate on the first device."""
-    _hooks.cuda_program(nvrtc_folders(), name)
+    _hooks.cuda_program(cuda_folders(), name)

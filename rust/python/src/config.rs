@@ -38,13 +38,13 @@ impl PyEngineConfig {
         })
     }
 
-    /// The configuration of the runner. Fields that are not set come from the environment; the compiler of CUDA kernels
-    /// is searched in `nvrtc_folders` first.
+    /// The configuration of the runner. Fields that are not set come from the environment; the libraries of CUDA are
+    /// searched in `cuda_folders` first.
     pub fn with_environment(
         &self,
-        nvrtc_folders: Vec<PathBuf>,
+        cuda_folders: Vec<PathBuf>,
     ) -> Result<penstock_runner::EngineConfig, Error> {
-        let config = self.requested().with_environment(nvrtc_folders);
+        let config = self.requested().with_environment(cuda_folders);
         Ok(config.map_err(penstock_runner::LaunchError::Config)?)
     }
 
@@ -55,6 +55,7 @@ impl PyEngineConfig {
         penstock_runner::EngineConfig {
             config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
             device: config.device,
+            nondeterministic: !config.deterministic,
             threads: config.threads,
             numa_nodes: config
                 .numa_nodes

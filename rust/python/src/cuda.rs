@@ -13,8 +13,8 @@ use crate::logs;
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn cuda_info(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> Result<PyCudaInfo, Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+pub fn cuda_info(py: Python<'_>, cuda_folders: Vec<PathBuf>) -> Result<PyCudaInfo, Error> {
+    let settings = CudaSettings::from_environment(cuda_folders);
     Ok(PyCudaInfo(Arc::new(detach(py, || settings.info())?)))
 }
 
@@ -23,9 +23,9 @@ pub fn cuda_info(py: Python<'_>, nvrtc_folders: Vec<PathBuf>) -> Result<PyCudaIn
 pub fn resolve_device(
     py: Python<'_>,
     config: &PyEngineConfig,
-    nvrtc_folders: Vec<PathBuf>,
+    cuda_folders: Vec<PathBuf>,
 ) -> Result<String, Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let settings = CudaSettings::from_environment(cuda_folders);
     logs::listen(py)?;
     let device = config.config.device;
     Ok(detach(py, || penstock_runner::resolve_device(device, &settings))??.to_string())

@@ -47,16 +47,16 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     #[staticmethod]
-    #[pyo3(signature = (model, config, host, progress = None, nvrtc_folders = Vec::new()))]
+    #[pyo3(signature = (model, config, host, progress = None, cuda_folders = Vec::new()))]
     fn open(
         py: Python<'_>,
         model: ModelFiles,
         config: &PyEngineConfig,
         host: &Host,
         progress: Option<Py<PyAny>>,
-        nvrtc_folders: Vec<PathBuf>,
+        cuda_folders: Vec<PathBuf>,
     ) -> Result<Self, Error> {
-        Self::load(py, model, config.with_environment(nvrtc_folders)?, config, host, progress)
+        Self::load(py, model, config.with_environment(cuda_folders)?, config, host, progress)
     }
 
     #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]

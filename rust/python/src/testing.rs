@@ -42,8 +42,8 @@ pub fn add_to(core: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The names of the CUDA kernels' files.
 #[pyfunction]
-pub fn cuda_kernels(nvrtc_folders: Vec<PathBuf>) -> Result<Vec<String>, Error> {
-    let compiler = CudaSettings::from_environment(nvrtc_folders).compiler(None);
+pub fn cuda_kernels(cuda_folders: Vec<PathBuf>) -> Result<Vec<String>, Error> {
+    let compiler = CudaSettings::from_environment(cuda_folders).compiler(None);
     let compiler = compiler.map_err(|error| Error::Failed(error.to_string()))?;
     Ok(compiler.names().map(str::to_owned).collect())
 }
@@ -52,11 +52,11 @@ pub fn cuda_kernels(nvrtc_folders: Vec<PathBuf>) -> Result<Vec<String>, Error> {
 #[pyfunction]
 pub fn compile_cuda_kernel<'py>(
     py: Python<'py>,
-    nvrtc_folders: Vec<PathBuf>,
+    cuda_folders: Vec<PathBuf>,
     name: &str,
     architecture: &str,
 ) -> Result<Bound<'py, PyBytes>, Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let settings = CudaSettings::from_environment(cuda_folders);
     let image = detach(py, || {
         let compiler = settings.compiler(None).map_err(|error| error.to_string())?;
         compiler.image(name, "", architecture).map_err(|error| error.to_string())
@@ -68,12 +68,12 @@ pub fn compile_cuda_kernel<'py>(
 #[pyfunction]
 pub fn archive_cuda_kernel(
     py: Python<'_>,
-    nvrtc_folders: Vec<PathBuf>,
+    cuda_folders: Vec<PathBuf>,
     name: &str,
     variant: &str,
     architecture: &str,
 ) -> Result<(), Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let settings = CudaSettings::from_environment(cuda_folders);
     let added = detach(py, || {
         let compiler = settings.compiler(None).map_err(|error| error.to_string())?;
         compiler.add_to_archive(name, variant, architecture).map_err(|error| error.to_string())
@@ -86,18 +86,18 @@ pub fn archive_cuda_kernel(
 #[pyfunction]
 pub fn cuda_rms_norm(
     py: Python<'_>,
-    nvrtc_folders: Vec<PathBuf>,
+    cuda_folders: Vec<PathBuf>,
     x: Vec<f32>,
     weight: Vec<f32>,
 ) -> Result<Vec<f32>, Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+    let settings = CudaSettings::from_environment(cuda_folders);
     detach(py, || settings.rms_norm(&x, &weight))?.map_err(Error::Failed)
 }
 
 /// Runs a program on the first CUDA device.
 #[pyfunction]
-pub fn cuda_program(py: Python<'_>, nvrtc_folders: Vec<PathBuf>, name: &str) -> Result<(), Error> {
-    let settings = CudaSettings::from_environment(nvrtc_folders);
+pub fn cuda_program(py: Python<'_>, cuda_folders: Vec<PathBuf>, name: &str) -> Result<(), Error> {
+    let settings = CudaSettings::from_environment(cuda_folders);
     detach(py, || settings.program(name))?.map_err(Error::Failed)
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::sync::Once;
 
+use penstock_cuda::Cublas;
 use penstock_device::DeviceError;
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
 use penstock_device::cuda::Cuda;
@@ -25,6 +26,8 @@ pub struct DeviceInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
     pub isa: String,
+    /// Whether a request has the same tokens and logprobs in every batch.
+    pub deterministic: bool,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
 }
@@ -75,14 +78,22 @@ pub(crate) fn open_cuda(
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
-    let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads);
+    let cublas = if config.nondeterministic { find_cublas(config, &found) } else { None };
+    let deterministic = cublas.is_none();
+    let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads, cublas);
     let backend = opened.map_err(|error| match error {
         DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
         error => error.into(),
     })?;
-    let info =
-        DeviceInfo { device: Device::Cuda(index), threads, isa: found.device.architecture(), numa: None };
+    let isa = found.device.architecture();
+    let info = DeviceInfo { device: Device::Cuda(index), threads, isa, deterministic, numa: None };
     Ok((backend, info))
+}
+
+/// cuBLASLt for a device, or a warning that it is not available.
+fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Option<Cublas> {
+    let cublas = config.cuda.cublas(Some(&found.driver));
+    cublas.inspect_err(|error| log::warn!("deterministic=False changes nothing: {error}")).ok()
 }
 
 /// Opens the CPU for a valid configuration.
@@ -96,8 +107,13 @@ pub(crate) fn open_cpu(
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
     let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
-    let info =
-        DeviceInfo { device: Device::Cpu, threads: backend.threads(), isa: backend.isa().to_owned(), numa };
+    let info = DeviceInfo {
+        device: Device::Cpu,
+        threads: backend.threads(),
+        isa: backend.isa().to_owned(),
+        deterministic: true,
+        numa,
+    };
     Ok((backend, info))
 }
 

@@ -80,6 +80,8 @@ pub struct EngineConfig {
     pub weights_cache_bytes: Option<u64>,
     /// The device that computes.
     pub device: Device,
+    /// Algorithms may be used whose results depend on the other requests of a step.
+    pub nondeterministic: bool,
     /// The settings of CUDA. Only the environment sets them.
     pub cuda: CudaSettings,
     /// The directory of that cache. Only the environment sets it.

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use penstock_cuda::{
-    Device, Driver, KernelArchive, KernelCache, KernelCompiler, Nvrtc, NvrtcError, Search, Sources,
-    Unavailable,
+    Cublas, CublasError, Device, Driver, KernelArchive, KernelCache, KernelCompiler, Nvrtc, NvrtcError,
+    Search, Sources, Unavailable,
 };
 
 /// Size of the cache of compiled kernels.
@@ -18,8 +18,10 @@ pub struct CudaSettings {
     pub visible_devices: Option<String>,
     /// The library of the compiler; `None` searches.
     pub nvrtc: Option<PathBuf>,
-    /// Folders in which the compiler is searched first.
-    pub nvrtc_folders: Vec<PathBuf>,
+    /// The library of cuBLASLt; `None` searches.
+    pub cublas: Option<PathBuf>,
+    /// Folders in which both are searched first.
+    pub folders: Vec<PathBuf>,
     /// A folder of kernels to compile instead of the embedded ones.
     pub kernel_directory: Option<PathBuf>,
     /// The folder of kernels that were compiled before; `None` is that of the package.
@@ -69,7 +71,7 @@ pub(crate) struct UsableDevice {
     pub compiler: KernelCompiler,
 }
 
-/// The driver, its devices and the compiler.
+/// The driver, its devices, the compiler and cuBLASLt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaInfo {
     pub driver_version: Option<String>,
@@ -78,14 +80,18 @@ pub struct CudaInfo {
     pub compiler_version: Option<String>,
     pub compiler_path: Option<String>,
     pub compiler_reason: Option<String>,
+    pub cublas_version: Option<String>,
+    pub cublas_path: Option<String>,
+    pub cublas_reason: Option<String>,
 }
 
 impl CudaSettings {
-    /// Describes the driver, its devices and the compiler. Slow: creates a context on each device.
+    /// Describes the driver, its devices, the compiler and cuBLASLt. Slow: creates a context on each device.
     pub fn info(&self) -> CudaInfo {
         let driver = Driver::open(self.visible_devices.as_deref());
         let devices = driver.as_ref().map_or_else(|error| Err(error.clone()), devices);
         let nvrtc = self.nvrtc(driver.as_ref().ok());
+        let cublas = self.cublas(driver.as_ref().ok());
         let (devices, error) = match devices {
             Ok(devices) => (devices, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
@@ -99,6 +105,9 @@ impl CudaSettings {
             compiler_version: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version().to_string()),
             compiler_path: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.path().display().to_string()),
             compiler_reason: nvrtc.err().map(|error| error.to_string()),
+            cublas_version: cublas.as_ref().ok().map(|cublas| cublas.version().to_string()),
+            cublas_path: cublas.as_ref().ok().map(|cublas| cublas.path().display().to_string()),
+            cublas_reason: cublas.err().map(|error| error.to_string()),
         }
     }
 
@@ -154,11 +163,17 @@ impl CudaSettings {
     }
 
     fn nvrtc(&self, driver: Option<&Driver>) -> Result<Nvrtc, NvrtcError> {
-        Nvrtc::find(&Search {
-            library: self.nvrtc.clone(),
-            folders: self.nvrtc_folders.clone(),
-            driver: driver.map(Driver::version),
-        })
+        Nvrtc::find(&self.search(self.nvrtc.as_ref(), driver))
+    }
+
+    /// cuBLASLt for a driver, or for any.
+    pub(crate) fn cublas(&self, driver: Option<&Driver>) -> Result<Cublas, CublasError> {
+        Cublas::find(&self.search(self.cublas.as_ref(), driver))
+    }
+
+    fn search(&self, library: Option<&PathBuf>, driver: Option<&Driver>) -> Search {
+        let folders = self.folders.clone();
+        Search { library: library.cloned(), folders, driver: driver.map(Driver::version) }
     }
 }
 

@@ -30,6 +30,8 @@ pub struct ModelInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
     pub isa: String,
+    /// Whether a request has the same tokens and logprobs in every batch.
+    pub deterministic: bool,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
     /// `None` without adapters.

@@ -202,6 +202,7 @@ pub(crate) fn open<B: Backend>(
         device: device.device,
         threads: device.threads,
         isa: device.isa,
+        deterministic: device.deterministic,
         numa: device.numa,
         adapters,
         profile: None,

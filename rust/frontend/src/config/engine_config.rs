@@ -16,6 +16,8 @@ pub struct EngineConfig {
     pub dtype: Auto<Dtype>,
     /// Quantisation of the weights.
     pub quantization: Quantization,
+    /// Give a request the same tokens and logprobs in every batch.
+    pub deterministic: bool,
     /// Values that are merged into the model's `config.json`, such as `rope_scaling`.
     pub config_overrides: Option<Json>,
     /// Number of compute threads.
@@ -94,6 +96,7 @@ impl Default for EngineConfig {
             device: Device::default(),
             dtype: Auto(None),
             quantization: Quantization::default(),
+            deterministic: true,
             config_overrides: None,
             threads: None,
             numa_nodes: None,
@@ -153,6 +156,11 @@ impl EngineConfig {
             ("quantization", Some(value)) => {
                 let field = Field::new("quantization");
                 self.quantization = read_quantization(field, value)?;
+            }
+            ("deterministic", None) => self.deterministic = default().deterministic,
+            ("deterministic", Some(value)) => {
+                let field = Field::new("deterministic");
+                self.deterministic = field.boolean(value)?;
             }
             ("config_overrides", None) => self.config_overrides = default().config_overrides,
             ("config_overrides", Some(value)) => {
