@@ -6,8 +6,8 @@ The sections, each in a process of its own with a limit of time:
 
 - `torch`: copies and products for the limits, and the operations of a step by torch;
 - `kernels`: the kernels of products and attention, one by one;
-- `bf16`, `int8-kv`, `int4`: an engine with random weights of the shape of Llama 3 8B: start-up, decode of
-  batches, prefill, throughput;
+- `bf16`, `varying`, `int8-kv`, `int4`: an engine with random weights of the shape of Llama 3 8B: start-up,
+  decode of batches, prefill, throughput; `varying` has deterministic=False, without the throughput;
 - `host`: the step of a model of one small layer, hardly more than the work of the host.
 
 Writes `gpu-DATE.json` and `gpu-DATE.md` to `benches/record`, or to `$OUT`. `--tiny` has small shapes;
@@ -34,7 +34,7 @@ from typing import Any
 from cases import cases_of
 from engine import Load, Variant, measure_host
 from engine import measure as measure_engine
-from rows import Rows, table
+from rows import Rows, costs, table
 from shapes import EIGHT_BILLION, REPOSITORY, SMALL_LAYER, TINY, TINY_LAYER
 
 import penstock
@@ -46,13 +46,19 @@ BF16_GOALS = {
 }
 VARIANTS = {
     "bf16": Variant("bf16", {}, BF16_GOALS),
+    "varying": Variant("bf16, deterministic=False", {"deterministic": False}, {}),
     "int8-kv": Variant("int8 KV", {}, {"decode, batch 256, context 1000": ">= 24000 tok/s"}, kv="int8"),
     "int4": Variant(
         "int4", {"quantization": "w4a16"}, {"decode, batch 1, context 1000": ">= 700 tok/s"}, bits=4.25
     ),
 }
 #: The sections, and the most seconds of each.
-SECTIONS = {"torch": 75, "kernels": 90, "bf16": 180, "int8-kv": 120, "int4": 120, "host": 40}
+SECTIONS = {
+    "torch": 75, "kernels": 90, "bf16": 180, "varying": 80,
+    "int8-kv": 120, "int4": 120, "host": 40,
+}
+#: Sections without the row of the throughput.
+WITHOUT_THROUGHPUT = ("varying", "int4")
 TINY_LOAD = Load((1, 2), context=20, decoded=12, prompt=40, prompts=2, requests=3, budget=32, seconds=60)
 HOST_LOAD = Load((256,), context=16, decoded=512, prompt=16, requests=0)
 
@@ -87,7 +93,7 @@ def run_section(name: str, folder: Path, *, tiny: bool) -> None:
         measure_host(layer, folder / "layer", load, rows)
     else:
         variant = VARIANTS[name]
-        load = TINY_LOAD if tiny else Load(requests=512 if name != "int4" else 0)
+        load = TINY_LOAD if tiny else Load(requests=0 if name in WITHOUT_THROUGHPUT else 512)
         measure_engine(shape, folder / "model", variant, load, rows)
 
 
@@ -148,6 +154,8 @@ def record(folder: Path, target: Path, outcomes: dict[str, str]) -> str:
             f"Sections: {outcomes}",
             "",
             table([row for name, rows in found.items() if name != "torch" for row in rows], limits, torch),
+            "",
+            *costs(found["bf16"], found["varying"]),
             "",
         ]
     )

@@ -67,6 +67,17 @@ def shown(row: Row, seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= LONG else f"{1e6 * seconds:.1f} us"
 
 
+def costs(rows: list[Row], varying: list[Row]) -> list[str]:
+    """The cost of deterministic=True: times of rows in comparison with those of the same work without it."""
+    without = {row.name.rpartition(": ")[2]: row.median for row in varying}
+    named = ((row, row.name.rpartition(": ")[2]) for row in rows)
+    return [
+        f"- deterministic=True, {name}: {row.median / without[name] - 1:+.1%} (goal: at most +5 %)"
+        for row, name in named
+        if name in without and row.tokens
+    ]
+
+
 def table(rows: list[Row], limits: dict[str, float], torch: dict[str, Row]) -> str:
     """The rows as a table of Markdown."""
     lines = [
