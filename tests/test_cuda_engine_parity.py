@@ -143,6 +143,15 @@ def test_weights_of_16_bits_have_nearly_the_values_of_the_cpu(name: str, weights
         assert result["hidden_states"] < limit, result
 
 
+def test_real_model_has_the_answer_of_the_cpu() -> None:
+    ended = run_program(cuda_parity.answer_demo, EMU_MEMORY=str(1 << 30))
+    assert ended.findings == []
+    ours, theirs = ended.result
+    assert len(ours["token_ids"]) == 6
+    assert ours["token_ids"] == theirs["token_ids"]
+    assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=0.1)
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_greedy_answers_are_those_of_transformers(family: str, tmp_path: Path) -> None:

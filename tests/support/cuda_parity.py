@@ -108,6 +108,21 @@ def values(logprobs: Sequence[float | None] | None) -> NDArray[np.float64]:
     return np.array([value or 0.0 for value in logprobs or ()])
 
 
+#: The first tokens of the answer are not near a tie.
+DEMO_PROMPT = "The capital of France is Paris, and the capital of Italy is"
+
+
+def answer_demo() -> list[dict[str, Any]]:
+    """The tokens and log probabilities of the demo model in bfloat16, on both devices."""
+    options: dict[str, Any] = SIZES | {"quantization": "none", "dtype": "bfloat16", "threads": 2}
+    results = []
+    for device in ("cuda", "cpu"):
+        with penstock.Engine(penstock.demo.model_path(), device=device, **options) as engine:
+            result = engine.blocking.generate(DEMO_PROMPT, max_tokens=6, temperature=0.0, logprobs=True)
+        results.append({"token_ids": result.token_ids, "logprobs": result.logprobs})
+    return results
+
+
 def write_answers(model: str, length: str, file: str) -> None:
     """Writes the prompt, the tokens, their logprobs and all logits of a greedy answer to a file."""
     prompt = random_prompt(int(length))

@@ -115,9 +115,10 @@ def run_program(
     ends with status 0. The findings are those at its end; a context that is still in use is one of them.
 
     With PENSTOCK_TEST_GPU=1, the program runs on the device of the system's driver, which has no findings.
-    Tests of checked kernels and with settings of the emulated device are skipped.
+    Tests of checked kernels and with settings of the emulated device, except its memory, are skipped.
     """
-    if cuda.ON_GPU and (checked or any(name.startswith("EMU_") for name in environment)):
+    is_emulated = checked or any(name.startswith("EMU_") and name != "EMU_MEMORY" for name in environment)
+    if cuda.ON_GPU and is_emulated:
         pytest.skip("needs the emulated device")
     code = program if isinstance(program, str) else CALL.format(program.__module__, program.__name__)
     command = [sys.executable, "-X", "faulthandler", "-c", code, *map(str, arguments)]
