@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,8 +27,20 @@ CONFIGS = {
     "float16": make_config("llama", dtype="float16", intermediate_size=104),
 }
 #: Rows of products that are not a multiple of 16 bytes.
-UNALIGNED = make_config("llama", dtype="bfloat16", intermediate_size=333, hidden_size=60, head_dim=20)
+UNALIGNED = make_config(
+    "llama",
+    dtype="bfloat16",
+    intermediate_size=333,
+    hidden_size=60,
+    head_dim=20,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+)
 LIMITS = {"bfloat16": 3e-2, "float16": 4e-3}
+
+
+def warnings(ended: Ended) -> set[str]:
+    return {line for line in ended.errors.splitlines() if line.startswith("WARNING")}
 
 
 def run(
@@ -62,22 +75,22 @@ def test_deterministic_engine_does_not_use_cublas() -> None:
 
 
 @EMULATED
-@pytest.mark.parametrize("name", ["no algorithm", "rows that are not aligned"])
-def test_kernels_compute_products_that_cublas_does_not(name: str) -> None:
-    config = UNALIGNED if name.startswith("rows") else CONFIGS["bfloat16"]
-    unsupported = "0" if name.startswith("rows") else "1"
-    found = run(cuda_cublas.compare, config, "varying", EMU_CUBLAS_UNSUPPORTED=unsupported).result
+def test_kernels_compute_products_without_an_algorithm() -> None:
+    found = run(cuda_cublas.compare, CONFIGS["bfloat16"], "varying", EMU_CUBLAS_UNSUPPORTED="1").result
     assert all(result["logits"] < LIMITS["bfloat16"] for result in found["differences"]), found
     assert found["same_bits"]
 
 
-@EMULATED
 def test_steps_with_products_of_cublas_become_graphs() -> None:
     found = run(cuda_cublas.repeat, CONFIGS["bfloat16"]).result
-    assert found["graphs"] > 10
-    assert found["products"] > 0
-    assert found["tokens"] == 1  # all rows of a step are computed in the same way
-    assert found["alone"] == 24
+    tokens, logprobs = found["cpu"][0]
+    assert len(found["cuda"]) == 12
+    for ours, values in found["cuda"]:
+        assert ours == tokens
+        assert values == pytest.approx(logprobs, abs=0.05)
+    if not cuda.ON_GPU:
+        assert found["graphs"] > 10
+        assert found["products"] > 0
 
 
 @EMULATED
@@ -87,28 +100,88 @@ def test_checked_products_have_no_findings() -> None:
 
 
 @EMULATED
+def test_workspace_is_in_the_plan_of_the_memory() -> None:
+    without, with_cublas = run(cuda_cublas.workspaces, CONFIGS["bfloat16"]).result
+    assert with_cublas - without == 32 << 20
+
+
+@EMULATED
 @pytest.mark.parametrize(
     "function",
     [
         *("cublasLtCreate", "cublasLtMatmulDescCreate", "cublasLtMatmulDescSetAttribute"),
-        *("cublasLtMatrixLayoutCreate", "cublasLtMatmulPreferenceCreate", "cublasLtMatmulAlgoGetHeuristic"),
-        "cublasLtMatmul",
+        *("cublasLtMatrixLayoutCreate", "cublasLtMatmulPreferenceCreate"),
+        *("cublasLtMatmulPreferenceSetAttribute", "cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"),
     ],
 )
-def test_function_that_fails_is_a_typed_error(function: str) -> None:
-    kind, message = run(cuda_cublas.fail, CONFIGS["bfloat16"], EMU_CUBLAS_FAULT=function).result
-    assert kind in ("DeviceUnavailableError", "EngineStoppedError", "PenstockError")
-    assert f"{function} failed with CUBLAS_STATUS_INTERNAL_ERROR" in message
+def test_library_that_fails_at_the_start_is_not_used(function: str) -> None:
+    ended = run(cuda_cublas.compare, CONFIGS["bfloat16"], "varying", EMU_CUBLAS_FAULT=function)
+    assert ended.result["deterministic"]
+    assert ended.result["same_bits"]
+    reason = f"{function} failed with status 14, CUBLAS_STATUS_INTERNAL_ERROR"
+    assert warnings(ended) == {f"WARNING deterministic=False changes nothing: {reason}"}
+
+
+@EMULATED
+@pytest.mark.parametrize("function", ["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"])
+def test_kernels_compute_products_that_fail_later(function: str) -> None:
+    ended = run(cuda_cublas.compare, CONFIGS["bfloat16"], "varying", EMU_CUBLAS_FAULT=f"{function}:12")
+    found = ended.result
+    assert all(result["logits"] < LIMITS["bfloat16"] for result in found["differences"]), found
+    [warning] = {re.sub(r"\d+ rows", "N rows", line) for line in warnings(ended) if "changes" not in line}
+    assert re.match(rf"WARNING kernels compute a product.*: {function} failed with status 14", warning)
+
+
+@EMULATED
+def test_error_of_a_lost_device_is_that_of_the_driver() -> None:
+    kind, message = run(cuda_cublas.lose_device, CONFIGS["bfloat16"]).result
+    assert kind == "EngineStoppedError"
+    assert "CUDA_ERROR_LAUNCH_FAILED" in message
+
+
+@EMULATED
+@pytest.mark.parametrize("model", ["float32", "rows that are not aligned"])
+def test_model_without_products_for_cublas_is_deterministic(model: str) -> None:
+    config = make_config("llama") if model == "float32" else UNALIGNED
+    ended = run(cuda_cublas.compare, config, "varying")
+    assert ended.result["deterministic"]
+    assert ended.result["same_bits"]
+    reason = "cuBLASLt multiplies none of the model's weights"
+    assert warnings(ended) == {f"WARNING deterministic=False changes nothing: {reason}"}
 
 
 @EMULATED
 def test_engine_without_cublas_is_deterministic_and_logs_a_warning() -> None:
-    ended = run(cuda_cublas.compare, CONFIGS["bfloat16"], "varying", PENSTOCK_CUBLAS="/no/libcublasLt.so")
-    assert ended.result["deterministic"]
-    assert ended.result["same_bits"]
-    [warning] = {line for line in ended.errors.splitlines() if line.startswith("WARNING")}
-    assert "deterministic=False changes nothing: cuBLASLt is not available: /no/libcublasLt.so (" in warning
+    code = f"""
+from penstock import _cuda
+_cuda._PACKAGES = {{}}
+import json, logging
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+from support import cuda_cublas
+print(json.dumps(cuda_cublas.workspaces({json.dumps(json.dumps(CONFIGS["bfloat16"]))})))
+"""
+    compiler = penstock.cuda_info().compiler_path or ""
+    ended = run_program(code, PENSTOCK_CUBLAS="", PENSTOCK_NVRTC=compiler)
+    assert ended.findings == []
+    assert len(set(ended.result)) == 1
+    [warning] = warnings(ended)
+    assert "deterministic=False changes nothing: cuBLASLt is not available: libcublasLt.so.13 (" in warning
     assert "install the package nvidia-cublas" in warning
+
+
+@EMULATED
+def test_library_of_the_variable_that_cannot_be_used_is_an_error() -> None:
+    code = """
+import json, penstock
+try:
+    penstock.Engine(penstock.demo.model_path(), device="cuda", deterministic=False).blocking.start()
+except penstock.ConfigError as error:
+    print(json.dumps(str(error)))
+"""
+    ended = run_program(code, PENSTOCK_CUBLAS="/no/libcublasLt.so")
+    assert (
+        "PENSTOCK_CUBLAS=/no/libcublasLt.so is not allowed: it must be the path of cuBLASLt" in ended.result
+    )
 
 
 @EMULATED

@@ -7,7 +7,7 @@ The sections, each in a process of its own with a limit of time:
 - `torch`: copies and products for the limits, and the operations of a step by torch;
 - `kernels`: the kernels of products and attention, one by one;
 - `bf16`, `varying`, `int8-kv`, `int4`: an engine with random weights of the shape of Llama 3 8B: start-up,
-  decode of batches, prefill, throughput; `varying` has deterministic=False, without the throughput;
+  decode of batches, prefill, throughput; `varying` has deterministic=False;
 - `host`: the step of a model of one small layer, hardly more than the work of the host.
 
 Writes `gpu-DATE.json` and `gpu-DATE.md` to `benches/record`, or to `$OUT`. `--tiny` has small shapes;
@@ -54,11 +54,16 @@ VARIANTS = {
 }
 #: The sections, and the most seconds of each.
 SECTIONS = {
-    "torch": 75, "kernels": 90, "bf16": 180, "varying": 80,
-    "int8-kv": 120, "int4": 120, "host": 40,
+    "torch": 75,
+    "kernels": 90,
+    "bf16": 180,
+    "varying": 80,
+    "int8-kv": 120,
+    "int4": 120,
+    "host": 40,
 }
-#: Sections without the row of the throughput.
-WITHOUT_THROUGHPUT = ("varying", "int4")
+#: Loads that are not the default. Products of few rows are the same with deterministic=False.
+LOADS = {"varying": Load((64, 256), requests=0, starts=1), "int4": Load(requests=0)}
 TINY_LOAD = Load((1, 2), context=20, decoded=12, prompt=40, prompts=2, requests=3, budget=32, seconds=60)
 HOST_LOAD = Load((256,), context=16, decoded=512, prompt=16, requests=0)
 
@@ -93,7 +98,7 @@ def run_section(name: str, folder: Path, *, tiny: bool) -> None:
         measure_host(layer, folder / "layer", load, rows)
     else:
         variant = VARIANTS[name]
-        load = TINY_LOAD if tiny else Load(requests=0 if name in WITHOUT_THROUGHPUT else 512)
+        load = TINY_LOAD if tiny else LOADS.get(name, Load())
         measure_engine(shape, folder / "model", variant, load, rows)
 
 

@@ -3116,8 +3116,8 @@ class ModelInfo:
     - `device`: Device that computes: `cpu`, or a CUDA device such as `cuda:0`.
     - `threads`: Number of compute threads of the host.
     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
-    - `deterministic`: Whether a request has the same tokens and logprobs in every batch. Also with the
-      option's value `False`, if the device has no other algorithm.
+    - `deterministic`: Whether a request has the same tokens and logprobs in every batch. It is also true
+      for `deterministic=False` if no algorithm of the device depends on the batch.
     - `isa`: Instruction set of the kernels. The architecture of a CUDA device, such as `sm_90a`. On the
       CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
       `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
@@ -3265,7 +3265,7 @@ class ModelInfo:
     def deterministic(self) -> bool:
         """Whether a request has the same tokens and logprobs in every batch.
 
-        Also with the option's value `False`, if the device has no other algorithm.
+        It is also true for `deterministic=False` if no algorithm of the device depends on the batch.
         """
 
     @property

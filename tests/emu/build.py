@@ -215,11 +215,11 @@ def build_driver() -> Path:
 
 
 def build_cublas() -> Path:
-    """libcublasLt.so.13, the emulated cuBLASLt."""
+    """The emulated cuBLASLt, under a name of its own: no search finds it."""
     with locked():
         write_header()
         objects = compile_objects("cublas", [HERE / "cublas.cpp"], ["-O2", f"-I{OUTPUT}"])
-        return link("libcublasLt.so.13", objects, ["-ldl"])
+        return link("libemu_cublas.so", objects, ["-ldl"])
 
 
 def build_contracted(kernels: str) -> Path:

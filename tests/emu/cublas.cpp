@@ -1,10 +1,11 @@
-// libcublasLt.so.13, a stand-in for NVIDIA's cuBLASLt on the emulated driver: the functions that Penstock uses. A
+// libemu_cublas.so, a stand-in for NVIDIA's cuBLASLt on the emulated driver: the functions that Penstock uses. A
 // product is a launch of cublas_product.cu. A call that the real library would refuse, or with settings that Penstock
 // does not use, is refused.
 //
 // EMU_CUBLAS_UNSUPPORTED=1   no product has an algorithm
-// EMU_CUBLAS_FAULT=NAME      the function fails
+// EMU_CUBLAS_FAULT=NAME      the function fails; NAME:3 from the third call on
 #include <cuda_api.h>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
@@ -48,7 +49,7 @@ struct Preference {
 };
 
 struct Algorithm {
-    uint64_t workspace, rest[7];
+    uint64_t workspace, alignment, rest[6];
 };
 
 struct Heuristic {
@@ -62,12 +63,17 @@ struct Heuristic {
 struct Product {
     uint64_t x, w, bias, out, workspace;
     int rows, outputs, inner, pitch, is_bf16;
-    float old;
+    float beta;
 };
 
+// Whether this call fails.
 bool is_planted(const char* function) {
-    const char* name = getenv("EMU_CUBLAS_FAULT");
-    return name && !strcmp(name, function);
+    static std::atomic<int> calls{0};
+    const char* fault = getenv("EMU_CUBLAS_FAULT");
+    const size_t length = strlen(function);
+    if (!fault || strncmp(fault, function, length)) return false;
+    if (!fault[length]) return true;
+    return fault[length] == ':' && ++calls >= atoi(fault + length + 1);
 }
 
 bool has_algorithms() {
@@ -79,7 +85,7 @@ bool is_supported(const Description& d, const Layout& w, const Layout& x, const 
     const bool is_half = w.type == x.type && (w.type == FLOAT16 || w.type == BFLOAT16);
     const bool fits = w.rows == x.rows && out.rows == w.columns && out.columns == x.columns;
     const bool has_pitches = w.pitch == int64_t(w.rows) && x.pitch == int64_t(x.rows) && out.pitch >= int64_t(out.rows);
-    const bool is_aligned = 2 * w.pitch % ALIGNMENT == 0 && 4 * out.pitch % ALIGNMENT == 0;
+    const bool is_aligned = 2 * w.pitch % ALIGNMENT == 0;
     return is_half && fits && has_pitches && is_aligned && d.transpose_a == 1 && &c == &out && out.type == FLOAT32 &&
            (d.epilogue == 1 || d.epilogue == 4);
 }
@@ -188,10 +194,13 @@ Status cublasLtMatmulAlgoGetHeuristic(Handle*, Description* description, Layout*
     FAULT();
     *count = 0;
     if (requested < 1) return INVALID_VALUE;
-    for (const uint32_t alignment : preference->alignments)
-        if (alignment > ALIGNMENT) return INVALID_VALUE;  // the program promises no more
+    const auto [a, b, c_bytes, out_bytes] = preference->alignments;
+    // The program promises no more.
+    if (a > ALIGNMENT || b > ALIGNMENT || c_bytes > ALIGNMENT || c_bytes != out_bytes) return INVALID_VALUE;
+    if (4 * out->pitch % out_bytes) return INVALID_VALUE;
+    if (description->epilogue == 4 && description->bias % ALIGNMENT != out_bytes % ALIGNMENT) return INVALID_VALUE;
     if (!has_algorithms() || !is_supported(*description, *w, *x, *c, *out)) return NOT_SUPPORTED;
-    results[0] = {{sizeof(float), {}}, sizeof(float), SUCCESS, 1, {}};
+    results[0] = {{sizeof(float), out_bytes, {}}, sizeof(float), SUCCESS, 1, {}};
     *count = 1;
     return preference->workspace < sizeof(float) ? NOT_SUPPORTED : SUCCESS;
 }
@@ -204,8 +213,10 @@ Status cublasLtMatmul(Handle* handle, Description* description, const float* alp
     if (!is_supported(*description, *w_layout, *x_layout, *c_layout, *out_layout)) return INVALID_VALUE;
     const uint64_t bias = description->epilogue == 4 ? description->bias : 0;
     if (*alpha != 1 || c != out || workspace_size < algorithm->workspace || !workspace) return INVALID_VALUE;
-    for (const uint64_t address : {w, x, out, bias, workspace})
+    for (const uint64_t address : {w, x, workspace})
         if (address % ALIGNMENT) return INVALID_VALUE;
+    for (const uint64_t address : {out, bias})
+        if (address % algorithm->alignment) return INVALID_VALUE;
     Product product = {x, w, bias, out, workspace, int(x_layout->columns), int(w_layout->columns), int(w_layout->rows),
                        int(out_layout->pitch), w_layout->type == BFLOAT16, *beta};
     void* arguments[] = {&product};

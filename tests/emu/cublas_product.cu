@@ -1,4 +1,4 @@
-// The product of the emulated cuBLASLt (cublas.cpp). The library of the product's kernels has it, too.
+// The product of the emulated cuBLASLt (cublas.cpp), linked into libkernels.so beside the kernels of `cuda/`.
 #include "common.cuh"
 
 struct CublasProduct {
@@ -9,7 +9,7 @@ struct CublasProduct {
     float* workspace;
     int rows, outputs, inner, pitch;
     int is_bf16;
-    float old;  // the factor of `out`
+    float beta;  // the factor of `out`
 };
 
 template <class T>
@@ -35,7 +35,7 @@ extern "C" __global__ void cublas_product(CublasProduct p) {
         sum += float(p.is_bf16 ? product<bf16>(p, row, output, k, end) : product<f16>(p, row, output, k, end));
     }
     float& out = p.out[size_t(row) * p.pitch + output];
-    if (p.old != 0) sum += p.old * out;
+    if (p.beta != 0) sum += p.beta * out;
     out = p.bias != nullptr ? sum + p.bias[output] : sum;
 }
 EXPORT(cublas_product)

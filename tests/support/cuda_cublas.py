@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from api_support import PROMPT, SHORT, bits_of, engine_threads
-from emu.client import Device
+from api_support import PROMPT, SHORT, engine_threads
+from emu.client import LAUNCH_FAILED, Device
 from support.checkpoints import write_checkpoint
+from support.cuda import ON_GPU
 from support.cuda_parity import answers, differences
 from support.running import random_prompt
 
@@ -24,6 +25,7 @@ SIZES: dict[str, Any] = {
     "prefix_cache": False,
 }
 LENGTHS = (12, 30, 40)
+PARAMS = SHORT.replace(max_tokens=24, temperature=0.0, ignore_eos=True, logprobs=True)
 
 
 def compare(config: str, mode: str) -> dict[str, Any]:
@@ -41,39 +43,54 @@ def compare(config: str, mode: str) -> dict[str, Any]:
                 result = engine.blocking.generate(prompts[-1], SHORT, prompt_logprobs=0)
                 bits.append(result.prompt_logprobs)
                 info = engine.info
+    assert engine_threads() == []
     return {
         "differences": [differences(a, b) for a, b in zip(ours, theirs, strict=True)],
         "same_bits": bits[0] == bits[1],
         "deterministic": info.deterministic,
-        "workspace": info.memory.workspace,
     }
 
 
 def repeat(config: str) -> dict[str, Any]:
-    """The results of a batch of equal requests by graphs, with products of 9 and more rows in each step."""
+    """The answers of 12 equal requests on both devices, whose decode steps become graphs."""
+    count = None if ON_GPU else Device("libcuda.so.1").library.emuCount
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(Path(folder), json.loads(config))
+        for device in ("cpu", "cuda"):
+            with penstock.Engine(model, **SIZES | {"device": device, "deterministic": False}) as engine:
+                items = list(engine.blocking.generate_many([PROMPT] * 12, PARAMS))
+            results = [item.result for item in items if item.result is not None]
+            found[device] = [[result.token_ids, result.logprobs] for result in results]
+    if count is not None:
+        # Other kernels are launched by cuLaunchKernelEx.
+        found |= {"graphs": count(b"cuGraphLaunch"), "products": count(b"cuLaunchKernel")}
+    return found
+
+
+def workspaces(config: str) -> list[int]:
+    """The bytes of the workspace without and with cuBLASLt."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(Path(folder), json.loads(config))
+        for value in (True, False):
+            with penstock.Engine(model, deterministic=value, **SIZES) as engine:
+                engine.blocking.start()
+                found.append(engine.info.memory.workspace)
+    return found
+
+
+def lose_device(config: str) -> list[str]:
+    """The error of a request whose product is launched on a device that is lost."""
     driver = Device("libcuda.so.1")
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(Path(folder), json.loads(config))
         with penstock.Engine(model, deterministic=False, **SIZES) as engine:
-            alone = engine.blocking.generate(PROMPT, SHORT, max_tokens=24)
-            driver.library.emuClear()
-            items = list(engine.blocking.generate_many([PROMPT] * 12, SHORT.replace(max_tokens=24)))
-            graphs = driver.library.emuCount(b"cuGraphLaunch")
-            products = driver.library.emuCount(b"cuLaunchKernel")
-    results = {bits_of(item.result) for item in items if item.result is not None}
-    tokens = {result[0] for result in results}
-    return {"graphs": graphs, "products": products, "tokens": len(tokens), "alone": len(alone.token_ids)}
-
-
-def fail(config: str) -> list[str]:
-    """The errors of an engine whose cuBLASLt fails: at its start, or of a request."""
-    errors = []
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_checkpoint(Path(folder), json.loads(config))
-        try:
-            with penstock.Engine(model, deterministic=False, **SIZES) as engine:
+            engine.blocking.start()
+            for call in ("cuLaunchKernel", "cuMemGetInfo_v2"):
+                driver.fault(call, 0, LAUNCH_FAILED)
+            try:
                 engine.blocking.generate(random_prompt(30), SHORT)
-        except penstock.PenstockError as error:
-            errors = [type(error).__name__, str(error)]
-    assert engine_threads() == []
-    return errors
+            except penstock.PenstockError as error:
+                return [type(error).__name__, str(error)]
+    return []

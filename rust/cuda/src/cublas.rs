@@ -4,44 +4,31 @@
 //! The algorithm depends on the number of rows, so a row has other bits in other batches.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::mem::{ManuallyDrop, size_of};
+use std::mem::{ManuallyDrop, offset_of, size_of};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
+use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 use libloading::os::unix::Library;
 
 use crate::error::CudaError;
 use crate::library::{NotFound, Search, Status, library_functions};
 use crate::{Context, DevicePointer, Stream, Version};
 
-/// Alignment of every address of a product, and of the rows of its matrices, in bytes.
+/// Alignment of the rows of the operands of a product, and of its workspace, in bytes.
 pub const CUBLAS_ALIGNMENT: usize = 16;
 
-/// Values of the library's enumerations, which are the same in every version.
-const COMPUTE_FLOAT32: c_int = 68;
-const FLOAT32: c_int = 0;
-const FLOAT16: c_int = 2;
-const BFLOAT16: c_int = 14;
+/// `CUBLAS_OP_T`.
 const TRANSPOSED: c_int = 1;
-const DESCRIPTION_TRANSPOSE_A: c_int = 3;
-const DESCRIPTION_EPILOGUE: c_int = 7;
-const DESCRIPTION_BIAS: c_int = 8;
-const EPILOGUE_BIAS: c_int = 4;
-const PREFERENCE_WORKSPACE: c_int = 1;
-/// Of the matrices A, B, C and D.
-const PREFERENCE_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
-const NOT_SUPPORTED: Status = 15;
 
 type Handle = *mut c_void;
+type Algorithm = sys::cublasLtMatmulAlgo_t;
 
-/// An algorithm of the library, with its settings.
+/// `cublasLtMatmulHeuristicResult_t`, with a status of any number.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
-struct Algorithm([u64; 8]);
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
 struct Heuristic {
     algorithm: Algorithm,
     workspace_bytes: usize,
@@ -49,6 +36,12 @@ struct Heuristic {
     waves: f32,
     reserved: [c_int; 4],
 }
+
+const _: () = {
+    type Other = sys::cublasLtMatmulHeuristicResult_t;
+    assert!(size_of::<Heuristic>() == size_of::<Other>());
+    assert!(offset_of!(Heuristic, state) == offset_of!(Other, state));
+};
 
 library_functions! {
     /// The functions of the library.
@@ -85,16 +78,20 @@ impl Functions {
             let name = (self.status_name)(status);
             if name.is_null() { None } else { Some(CStr::from_ptr(name).to_string_lossy().into_owned()) }
         };
-        let name = name.unwrap_or_else(|| format!("status {status}"));
-        Err(CublasError::Call { function, name })
+        Err(CublasError::Call { function, status, name: name.unwrap_or_default() })
     }
 
     /// Sets an attribute of a description.
-    fn set<T: Copy>(&self, description: &mut Object, attribute: c_int, value: &T) -> Result<(), CublasError> {
+    fn set<T: Copy>(
+        &self,
+        description: &mut Object,
+        attribute: Attribute,
+        value: &T,
+    ) -> Result<(), CublasError> {
         // SAFETY: the description is alive, and copies the value.
         let status = unsafe {
             let value = ptr::from_ref(value).cast::<c_void>();
-            (self.set_description)(description.object, attribute, value, size_of::<T>())
+            (self.set_description)(description.object, attribute as c_int, value, size_of::<T>())
         };
         self.check("cublasLtMatmulDescSetAttribute", status)
     }
@@ -110,10 +107,12 @@ pub enum CublasError {
     )]
     NotFound(NotFound),
     /// A call failed.
-    #[error("{function} failed with {name}")]
+    #[error("{function} failed with status {status}, {name}")]
     Call {
         /// The function.
         function: &'static str,
+        /// The library's code.
+        status: i32,
         /// The library's name of the error.
         name: String,
     },
@@ -124,7 +123,7 @@ pub struct Cublas {
     functions: Functions,
     version: Version,
     path: PathBuf,
-    _library: ManuallyDrop<Library>,
+    library: ManuallyDrop<Library>,
 }
 
 impl Cublas {
@@ -141,7 +140,12 @@ impl Cublas {
         let number = unsafe { (functions.version)() };
         let version = Version::new((number / 10000) as u32, (number / 100 % 100) as u32);
         search.check(version)?;
-        Ok(Self { functions, version, path: path.to_owned(), _library: library })
+        Ok(Self { functions, version, path: path.to_owned(), library })
+    }
+
+    /// Unloads the library, which takes more than 100 MB. Nothing of it is in use, because no handle was made.
+    pub fn unload(self) {
+        drop(ManuallyDrop::into_inner(self.library));
     }
 
     /// The version of the library.
@@ -165,10 +169,12 @@ pub struct ProductShape {
     pub rows: usize,
     /// Rows of `w`, and columns of `out`.
     pub outputs: usize,
-    /// Columns of `x` and `w`.
+    /// Columns of `x` and `w`: a multiple of [`CUBLAS_ALIGNMENT`] bytes.
     pub inner: usize,
     /// The distance of rows of `out`.
     pub pitch: usize,
+    /// The alignment of the rows of `out`, and of the bias, in bytes: at most [`CUBLAS_ALIGNMENT`].
+    pub alignment: usize,
     /// Whether the product is added to `out`.
     pub accumulates: bool,
     /// Whether a bias of float32 is added.
@@ -182,7 +188,7 @@ pub struct ProductOperands {
     pub x: DevicePointer,
     /// The matrix.
     pub w: DevicePointer,
-    /// The bias, or null.
+    /// The bias; not used by a product without one.
     pub bias: DevicePointer,
     /// The result.
     pub out: DevicePointer,
@@ -213,45 +219,122 @@ impl CublasHandle {
         Ok(Arc::new(Self { library, context: context.clone(), handle }))
     }
 
-    /// A product, with a workspace of up to `workspace_bytes`; `None` if the library has no algorithm for it.
+    /// A product, with a workspace of `workspace_bytes`; `None` if the library has no algorithm for it.
     pub fn product(
         self: &Arc<Self>,
         shape: ProductShape,
         workspace_bytes: usize,
-    ) -> Result<Option<MatrixProduct>, CudaError> {
-        let ProductShape { is_bf16, rows, outputs, inner, pitch, accumulates, has_bias } = shape;
+    ) -> Result<Option<MatrixProduct>, CublasError> {
         let functions = &self.library.functions;
-        let numbers = if is_bf16 { BFLOAT16 } else { FLOAT16 };
-        let layout = |kind, rows: usize, columns: usize, pitch: usize| {
-            Object::new("cublasLtMatrixLayoutCreate", self, functions.destroy_layout, |object| {
+        let description =
+            Object::new(functions, "cublasLtMatmulDescCreate", functions.destroy_description, |object| {
+                let (compute, scale) =
+                    (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F);
                 // SAFETY: the pointer is valid.
-                unsafe { (functions.create_layout)(object, kind, rows as u64, columns as u64, pitch as i64) }
+                unsafe { (functions.create_description)(object, compute as c_int, scale as c_int) }
+            })?;
+        let mut description = Description { object: description, layouts: self.layouts(&shape)? };
+        let object = &mut description.object;
+        functions.set(object, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
+        if shape.has_bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as c_int;
+            functions.set(object, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            // The choice of the algorithm reads the alignment of the bias from its address.
+            let address = shape.alignment as u64;
+            functions.set(object, Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+        }
+        let algorithm = self.find_algorithm(&description, shape.alignment, workspace_bytes)?;
+        Ok(algorithm.map(|algorithm| MatrixProduct {
+            description: Mutex::new(description),
+            shape,
+            algorithm,
+            workspace_bytes,
+            handle: Arc::clone(self),
+        }))
+    }
+
+    /// The layouts of `w`, `x` and `out`. The library's matrices are stored by columns: its product is `out' = w x'`.
+    fn layouts(&self, shape: &ProductShape) -> Result<[Object; 3], CublasError> {
+        let ProductShape { is_bf16, rows, outputs, inner, pitch, .. } = *shape;
+        let functions = &self.library.functions;
+        let numbers =
+            if is_bf16 { sys::cudaDataType_t::CUDA_R_16BF } else { sys::cudaDataType_t::CUDA_R_16F };
+        let layout = |kind: sys::cudaDataType_t, rows: usize, columns: usize, pitch: usize| {
+            Object::new(functions, "cublasLtMatrixLayoutCreate", functions.destroy_layout, |object| {
+                let (rows, columns, pitch) = (rows as u64, columns as u64, pitch as i64);
+                // SAFETY: the pointer is valid.
+                unsafe { (functions.create_layout)(object, kind as c_int, rows, columns, pitch) }
             })
         };
-        let description =
-            Object::new("cublasLtMatmulDescCreate", self, functions.destroy_description, |object| {
+        Ok([
+            layout(numbers, inner, outputs, inner)?,
+            layout(numbers, inner, rows, inner)?,
+            layout(sys::cudaDataType_t::CUDA_R_32F, outputs, rows, pitch)?,
+        ])
+    }
+
+    fn find_algorithm(
+        &self,
+        description: &Description,
+        alignment: usize,
+        workspace_bytes: usize,
+    ) -> Result<Option<Algorithm>, CublasError> {
+        let functions = &self.library.functions;
+        let preference = Object::new(
+            functions,
+            "cublasLtMatmulPreferenceCreate",
+            functions.destroy_preference,
+            |object| {
                 // SAFETY: the pointer is valid.
-                unsafe { (functions.create_description)(object, COMPUTE_FLOAT32, FLOAT32) }
-            })?;
-        // The library's matrices are stored by columns: its product is out' = w x'.
-        let product = MatrixProduct {
-            w: layout(numbers, inner, outputs, inner)?,
-            x: layout(numbers, inner, rows, inner)?,
-            out: layout(FLOAT32, outputs, rows, pitch)?,
-            algorithm: Algorithm([0; 8]),
-            workspace_bytes,
-            accumulates,
-            description: Mutex::new(description),
-            handle: Arc::clone(self),
+                unsafe { (functions.create_preference)(object) }
+            },
+        )?;
+        let set = |attribute: Preference, value: *const c_void, bytes| {
+            // SAFETY: the preference is alive, and copies a value of this size.
+            let status =
+                unsafe { (functions.set_preference)(preference.object, attribute as c_int, value, bytes) };
+            functions.check("cublasLtMatmulPreferenceSetAttribute", status)
         };
-        let mut description = product.description();
-        functions.set(&mut description, DESCRIPTION_TRANSPOSE_A, &TRANSPOSED)?;
-        if has_bias {
-            functions.set(&mut description, DESCRIPTION_EPILOGUE, &EPILOGUE_BIAS)?;
+        let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        set(most, (&raw const workspace_bytes).cast(), size_of::<usize>())?;
+        for (attribute, bytes) in [
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLAS_ALIGNMENT as u32),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLAS_ALIGNMENT as u32),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment as u32),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment as u32),
+        ] {
+            set(attribute, (&raw const bytes).cast(), size_of::<u32>())?;
         }
-        let algorithm = product.find_algorithm(&description)?;
-        drop(description);
-        Ok(algorithm.map(|algorithm| MatrixProduct { algorithm, ..product }))
+        let mut found = Heuristic {
+            algorithm: Algorithm { data: [0; 8] },
+            workspace_bytes: 0,
+            state: 0,
+            waves: 0.0,
+            reserved: [0; 4],
+        };
+        let mut count = 0;
+        let [w, x, out] = description.layouts.each_ref().map(|layout| layout.object);
+        // SAFETY: all objects are alive, and there is room for one result.
+        let status = unsafe {
+            (functions.find_algorithm)(
+                self.handle,
+                description.object.object,
+                w,
+                x,
+                out,
+                out,
+                preference.object,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        let has_none = status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as Status;
+        if has_none || (status == 0 && (count == 0 || found.state != 0)) {
+            return Ok(None);
+        }
+        functions.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        Ok(Some(found.algorithm))
     }
 }
 
@@ -261,14 +344,14 @@ impl Drop for CublasHandle {
             // SAFETY: the handle is this object's, and no product is left.
             let status = unsafe { (self.library.functions.destroy)(self.handle) };
             if let Err(error) = self.library.functions.check("cublasLtDestroy", status) {
-                log::warn!("{error}");
+                log::debug!("{error}"); // after the loss of the device, which has been reported
             }
             Ok(())
         });
     }
 }
 
-/// An object of the library in the memory of the host.
+/// An object of the library, in the memory of the host alone: also the child of a fork may free it.
 struct Object {
     object: Handle,
     destroy: unsafe extern "C" fn(Handle) -> Status,
@@ -276,13 +359,13 @@ struct Object {
 
 impl Object {
     fn new(
+        functions: &Functions,
         function: &'static str,
-        library: &CublasHandle,
         destroy: unsafe extern "C" fn(Handle) -> Status,
         create: impl FnOnce(*mut Handle) -> Status,
     ) -> Result<Self, CublasError> {
         let mut object = ptr::null_mut();
-        library.library.functions.check(function, create(&raw mut object))?;
+        functions.check(function, create(&raw mut object))?;
         Ok(Self { object, destroy })
     }
 }
@@ -299,108 +382,64 @@ impl Drop for Object {
     }
 }
 
+struct Description {
+    /// Has the address of the bias.
+    object: Object,
+    layouts: [Object; 3],
+}
+
 /// A product of one shape.
 pub struct MatrixProduct {
-    /// Has the address of the bias.
-    description: Mutex<Object>,
-    w: Object,
-    x: Object,
-    out: Object,
+    description: Mutex<Description>,
+    shape: ProductShape,
     algorithm: Algorithm,
     workspace_bytes: usize,
-    accumulates: bool,
     handle: Arc<CublasHandle>,
 }
 
 impl MatrixProduct {
-    fn functions(&self) -> &Functions {
-        &self.handle.library.functions
+    /// Whether it computes the same as another one of this handle.
+    pub fn is(&self, other: &Self) -> bool {
+        self.shape == other.shape
+            && self.algorithm.data == other.algorithm.data
+            && self.workspace_bytes == other.workspace_bytes
     }
 
-    fn description(&self) -> MutexGuard<'_, Object> {
+    fn description(&self) -> MutexGuard<'_, Description> {
         self.description.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find_algorithm(&self, description: &Object) -> Result<Option<Algorithm>, CublasError> {
-        let functions = self.functions();
-        let preference = Object::new(
-            "cublasLtMatmulPreferenceCreate",
-            &self.handle,
-            functions.destroy_preference,
-            |object| {
-                // SAFETY: the pointer is valid.
-                unsafe { (functions.create_preference)(object) }
-            },
-        )?;
-        let set = |attribute, value: *const c_void, bytes| {
-            // SAFETY: the preference is alive, and copies a value of this size.
-            let status = unsafe { (functions.set_preference)(preference.object, attribute, value, bytes) };
-            functions.check("cublasLtMatmulPreferenceSetAttribute", status)
-        };
-        set(PREFERENCE_WORKSPACE, (&raw const self.workspace_bytes).cast(), size_of::<usize>())?;
-        let alignment = CUBLAS_ALIGNMENT as u32;
-        for attribute in PREFERENCE_ALIGNMENTS {
-            set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
-        }
-        let mut found = Heuristic {
-            algorithm: Algorithm([0; 8]),
-            workspace_bytes: 0,
-            state: 0,
-            waves: 0.0,
-            reserved: [0; 4],
-        };
-        let mut count = 0;
-        // SAFETY: all objects are alive, and there is room for one result.
-        let status = unsafe {
-            (functions.find_algorithm)(
-                self.handle.handle,
-                description.object,
-                self.w.object,
-                self.x.object,
-                self.out.object,
-                self.out.object,
-                preference.object,
-                1,
-                &raw mut found,
-                &raw mut count,
-            )
-        };
-        if status == NOT_SUPPORTED || (status == 0 && (count == 0 || found.state != 0)) {
-            return Ok(None);
-        }
-        functions.check("cublasLtMatmulAlgoGetHeuristic", status)?;
-        Ok(Some(found.algorithm))
-    }
-
-    /// Launches the product in a stream.
+    /// Launches the product in a stream of the context, which is current.
     ///
     /// # Safety
     ///
-    /// The memory at the addresses has the product's shape, and they are multiples of [`CUBLAS_ALIGNMENT`]. Until the
-    /// product has ended, the memory lives, and is not used by operations that do not wait for it.
+    /// The memory at the addresses has the product's shape and alignment, and the workspace its size. Until the product
+    /// has ended, the memory lives, and is not used by operations that do not wait for it.
     pub unsafe fn launch(&self, stream: &Stream, operands: &ProductOperands) -> Result<(), CudaError> {
         let ProductOperands { x, w, bias, out, workspace } = *operands;
-        let functions = self.functions();
+        let functions = &self.handle.library.functions;
         let mut description = self.description();
-        if bias != DevicePointer::NULL {
-            functions.set(&mut description, DESCRIPTION_BIAS, &bias.0)?;
+        if self.shape.has_bias {
+            let attribute = Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            functions.set(&mut description.object, attribute, &bias.0)?;
         }
-        let (one, old) = (1f32, f32::from(u8::from(self.accumulates)));
+        let [w_layout, x_layout, out_layout] = description.layouts.each_ref().map(|layout| layout.object);
+        let (alpha, beta) = (1f32, f32::from(u8::from(self.shape.accumulates)));
         // SAFETY: the objects and the stream are alive; the library copies the factors. The memory is the caller's.
         let status = unsafe {
             (functions.multiply)(
                 self.handle.handle,
-                description.object,
-                (&raw const one).cast(),
+                description.object.object,
+                (&raw const alpha).cast(),
                 w.0,
-                self.w.object,
+                w_layout,
                 x.0,
-                self.x.object,
-                (&raw const old).cast(),
+                x_layout,
+                (&raw const beta).cast(),
                 out.0,
-                self.out.object,
+                out_layout,
                 out.0,
-                self.out.object,
+                out_layout,
                 &raw const self.algorithm,
                 workspace.0,
                 self.workspace_bytes,

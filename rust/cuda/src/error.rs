@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use crate::cublas::CublasError;
 use crate::driver;
-use crate::functions::Status;
+use crate::library::Status;
 
 /// Codes of the driver.
 pub(crate) const INVALID_VALUE: i32 = 1;
@@ -101,6 +101,11 @@ impl CudaError {
     /// Whether every later call for the device fails, too.
     pub fn is_sticky(&self) -> bool {
         matches!(self, Self::Call(error) if error.is_sticky())
+    }
+
+    /// Whether it is an error of cuBLASLt, which the device may have survived.
+    pub fn is_of_cublas(&self) -> bool {
+        matches!(self, Self::Cublas(_))
     }
 
     /// Whether the device, or the host for pinned memory, has not as much free memory.

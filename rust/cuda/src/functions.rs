@@ -10,8 +10,6 @@ use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::{DevicePointer, Stream, Version};
 
-/// The result of a function.
-pub(crate) type Status = c_int;
 /// A function of any type.
 pub(crate) type Address = unsafe extern "C" fn();
 
@@ -24,7 +22,7 @@ macro_rules! functions {
         $(#[$doc])*
         #[derive(Debug)]
         pub(crate) struct $table {
-            $($method: unsafe extern "C" fn($($kind),*) -> $crate::functions::Status,)*
+            $($method: unsafe extern "C" fn($($kind),*) -> $crate::library::Status,)*
         }
 
         impl $table {
@@ -44,7 +42,7 @@ macro_rules! functions {
                         unsafe {
                             std::mem::transmute::<
                                 $crate::functions::Address,
-                                unsafe extern "C" fn($($kind),*) -> $crate::functions::Status,
+                                unsafe extern "C" fn($($kind),*) -> $crate::library::Status,
                             >(found)
                         }
                     },)*

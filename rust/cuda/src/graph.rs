@@ -54,8 +54,8 @@ impl GraphExec {
     ///
     /// # Safety
     ///
-    /// The modules of its kernels are loaded, and each operation may be executed now: see [`Stream`] and
-    /// [`crate::Kernel::launch`].
+    /// The modules of its kernels and the handle of its products are alive, and each operation may be executed now: see
+    /// [`Stream`], [`crate::Kernel::launch`] and [`crate::MatrixProduct::launch`].
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the graph and the stream are alive; the operations are the caller's.
         Ok(unsafe { self.context.calls().launch_graph(self.executable, stream.handle()) }?)

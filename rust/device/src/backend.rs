@@ -8,8 +8,8 @@
 //! [`Backend::download`] and [`Backend::synchronize`] wait for the device. Host arguments may be reused as soon as a
 //! call returns.
 //!
-//! Every operation is deterministic: an output row depends on its own input row (and, for attention, on the sequence's
-//! own cache) alone, never on the number of rows or of threads.
+//! Every operation of a [deterministic](Backend::is_deterministic) backend is: an output row depends on its own input row
+//! (and, for attention, on the sequence's own cache) alone, never on the number of rows or of threads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -167,6 +167,12 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError> {
         let _ = (matrices, cache, has_adapters);
         Ok(())
+    }
+
+    /// Whether an output row never depends on the other rows; known when the operations are
+    /// [prepared](Self::prepare).
+    fn is_deterministic(&self) -> bool {
+        true
     }
 
     /// Bytes of memory that are available: neither in use nor reserved by a backend that shares the device.

@@ -135,6 +135,10 @@ impl<B: Backend> Backend for Timed<B> {
         self.inner.prepare(matrices, cache, has_adapters)
     }
 
+    fn is_deterministic(&self) -> bool {
+        self.inner.is_deterministic()
+    }
+
     fn available_memory(&self) -> Result<u64, DeviceError> {
         self.inner.available_memory()
     }

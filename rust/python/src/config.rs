@@ -55,7 +55,7 @@ impl PyEngineConfig {
         penstock_runner::EngineConfig {
             config_overrides: config.config_overrides.as_ref().map(overrides).unwrap_or_default(),
             device: config.device,
-            nondeterministic: !config.deterministic,
+            deterministic: Some(config.deterministic),
             threads: config.threads,
             numa_nodes: config
                 .numa_nodes

@@ -11,6 +11,7 @@ use penstock_types::config_limits::MAX_THREADS;
 use penstock_types::{Device, FieldError};
 
 use crate::cuda::UsableDevice;
+use crate::environment::CUBLAS;
 use crate::{CudaSettings, EngineConfig, Host, LaunchError, NumaInfo};
 
 /// The backend of the CPU, which also converts models.
@@ -26,8 +27,6 @@ pub struct DeviceInfo {
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
     pub isa: String,
-    /// Whether a request has the same tokens and logprobs in every batch.
-    pub deterministic: bool,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
 }
@@ -78,22 +77,28 @@ pub(crate) fn open_cuda(
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
-    let cublas = if config.nondeterministic { find_cublas(config, &found) } else { None };
-    let deterministic = cublas.is_none();
+    let cublas = if config.deterministic() { None } else { find_cublas(config, &found)? };
     let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads, cublas);
     let backend = opened.map_err(|error| match error {
         DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
         error => error.into(),
     })?;
     let isa = found.device.architecture();
-    let info = DeviceInfo { device: Device::Cuda(index), threads, isa, deterministic, numa: None };
+    let info = DeviceInfo { device: Device::Cuda(index), threads, isa, numa: None };
     Ok((backend, info))
 }
 
-/// cuBLASLt for a device, or a warning that it is not available.
-fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Option<Cublas> {
-    let cublas = config.cuda.cublas(Some(&found.driver));
-    cublas.inspect_err(|error| log::warn!("deterministic=False changes nothing: {error}")).ok()
+/// cuBLASLt for a device, or a warning that it is not available; an error if the environment names another library.
+fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Result<Option<Cublas>, FieldError> {
+    let error = match config.cuda.cublas(Some(&found.driver)) {
+        Ok(cublas) => return Ok(Some(cublas)),
+        Err(error) => error,
+    };
+    if let Some(path) = &config.cuda.cublas {
+        return Err(FieldError::new(CUBLAS, path.display(), format!("the path of cuBLASLt: {error}")));
+    }
+    log::warn!("deterministic=False changes nothing: {error}");
+    Ok(None)
 }
 
 /// Opens the CPU for a valid configuration.
@@ -107,13 +112,8 @@ pub(crate) fn open_cpu(
     let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
     let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
-    let info = DeviceInfo {
-        device: Device::Cpu,
-        threads: backend.threads(),
-        isa: backend.isa().to_owned(),
-        deterministic: true,
-        numa,
-    };
+    let info =
+        DeviceInfo { device: Device::Cpu, threads: backend.threads(), isa: backend.isa().to_owned(), numa };
     Ok((backend, info))
 }
 

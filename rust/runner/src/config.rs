@@ -80,8 +80,8 @@ pub struct EngineConfig {
     pub weights_cache_bytes: Option<u64>,
     /// The device that computes.
     pub device: Device,
-    /// Algorithms may be used whose results depend on the other requests of a step.
-    pub nondeterministic: bool,
+    /// Whether a request has the same tokens and logprobs in every batch; by default true.
+    pub deterministic: Option<bool>,
     /// The settings of CUDA. Only the environment sets them.
     pub cuda: CudaSettings,
     /// The directory of that cache. Only the environment sets it.
@@ -138,6 +138,11 @@ impl EngineConfig {
             return Err(FieldError::new("prefix_cache_ttl", ttl.as_secs_f64(), limit));
         }
         self.check_host_cache()
+    }
+
+    /// Whether a request has the same tokens and logprobs in every batch.
+    pub(crate) fn deterministic(&self) -> bool {
+        self.deterministic.unwrap_or(true)
     }
 
     /// The nodes differ, and each has the same number of threads.

@@ -20,8 +20,8 @@ pub struct CudaSettings {
     pub nvrtc: Option<PathBuf>,
     /// The library of cuBLASLt; `None` searches.
     pub cublas: Option<PathBuf>,
-    /// Folders in which both are searched first.
-    pub folders: Vec<PathBuf>,
+    /// Folders in which the compiler and cuBLASLt are searched first.
+    pub library_folders: Vec<PathBuf>,
     /// A folder of kernels to compile instead of the embedded ones.
     pub kernel_directory: Option<PathBuf>,
     /// The folder of kernels that were compiled before; `None` is that of the package.
@@ -91,7 +91,11 @@ impl CudaSettings {
         let driver = Driver::open(self.visible_devices.as_deref());
         let devices = driver.as_ref().map_or_else(|error| Err(error.clone()), devices);
         let nvrtc = self.nvrtc(driver.as_ref().ok());
-        let cublas = self.cublas(driver.as_ref().ok());
+        let cublas = self.cublas(driver.as_ref().ok()).map(|cublas| {
+            let found = (cublas.version().to_string(), cublas.path().display().to_string());
+            cublas.unload();
+            found
+        });
         let (devices, error) = match devices {
             Ok(devices) => (devices, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
@@ -105,8 +109,8 @@ impl CudaSettings {
             compiler_version: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.version().to_string()),
             compiler_path: nvrtc.as_ref().ok().map(|nvrtc| nvrtc.path().display().to_string()),
             compiler_reason: nvrtc.err().map(|error| error.to_string()),
-            cublas_version: cublas.as_ref().ok().map(|cublas| cublas.version().to_string()),
-            cublas_path: cublas.as_ref().ok().map(|cublas| cublas.path().display().to_string()),
+            cublas_version: cublas.as_ref().ok().map(|found| found.0.clone()),
+            cublas_path: cublas.as_ref().ok().map(|found| found.1.clone()),
             cublas_reason: cublas.err().map(|error| error.to_string()),
         }
     }
@@ -172,7 +176,7 @@ impl CudaSettings {
     }
 
     fn search(&self, library: Option<&PathBuf>, driver: Option<&Driver>) -> Search {
-        let folders = self.folders.clone();
+        let folders = self.library_folders.clone();
         Search { library: library.cloned(), folders, driver: driver.map(Driver::version) }
     }
 }

@@ -12,7 +12,7 @@ const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
 const NVRTC: &str = "PENSTOCK_NVRTC";
-const CUBLAS: &str = "PENSTOCK_CUBLAS";
+pub(crate) const CUBLAS: &str = "PENSTOCK_CUBLAS";
 const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";
 const KERNEL_ARCHIVE: &str = "PENSTOCK_KERNEL_ARCHIVE";
 /// The driver reads it, too.
@@ -23,8 +23,9 @@ const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
 impl EngineConfig {
-    /// Sets the fields that are `None` from the environment; `cuda_folders` as `folders` for [`CudaSettings`]. Another thread
-    /// must not change the environment meanwhile: a thread of a Python program is attached to the interpreter here.
+    /// Sets the fields that are `None` from the environment; `cuda_folders` are the `library_folders` of
+    /// [`CudaSettings`]. Another thread must not change the environment meanwhile: a thread of a Python program is
+    /// attached to the interpreter here.
     pub fn with_environment(mut self, cuda_folders: Vec<PathBuf>) -> Result<Self, FieldError> {
         if self.threads.is_none() {
             self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
@@ -59,14 +60,14 @@ impl EngineConfig {
 
 impl CudaSettings {
     /// The settings of the environment, as for [`EngineConfig::with_environment`]. The compiler and cuBLASLt are
-    /// searched in `folders` first.
-    pub fn from_environment(folders: Vec<PathBuf>) -> Self {
+    /// searched in `library_folders` first.
+    pub fn from_environment(library_folders: Vec<PathBuf>) -> Self {
         let path = |variable| env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
         Self {
             visible_devices: visible_devices(),
             nvrtc: path(NVRTC),
             cublas: path(CUBLAS),
-            folders,
+            library_folders,
             kernel_directory: path(KERNEL_DIR),
             archive_directory: path(KERNEL_ARCHIVE),
             cache_directory: cache_directory("kernels"),

@@ -140,6 +140,7 @@ pub(crate) fn open<B: Backend>(
     }
     let formats = Arc::new(formats);
     prepare(&mut backend, &model, &formats, config, kv_dtype)?;
+    let deterministic = backend.is_deterministic();
     let planning = host.plan_memory();
     let (available, reserved) = (backend.available_memory()?, host.reserved_bytes());
     let is_of_host = backend.host_memory().is_none();
@@ -202,7 +203,7 @@ pub(crate) fn open<B: Backend>(
         device: device.device,
         threads: device.threads,
         isa: device.isa,
-        deterministic: device.deterministic,
+        deterministic,
         numa: device.numa,
         adapters,
         profile: None,

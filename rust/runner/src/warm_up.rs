@@ -1,9 +1,9 @@
 //! The warm-up runs the kernels of a step before the first request, so that a device that cannot run them is an error
 //! at load time, and measures the host tier.
 //!
-//! The steps are small, because the same kernels run for any number of rows: a row at the end of the longest context,
-//! with attention divided among the threads and with sampling; and some rows of a prompt with outputs. Each runs
-//! through one layer. The time is mostly that of reading the output head twice.
+//! The steps are small, because the same kernels run for any number of rows (cuBLASLt is tried before): a row at the
+//! end of the longest context, with attention divided among the threads and with sampling; and some rows of a prompt
+//! with outputs. Each runs through one layer. The time is mostly that of reading the output head twice.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -60,6 +60,10 @@ impl Backend for Cuda {
         self.load_kernels(matrices, cache, has_adapters)
     }
 
+    fn is_deterministic(&self) -> bool {
+        self.cublas.is_none()
+    }
+
     fn available_memory(&self) -> Result<u64, DeviceError> {
         self.memory.available()
     }

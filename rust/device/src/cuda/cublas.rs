@@ -6,53 +6,118 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use penstock_cuda::{
-    CUBLAS_ALIGNMENT, Context, Cublas, CublasHandle, DevicePointer, MatrixProduct, ProductShape,
+    CUBLAS_ALIGNMENT, Context, Cublas, CublasHandle, CudaError, DeviceMemory, MatrixProduct, ProductOperands,
+    ProductShape, Stream,
 };
 
-use super::{lost, start};
 use crate::arena::Region;
-use crate::backend::DeviceError;
 
-/// Bytes of the workspace of algorithms: what NVIDIA recommends for compute capability 9.0.
+/// Bytes of the workspace of algorithms: what NVIDIA recommends for compute capability 9.0. Other devices need less.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
-/// Products that are kept. A step has fewer than ten shapes for its number of rows.
+/// Products that are kept: about 1 KB of the host each, and a step has fewer than ten shapes for its number of rows.
 const MOST_PRODUCTS: usize = 4096;
+/// Rows of the products of [`CublasProducts::try_shapes`].
+const TRIED_ROWS: usize = 9;
+
+/// The columns of a matrix of 16 bits, its rows, and whether it is bfloat16.
+pub(super) type MatrixShape = (usize, usize, bool);
+
+/// Whether the library multiplies rows of so many columns.
+pub(super) fn is_aligned(columns: usize) -> bool {
+    (2 * columns).is_multiple_of(CUBLAS_ALIGNMENT)
+}
 
 /// The library, and the products of the shapes so far.
 pub(super) struct CublasProducts {
     handle: Arc<CublasHandle>,
     /// `None` before it is allocated.
     pub workspace: Option<Region>,
-    /// `None` for shapes without an algorithm.
+    /// `None` for shapes that kernels compute.
     products: RefCell<HashMap<ProductShape, Option<Arc<MatrixProduct>>>>,
 }
 
 impl CublasProducts {
-    pub fn new(library: Cublas, context: &Arc<Context>) -> Result<Self, DeviceError> {
-        let handle = CublasHandle::new(library, context).map_err(start)?;
+    pub fn new(library: Cublas, context: &Arc<Context>) -> Result<Self, CudaError> {
+        let handle = CublasHandle::new(library, context)?;
         Ok(Self { handle, workspace: None, products: RefCell::default() })
     }
 
-    /// The product of a shape with operands at these addresses; `None` if the library does not compute it.
-    pub fn get(
+    /// Computes a small product of each shape. So an error of the library comes before a model is loaded, and memory for
+    /// its code is taken before the rest is measured; products of other numbers of rows may load more.
+    pub fn try_shapes(
         &self,
-        shape: ProductShape,
-        addresses: &[DevicePointer],
-    ) -> Result<Option<Arc<MatrixProduct>>, DeviceError> {
-        let is_aligned = |bytes: u64| bytes.is_multiple_of(CUBLAS_ALIGNMENT as u64);
-        let row_bytes = [2 * shape.inner, 4 * shape.pitch].map(|bytes| bytes as u64);
-        if !addresses.iter().map(|address| address.0).chain(row_bytes).all(is_aligned) {
-            return Ok(None);
+        context: &Arc<Context>,
+        stream: &Stream,
+        shapes: &[MatrixShape],
+    ) -> Result<(), CudaError> {
+        let most = |size: fn(&MatrixShape) -> usize| shapes.iter().map(size).max().unwrap_or_default();
+        let sizes = [
+            2 * most(|(columns, rows, _)| columns * rows),
+            2 * TRIED_ROWS * most(|(columns, ..)| *columns),
+            4 * TRIED_ROWS * most(|(_, rows, _)| *rows),
+            WORKSPACE_BYTES,
+        ];
+        let mut memory = Vec::new();
+        for bytes in sizes {
+            memory.push(DeviceMemory::new(context, bytes)?);
         }
+        let [w, x, out, workspace] = [0, 1, 2, 3].map(|index: usize| memory[index].pointer());
+        let launch = || {
+            for (memory, bytes) in memory.iter().zip(sizes) {
+                // SAFETY: the memory has as many bytes, and lives until the stream has been waited for.
+                unsafe { stream.fill(memory.pointer(), 0, bytes) }?;
+            }
+            let operands = ProductOperands { x, w, bias: out, out, workspace };
+            for &(inner, outputs, is_bf16) in shapes {
+                let shape = ProductShape {
+                    is_bf16,
+                    rows: TRIED_ROWS,
+                    outputs,
+                    inner,
+                    pitch: outputs,
+                    alignment: alignment_of(4 * outputs as u64),
+                    accumulates: false,
+                    has_bias: false,
+                };
+                if let Some(product) = self.handle.product(shape, WORKSPACE_BYTES)? {
+                    // SAFETY: the memory is as large as the largest shape, and lives until the stream has been waited for.
+                    unsafe { product.launch(stream, &operands) }?;
+                }
+            }
+            Ok(())
+        };
+        let launched = launch();
+        stream.synchronize().and(launched)
+    }
+
+    /// The product of a shape; `None` if kernels compute it. A new one is not made while a stream is captured, when the
+    /// library may refuse that.
+    pub fn get(&self, shape: ProductShape, is_capturing: bool) -> Option<Arc<MatrixProduct>> {
         let mut products = self.products.borrow_mut();
         if let Some(product) = products.get(&shape) {
-            return Ok(product.clone());
+            return product.clone();
+        }
+        if is_capturing {
+            return None;
         }
         if products.len() >= MOST_PRODUCTS {
             products.clear();
         }
-        let product = self.handle.product(shape, WORKSPACE_BYTES).map_err(lost)?.map(Arc::new);
-        products.insert(shape, product.clone());
-        Ok(product)
+        let product = self.handle.product(shape, WORKSPACE_BYTES).unwrap_or_else(|error| {
+            log::warn!("kernels compute a product of {} rows: {error}", shape.rows);
+            None
+        });
+        products.insert(shape, product.map(Arc::new));
+        products[&shape].clone()
     }
+
+    /// Leaves a shape to kernels.
+    pub fn refuse(&self, shape: ProductShape) {
+        self.products.borrow_mut().insert(shape, None);
+    }
+}
+
+/// The alignment of addresses and pitches, given as one number with the bits of all, in bytes.
+pub(super) fn alignment_of(bits: u64) -> usize {
+    1 << (bits | CUBLAS_ALIGNMENT as u64).trailing_zeros()
 }

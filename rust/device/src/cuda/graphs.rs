@@ -16,7 +16,8 @@ use penstock_cuda::{Argument, CudaError, GraphExec, Grid, Kernel, MatrixProduct,
 
 /// Graphs that are kept. One takes some kilobytes of the driver's memory for each launch.
 const MOST_GRAPHS: usize = 64;
-/// Consecutive steps of equal shape before one is captured.
+/// Consecutive steps of equal shape before one is captured. They also choose the algorithms of cuBLASLt and load its
+/// kernels, which may not be possible in a capture.
 const RUN: u32 = 3;
 /// The same, after launches that differed from those of their graph, or a graph that could not be made.
 const RUN_AFTER_FAILURE: u32 = 64;
@@ -81,7 +82,7 @@ impl RecordedLaunch {
                     && arguments.iter().map(|argument| &**argument).eq(with.iter().map(|argument| argument.0))
             }
             (Self::Product { product, operands }, Launch::Product { product: other, operands: with }) => {
-                Arc::ptr_eq(product, other) && operands == with
+                product.is(other) && operands == with
             }
             _ => false,
         }
@@ -94,11 +95,14 @@ impl RecordedLaunch {
         match self {
             Self::Kernel { kernel, grid, arguments } => {
                 let arguments: Vec<_> = arguments.iter().map(|argument| Argument(argument)).collect();
+                let launch = Launch::Kernel { kernel, grid: *grid, arguments: &arguments };
                 // SAFETY: the caller's.
-                unsafe { kernel.launch(stream, *grid, &arguments) }
+                unsafe { launch.submit(stream) }
             }
             // SAFETY: the caller's.
-            Self::Product { product, operands } => unsafe { product.launch(stream, operands) },
+            Self::Product { product, operands } => unsafe {
+                Launch::Product { product, operands: *operands }.submit(stream)
+            },
         }
     }
 }
@@ -230,7 +234,7 @@ impl Graphs {
     ///
     /// # Safety
     ///
-    /// As for [`Kernel::launch`].
+    /// As for [`Launch::submit`].
     unsafe fn submit_first(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let Mode::Compare(shape, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());

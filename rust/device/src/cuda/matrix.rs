@@ -17,7 +17,7 @@ use super::cache::{CacheShape, LoadedAttention};
 use super::kernels::Source;
 use super::operand::{OperandForm, Operands};
 use super::product::CodesKernels;
-use super::{Cuda, codes};
+use super::{Cuda, codes, cublas, optional};
 use crate::arena::Region;
 use crate::backend::{CacheSpec, DeviceError, MatrixPart, RowSource};
 
@@ -196,7 +196,33 @@ impl Cuda {
         }
         sources.sort_unstable();
         sources.dedup();
-        self.loader.load_all(&sources)
+        self.loader.load_all(&sources)?;
+        self.try_cublas(matrices)
+    }
+
+    /// Tries the products of cuBLASLt, if it is used. Without any, the backend is deterministic.
+    fn try_cublas(&mut self, matrices: &[(usize, Vec<(usize, WeightFormat)>)]) -> Result<(), DeviceError> {
+        let Some(cublas) = self.cublas.take() else { return Ok(()) };
+        let mut shapes = Vec::new();
+        for (columns, parts) in matrices.iter().filter(|(columns, _)| cublas::is_aligned(*columns)) {
+            shapes.extend(Layout::new(*columns, parts, self.has_fp8).joined.iter().filter_map(|part| {
+                match part.format {
+                    WeightFormat::Float(Dtype::F32) | WeightFormat::Grid(_) => None,
+                    WeightFormat::Float(dtype) => Some((*columns, part.rows, dtype == Dtype::Bf16)),
+                }
+            }));
+        }
+        shapes.sort_unstable();
+        shapes.dedup();
+        if shapes.is_empty() {
+            log::warn!(
+                "deterministic=False changes nothing: cuBLASLt multiplies none of the model's weights"
+            );
+            return Ok(());
+        }
+        let tried = cublas.try_shapes(&self.context, self.queue.stream()?, &shapes).map(|()| cublas);
+        self.cublas = optional(Some(tried))?;
+        Ok(())
     }
 
     /// A matrix with any contents, and the places of the parts that are given.

@@ -106,7 +106,7 @@ impl Cuda {
             has_fp8: device.compute_capability >= FP8_COMPUTE_CAPABILITY,
             codes: LoadedCodes::default(),
             division: Division::new(device),
-            cublas: cublas.map(|library| CublasProducts::new(library, &context)).transpose()?,
+            cublas: optional(cublas.map(|library| CublasProducts::new(library, &context)))?,
             most_partial_rows: 0,
             downloads: pinned.zeroed("the buffer of copies to the host", DOWNLOAD_BYTES)?,
             pinned,
@@ -120,6 +120,17 @@ impl Drop for Cuda {
     /// Nothing may be freed while the device uses it. A lost device has stopped.
     fn drop(&mut self) {
         let _ = self.context.bind_thread().and_then(|()| self.queue.stop());
+    }
+}
+
+/// What `deterministic=False` uses, or `None` and a warning if it cannot be used while the device can.
+fn optional<T>(opened: Option<Result<T, CudaError>>) -> Result<Option<T>, DeviceError> {
+    match opened {
+        Some(Err(error)) if !error.is_sticky() => {
+            log::warn!("deterministic=False changes nothing: {error}");
+            Ok(None)
+        }
+        opened => opened.transpose().map_err(start),
     }
 }
 

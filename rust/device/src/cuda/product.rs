@@ -1,5 +1,5 @@
-//! Products of operands and matrices, and rows of tables: a launch or two for each part of a matrix. Which kernel
-//! computes a product does not change its bits, but cuBLASLt has others.
+//! Products of operands and matrices, and rows of tables: a launch or two for each part of a matrix. All kernels give
+//! the same bits; cuBLASLt may give others.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,6 +9,7 @@ use bytemuck::NoUninit;
 use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter, ProductOperands, ProductShape};
 use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
 
+use super::cublas::{alignment_of, is_aligned};
 use super::division::{Division, SEGMENT, TILE, Tiles};
 use super::kernels::Loader;
 use super::queue::{Queue, Shape};
@@ -192,21 +193,32 @@ impl LoadedCodes {
 }
 
 impl Cuda {
-    /// Launches a product of more than 8 rows of plain numbers by cuBLASLt; false if kernels compute it.
+    /// Launches a product of more than 8 rows of plain numbers by cuBLASLt; false if kernels have to compute it.
     fn multiply_by_cublas(&self, product: &PartProduct, dtype: Dtype) -> Result<bool, DeviceError> {
         let Some(cublas) = &self.cublas else { return Ok(false) };
         let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates, .. } = *product;
-        if dtype == Dtype::F32 || self.division.tiles_of_floats(rows, outputs) == Tiles::Vectors {
+        let is_small = self.division.tiles_of_floats(rows, outputs) == Tiles::Vectors;
+        if dtype == Dtype::F32 || is_small || !is_aligned(inner) {
             return Ok(false);
         }
-        let is_bf16 = dtype == Dtype::Bf16;
-        let has_bias = bias != DevicePointer::NULL;
-        let shape = ProductShape { is_bf16, rows, outputs, inner, pitch, accumulates, has_bias };
-        let Some(found) = cublas.get(shape, &[x, w, bias, out])? else { return Ok(false) };
+        let shape = ProductShape {
+            is_bf16: dtype == Dtype::Bf16,
+            rows,
+            outputs,
+            inner,
+            pitch,
+            alignment: alignment_of(out.0 | bias.0 | (4 * pitch as u64)),
+            accumulates,
+            has_bias: bias != DevicePointer::NULL,
+        };
+        let Some(found) = cublas.get(shape, self.queue.is_capturing()) else { return Ok(false) };
         let workspace = cublas.workspace.as_ref().expect("scratch is allocated first; this is a bug");
         let workspace = self.memory.pointer(workspace);
-        self.queue.multiply(&found, ProductOperands { x, w, bias, out, workspace })?;
-        Ok(true)
+        let is_launched = self.queue.multiply(&found, ProductOperands { x, w, bias, out, workspace })?;
+        if !is_launched {
+            cublas.refuse(shape);
+        }
+        Ok(is_launched)
     }
 
     /// Launches a product of plain numbers.

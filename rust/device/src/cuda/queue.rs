@@ -86,16 +86,30 @@ impl Queue {
         unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) }.map_err(lost)
     }
 
-    /// Launches a product of cuBLASLt.
+    /// Whether launches are captured into a graph.
+    pub fn is_capturing(&self) -> bool {
+        self.graphs.borrow().is_capturing()
+    }
+
+    /// Launches a product of cuBLASLt; false if the library fails, and the device does not. Its kernels wait for all
+    /// before them, and those after them wait for it.
     pub fn multiply(
         &self,
         product: &Arc<MatrixProduct>,
         operands: ProductOperands,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<bool, DeviceError> {
         let launch = Launch::Product { product, operands };
         // SAFETY: the callers pass aligned addresses of regions as large as the product's shape requires. The memory is
-        // used in this stream only.
-        unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) }.map_err(lost)
+        // used in this stream only. Kernels wait for those before them.
+        match unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_of_cublas() && !self.is_capturing() => {
+                self.context.memory().map_err(lost)?; // the driver's error, if the device is lost
+                log::warn!("kernels compute a product instead: {error}");
+                Ok(false)
+            }
+            Err(error) => Err(lost(error)),
+        }
     }
 
     /// Begins a step. If it has a shape, its launches may become a graph; they end with the next operation that is not

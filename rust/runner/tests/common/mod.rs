@@ -19,8 +19,7 @@ pub const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
-const DEVICE: DeviceInfo =
-    DeviceInfo { device: Device::Cpu, threads: 2, isa: String::new(), deterministic: true, numa: None };
+const DEVICE: DeviceInfo = DeviceInfo { device: Device::Cpu, threads: 2, isa: String::new(), numa: None };
 
 /// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);
