@@ -46,6 +46,14 @@ def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     assert found["threads"] == []
 
 
+def test_steps_that_read_embeddings_use_graphs() -> None:
+    ended = run_program(cuda_workload.embeddings_between)
+    assert ended.findings == []
+    bits, graphs = zip(*ended.result, strict=True)
+    assert bits[0] == bits[1] == bits[2]
+    assert min(graphs) > 20  # of 30 steps
+
+
 def test_batches_that_change_in_each_step_make_no_graphs() -> None:
     ended = run_program(cuda_workload.changing_batches)
     assert ended.findings == []

@@ -115,6 +115,21 @@ def lives() -> dict[str, Any]:
     return {"same": is_same, "graphs": graphs, "rows": rows, "device": device, "threads": engine_threads()}
 
 
+def embeddings_between() -> list[Any]:
+    """The bits of three equal requests, of which the second one reads embeddings, and the launches of graphs."""
+    count = ctypes.CDLL("libcuda.so.1").emuCount
+    params = COMMON.replace(max_tokens=30, ignore_eos=True)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = checkpoint(folder)
+        with penstock.Engine(model, device="cuda", **SIZES) as engine:
+            for scope in (None, "all", None):
+                before = count(b"cuGraphLaunch")
+                result = engine.blocking.generate(PROMPT, params, output_embeddings=scope)
+                found.append([bits_of(result), count(b"cuGraphLaunch") - before])
+    return found
+
+
 def changing_batches() -> int:
     """The graphs that are made for batches of 12, 11, 10, ... requests, three times."""
     count = ctypes.CDLL("libcuda.so.1").emuCount

@@ -1,11 +1,14 @@
 //! Sequences of launches that are repeated step after step, kept as CUDA graphs.
 //!
 //! A step computes its launches as if each were submitted. [`Graphs`] compares them with those of the graph of its
-//! shape: while they are equal, nothing is submitted, and at the end the graph is. If one is different, those before it
-//! are submitted one by one, and the graph is removed. So a graph is a memory of launches, never a second description
-//! of the model, and it cannot disagree with the operations.
+//! shape: while they are equal, nothing is submitted, and after the last one the graph is. If one is different before,
+//! those that were equal are submitted one by one. So a graph is a memory of launches, never a second description of
+//! the model, and it cannot disagree with the operations.
 //!
-//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches.
+//! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches,
+//! except for the ends of some: embeddings are read by launches with the inputs of their step, and a step that waits for
+//! a grammar ends before the logits. These leave the graph as it is. It is removed after several such steps in a row.
+//!
 //! A graph takes longer to make than its launches. So a shape gets one after a run of equal steps: at a constant load
 //! at once, and never while the load changes from step to step.
 
@@ -19,8 +22,10 @@ const MOST_GRAPHS: usize = 64;
 /// Consecutive steps of equal shape before one is captured. They also choose the algorithms of cuBLASLt and load its
 /// kernels, which may not be possible in a capture.
 const RUN: u32 = 3;
-/// The same, after launches that differed from those of their graph, or a graph that could not be made.
+/// The same, after a graph was removed for its launches, or could not be made.
 const RUN_AFTER_FAILURE: u32 = 64;
+/// Consecutive steps with other launches than those of the graph of their shape after which it is removed.
+const MOST_MISSES: u32 = 3;
 
 /// The properties of a step that its launches depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +48,7 @@ impl Launch<'_> {
     /// # Safety
     ///
     /// As for [`Kernel::launch`] and [`MatrixProduct::launch`].
-    unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
         match self {
             // SAFETY: the caller's.
             Self::Kernel { kernel, grid, arguments } => unsafe { kernel.launch(stream, *grid, arguments) },
@@ -112,6 +117,8 @@ struct Entry {
     launches: Vec<RecordedLaunch>,
     graph: GraphExec,
     last_use: u64,
+    /// The last steps of its shape that had other launches.
+    misses: u32,
 }
 
 /// The use of the launches that come now.
@@ -173,21 +180,29 @@ impl Graphs {
     ///
     /// As for [`Launch::submit`], until the end of the step.
     pub unsafe fn launch(&mut self, stream: &Stream, launch: Launch<'_>) -> Result<(), CudaError> {
-        match &mut self.mode {
-            Mode::Submit => {}
-            Mode::Capture(_, launches) => launches.push(RecordedLaunch::new(&launch)),
-            Mode::Compare(shape, count) => {
-                let next = self.entries[shape].launches.get(*count);
-                if next.is_some_and(|next| next.is(&launch)) {
-                    *count += 1;
-                    return Ok(());
-                }
-                // SAFETY: the caller's.
-                unsafe { self.submit_first(stream) }?;
-            }
+        if self.recognise(stream, &launch)? {
+            return Ok(());
         }
         // SAFETY: the caller's.
         unsafe { launch.submit(stream) }
+    }
+
+    /// Whether a launch is the next one of the graph, which is launched later. Otherwise those before it have been
+    /// submitted, and this one has to be.
+    pub fn recognise(&mut self, stream: &Stream, launch: &Launch<'_>) -> Result<bool, CudaError> {
+        match &mut self.mode {
+            Mode::Submit => {}
+            Mode::Capture(_, launches) => launches.push(RecordedLaunch::new(launch)),
+            Mode::Compare(shape, count) => {
+                let next = self.entries[shape].launches.get(*count);
+                if next.is_some_and(|next| next.is(launch)) {
+                    *count += 1;
+                    return Ok(true);
+                }
+                self.end_comparison(stream)?;
+            }
+        }
+        Ok(false)
     }
 
     /// Ends a step: submits everything that was not submitted.
@@ -195,17 +210,7 @@ impl Graphs {
         match &mut self.mode {
             Mode::Submit => Ok(()),
             Mode::Capture(..) => self.end_capture(stream),
-            Mode::Compare(shape, count) => {
-                let Entry { launches, graph, .. } = &self.entries[shape];
-                if *count == launches.len() {
-                    // SAFETY: the launches are equal to those of this step.
-                    let launched = unsafe { graph.launch(stream) };
-                    self.mode = Mode::Submit;
-                    return launched;
-                }
-                // SAFETY: as above.
-                unsafe { self.submit_first(stream) }
-            }
+            Mode::Compare(..) => self.end_comparison(stream),
         }
     }
 
@@ -226,26 +231,30 @@ impl Graphs {
         // SAFETY: as above.
         unsafe { graph.launch(stream) }?;
         self.make_room();
-        self.entries.insert(shape, Entry { launches, graph, last_use: self.clock });
+        self.entries.insert(shape, Entry { launches, graph, last_use: self.clock, misses: 0 });
         Ok(())
     }
 
-    /// Submits the launches that were recognised, and removes the graph.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Launch::submit`].
-    unsafe fn submit_first(&mut self, stream: &Stream) -> Result<(), CudaError> {
+    /// Submits the launches that were recognised: by the graph, if they are all of it.
+    fn end_comparison(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let Mode::Compare(shape, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        self.steps_to_capture = RUN_AFTER_FAILURE;
-        let entry = self.entries.remove(&shape);
-        for launch in entry.iter().flat_map(|entry| &entry.launches[..count]) {
-            // SAFETY: the caller's.
-            unsafe { launch.submit(stream) }?;
+        let entry = self.entries.get_mut(&shape).expect("the graph that is compared; this is a bug");
+        if count == entry.launches.len() {
+            entry.misses = 0;
+            // SAFETY: the launches are those of this step.
+            return unsafe { entry.graph.launch(stream) };
         }
-        Ok(())
+        entry.misses += 1;
+        // SAFETY: as above.
+        let submitted =
+            entry.launches[..count].iter().try_for_each(|launch| unsafe { launch.submit(stream) });
+        if entry.misses == MOST_MISSES {
+            self.entries.remove(&shape);
+            self.steps_to_capture = RUN_AFTER_FAILURE;
+        }
+        submitted
     }
 
     /// Removes the graph that was not used for the longest time, if there are as many as are kept.
