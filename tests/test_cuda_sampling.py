@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.emulator import run_program
-from support.sampled import REQUESTS, sampled
+from support.sampled import ADMITTED, REQUESTS, admitted_together, sampled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,3 +41,11 @@ def test_sampling_accesses_its_own_memory_in_order(tiny_model: Path, expected: l
     ended = run_program(sampled, tiny_model, "cuda", "ngram", checked=True)
     check(ended.result, expected)
     assert ended.findings == []
+
+
+def test_slots_that_are_admitted_together_have_their_own_lists(tiny_model: Path) -> None:
+    """Copies to the device are late, so a buffer that is filled again too early changes the tokens."""
+    steps, tokens = run_program(admitted_together, tiny_model, "cuda", EMU_DELAY_US="2000").result
+    assert steps <= 1 + 1 + 5  # the last are admitted in the third step
+    assert len({tuple(ids) for ids in tokens}) == ADMITTED
+    assert tokens == admitted_together(str(tiny_model), "cpu")[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +79,43 @@ def sampled(model: str, device: str, speculation: str = "") -> list[dict[str, An
 
         with ThreadPoolExecutor(len(REQUESTS)) as threads:
             return list(threads.map(run, range(len(REQUESTS))))
+
+
+#: Requests that are admitted in two steps, so one of them admits half of them or more.
+ADMITTED = 18
+
+
+def lists_of(number: int) -> dict[str, Any]:
+    """Parameters with lists of a slot: short ones, or ones of which a buffer of admissions holds few."""
+    likely = range(20 + 25 * number, 45 + 25 * number)
+    if number % 2:
+        return {"allowed_token_ids": list(likely), "stop_token_ids": list(likely[::3])}
+    pairs = [[token, other] for token in likely for other in range(likely[0], likely[0] + 15)]
+    bias = {token: 50.0 if token in likely else -1.0 for token in range(500)}
+    return {"logit_bias": bias, "bad_token_sequences": pairs, "repetition_penalty": 1.2}
+
+
+def admitted_together(model: str, device: str) -> list[Any]:
+    """The number of steps of an engine, and the tokens of requests that are admitted together.
+
+    A logits processor of an earlier request holds its step back until all others have been started. The next
+    step may have been planned meanwhile.
+    """
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(_: Sequence[int], __: Any) -> None:
+        is_held.set()
+        may_go_on.wait(60)
+
+    options: dict[str, Any] = {"max_num_seqs": ADMITTED + 1, "max_num_batched_tokens": 64}
+    with penstock.Engine(model, device=device, max_model_len=64, prefix_cache=False, **options) as engine:
+        start = engine.blocking.start_request
+        first = start([1], max_tokens=1, logits_processors=[hold])
+        is_held.wait(60)
+        requests = [
+            start([number + 1] * 3, max_tokens=5, ignore_eos=False, seed=number, **lists_of(number))
+            for number in range(ADMITTED)
+        ]
+        may_go_on.set()
+        tokens = [list(request.result().token_ids) for request in (first, *requests)]
+        return [engine.stats().steps, tokens[1:]]
