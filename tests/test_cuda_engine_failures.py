@@ -90,6 +90,15 @@ def test_engine_without_memory_for_graphs_launches_kernels() -> None:
     assert same == tokens
 
 
+def test_waits_that_fail_leave_no_ticket_asleep() -> None:
+    ended = run_program(cuda_failures.fail_waits)
+    assert ended.findings == []
+    expected, found, count, findings, threads = ended.result
+    assert found == expected
+    assert count > 0
+    assert (findings, threads) == ([], [])
+
+
 def test_engine_on_a_device_that_is_lost_can_be_closed() -> None:
     ended = run_program(cuda_failures.lose_device)
     error, threads = ended.result

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <pthread.h>
 #include <ucontext.h>
 #include <unistd.h>
 #include "driver.h"
@@ -52,6 +53,12 @@ bool is_planted(const char* call) {
     return false;
 }
 
+static std::string thread_name() {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    return name;
+}
+
 static thread_local bool is_executing = false;
 
 CUresult enter(const char* call, Needs needs) {
@@ -63,8 +70,14 @@ CUresult enter(const char* call, Needs needs) {
     }
     Guard guard(state_mutex);
     const unsigned n = ++calls[call];
-    for (const Fault& f : faults)
-        if (f.call == call && (!f.nth || f.nth == n)) return f.code;
+    if (!faults.empty()) {
+        const std::string of_thread = std::string(call) + "@" + thread_name();
+        const unsigned n_of_thread = ++calls[of_thread];
+        for (const Fault& f : faults) {
+            if (f.call == call && (!f.nth || f.nth == n)) return f.code;
+            if (f.call == of_thread && (!f.nth || f.nth == n_of_thread)) return f.code;
+        }
+    }
     if (needs != Needs::CONTEXT) return CUDA_SUCCESS;
     return current_context ? sticky() : CUDA_ERROR_INVALID_CONTEXT;
 }
@@ -163,7 +176,8 @@ using namespace emu;
 extern "C" {
 
 // The n-th call from now on (0: every call) of a function returns a code, which the bindings may lack: a newer driver
-// has more of them. False for a code that is none.
+// has more of them. "cuEventQuery@worker" are the calls of threads of that name, also for emuCount, which counts them
+// while there are faults. False for a code that is none.
 bool emuFault(const char* call, unsigned nth, int code) {
     if (code <= 0 || code > CUDA_ERROR_UNKNOWN) return false;
     Guard guard(state_mutex);

@@ -8,7 +8,7 @@ from typing import Any
 
 import penstock
 from api_support import LONG, PROMPT, SHORT, engine_threads
-from emu.client import LAUNCH_FAILED, OUT_OF_MEMORY, Device
+from emu.client import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, Device
 from support.checkpoints import make_config, write_checkpoint
 
 SIZES: dict[str, Any] = {
@@ -150,6 +150,30 @@ def refuse_graphs() -> list[Any]:
             graphs = [counts.get(f"cuGraph{name}", 0) for name in ("InstantiateWithFlags", "Launch")]
             found.append([result.token_ids, graphs, failing.clear()])
     return found
+
+
+def fail_waits() -> list[Any]:
+    """The tokens of two requests before and while the waits of the waiting thread fail, and the waits.
+
+    No event is ready when it is asked, so all tickets depend on that thread.
+    """
+    waits = "cuEventSynchronize@penstock-cuda"
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        with failing.open() as engine:
+
+            def tokens() -> list[Any]:
+                requests = [engine.blocking.start_request(PROMPT, SHORT) for _ in range(2)]
+                return [request.result().token_ids for request in requests]
+
+            expected = tokens()
+            failing.driver.fault("cuEventQuery", 0, NOT_READY)
+            failing.driver.fault(waits, 0, LAUNCH_FAILED)
+            found = tokens()
+            count = failing.driver.library.emuCount(waits.encode())
+            findings = failing.clear()
+        threads = engine_threads()
+    return [expected, found, count, findings, threads]
 
 
 def lose_device() -> list[Any]:
