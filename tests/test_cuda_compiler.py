@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from support import hooks
+from support import cuda_memory, hooks
+from support.emulator import run_program
 
 ROOT = Path(__file__).parent.parent
 KERNEL = """
@@ -227,3 +228,34 @@ def test_processes_that_compile_at_once_get_the_same_image(cache: Path) -> None:
         images = set(pool.map(run, [code] * 3))
     assert images == {hooks.compile_cuda_kernel("scale.cu", "sm_80")}
     assert len(list(cache.iterdir())) == 1
+
+
+@pytest.fixture
+def markers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of files with the names of the kernels, which have a variable of their name and no kernel."""
+    folder = tmp_path / "markers"
+    folder.mkdir()
+    for name in hooks.cuda_kernels():
+        (folder / name).write_text(f"__device__ int marker_{Path(name).stem} = 1;\n")
+    monkeypatch.setenv("PENSTOCK_KERNEL_DIR", str(folder))
+    return folder
+
+
+@pytest.mark.timeout(600)  # the first test builds the emulator
+def test_several_threads_compile_the_images_of_one(markers: Path, tmp_path: Path) -> None:
+    images = []
+    for threads in (1, 4):
+        folder = tmp_path / f"cache of {threads}"
+        (error,) = run_program(cuda_memory.compiled, threads, PENSTOCK_CACHE=str(folder)).result
+        assert "cuModuleGetFunction failed with CUDA_ERROR_NOT_FOUND" in error
+        images.append({file.name: file.read_bytes() for file in (folder / "kernels").iterdir()})
+    assert images[0] == images[1]
+    assert 10 < len(images[0]) <= len(list(markers.iterdir()))
+
+
+@pytest.mark.timeout(600)
+def test_error_of_one_of_several_compiling_threads_is_reported(markers: Path, tmp_path: Path) -> None:
+    (markers / "rope_kv.cu").write_text("error\n")
+    (error,) = run_program(cuda_memory.compiled, 4, PENSTOCK_CACHE=str(tmp_path / "others")).result
+    assert "rope_kv.cu(1): error" in error
+    assert len(list((tmp_path / "others" / "kernels").iterdir())) > 10

@@ -101,6 +101,19 @@ def modules() -> dict[str, Any]:
     return found
 
 
+def compiled(*threads: str) -> list[str]:
+    """The errors of engines whose kernels are compiled by some threads."""
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(folder)
+        for count in threads:
+            try:
+                open_on(penstock.Host(), model, threads=int(count)).blocking.close()
+            except penstock.PenstockError as error:
+                errors.append(str(error))
+    return errors
+
+
 def refused() -> list[str]:
     """The errors of heads that kernels do not have."""
     errors = []
