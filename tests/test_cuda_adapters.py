@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from api_support import check_stats, make_engine
+from emu.client import Device
 from support.adapters import write_adapter
 from support.checkpoints import make_config, write_checkpoint
 from support.emulator import Ended, run_program
@@ -186,3 +187,29 @@ def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
 
 def test_kernels_use_only_memory_of_loaded_adapters(folder: Path, alone: list[Any]) -> None:
     assert on_cuda(folder, 8, checked=True, max_adapters=2, max_cpu_adapters=4) == [alone]
+
+
+def copy_half_an_adapter(folder: str) -> list[Any]:
+    """Replaces an adapter on the device by a smaller one of which half is not copied.
+
+    Returns the changes of regions of the arena, and a finding.
+    """
+    driver = Device("libcuda.so.1")
+    with open_engine(Path(folder), device="cuda", max_adapters=1, max_cpu_adapters=4) as engine:
+        params = penstock.SamplingParams(max_tokens=2, temperature=0, adapter="all")
+        engine.blocking.generate(random_prompt(9), params)
+        driver.library.emuClear()
+        driver.plant("cuMemcpyHtoDAsync_v2", 1)
+        engine.blocking.generate(random_prompt(9), params.replace(adapter="small"))
+        found = [driver.library.emuCount(b"emuRegion"), driver.findings()[:1]]
+        driver.library.emuClear()
+    return found
+
+
+def test_adapter_does_not_read_what_the_one_before_has_left(folder: Path) -> None:
+    ended = run_program(copy_half_an_adapter, folder, checked=True)
+    assert ended.findings == []
+    regions, findings = ended.result
+    assert regions == 2  # one is freed, one is given out
+    (finding,) = findings
+    assert "never written" in finding

@@ -10,6 +10,7 @@
 //! replaces another one, which may have been unloaded before they were.
 
 use std::mem::size_of;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{NoUninit, Pod, Zeroable, cast_slice};
@@ -129,13 +130,6 @@ impl CudaAdapters {
     /// Whether an adapter is loaded.
     pub(super) fn is_loaded(&self, number: usize) -> bool {
         self.loaded.get(number).is_some_and(Option::is_some)
-    }
-
-    /// Frees an adapter. Steps before it may still use it: its memory is written by later copies of the same stream.
-    pub(super) fn remove(&mut self, number: usize) {
-        let loaded = self.loaded[number].take().expect("the adapter is loaded; this is a bug");
-        self.space.free(loaded.block.id).expect("a block of the adapters; this is a bug");
-        self.find_largest();
     }
 
     /// The updates of the matrices of an adapter, of which a matrix has `MAX_UPDATES`.
@@ -290,9 +284,19 @@ impl Cuda {
                 adapters.space.allocate(bytes, Placement::Low, "adapters")?
             }
         };
+        self.memory.report(&adapters.weights, range(&block), true);
         adapters.loaded[number] = Some(Loaded { adapter: Arc::clone(adapter), block });
         adapters.find_largest();
         self.copy_adapter(adapters, number)
+    }
+
+    /// Frees an adapter. Steps before it may still use it: its memory is written by later copies of the same stream.
+    pub(super) fn remove_adapter(&self, adapters: &mut CudaAdapters, number: usize) {
+        let Loaded { block, .. } =
+            adapters.loaded[number].take().expect("the adapter is loaded; this is a bug");
+        adapters.space.free(block.id).expect("a block of the adapters; this is a bug");
+        self.memory.report(&adapters.weights, range(&block), false);
+        adapters.find_largest();
     }
 
     /// Moves the adapters to the beginning of their memory: they are copied again. Rare: only if adapters of several
@@ -308,6 +312,8 @@ impl Cuda {
             let block = adapters.space.allocate(bytes, Placement::Low, "adapters")?;
             let former = std::mem::replace(&mut loaded.block, block);
             if former.offset != block.offset {
+                self.memory.report(&adapters.weights, range(&former), false);
+                self.memory.report(&adapters.weights, range(&block), true);
                 self.copy_adapter(adapters, number)?;
             }
         }
@@ -359,6 +365,11 @@ impl Cuda {
         let shape = Shape::of([count, rows.div_ceil(EXPAND_COLUMNS), updates], EXPAND_THREADS);
         self.queue.launch(&adapters.expand, shape, &[(&call).into()])
     }
+}
+
+/// The bytes of a block in the memory of adapters.
+fn range(block: &Block) -> Range<usize> {
+    block.offset..block.offset + block.size
 }
 
 /// The division of the memory of adapters, all of it free.

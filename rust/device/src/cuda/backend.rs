@@ -266,7 +266,7 @@ impl Backend for Cuda {
     }
 
     fn unload_adapter(&mut self, adapters: &mut CudaAdapters, number: u32) -> Result<(), DeviceError> {
-        adapters.remove(number as usize);
+        self.remove_adapter(adapters, number as usize);
         Ok(())
     }
 

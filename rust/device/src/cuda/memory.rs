@@ -1,6 +1,7 @@
 //! The memory of a device: one allocation, divided by the arena.
 
 use std::mem::size_of;
+use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
@@ -82,21 +83,22 @@ impl Memory {
     /// A region of the weights and caches, with any contents.
     pub fn allocate(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
         let region = self.arena.allocate(bytes, Placement::Low, name)?;
-        self.observe(&region);
+        self.report(&region, 0..region.len(), true);
         Ok(region)
     }
 
     /// A region of the workspace, with any contents.
     pub fn allocate_workspace(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
         let region = self.arena.allocate(bytes, Placement::High, name)?;
-        self.observe(&region);
+        self.report(&region, 0..region.len(), true);
         Ok(region)
     }
 
-    /// Reports a new region to the observer of an emulated driver.
-    fn observe(&self, region: &Region) {
+    /// Reports to the observer of an emulated driver that a part of a region is given out, with any contents, or is
+    /// free.
+    pub fn report(&self, region: &Region, part: Range<usize>, is_live: bool) {
         if let Some(observer) = self.context.observer() {
-            observer.region(self.pointer(region), region.len(), true, &self.stream);
+            observer.region(self.pointer(region).offset(part.start), part.len(), is_live, &self.stream);
         }
     }
 
