@@ -54,6 +54,14 @@ def test_quantised_model_has_the_logits_of_its_values(name: str, found: dict[str
     assert found[name]["is_same"]
 
 
+def test_matrix_of_columns_without_kernels_is_not_quantised() -> None:
+    ended = run_program(cuda_quantised.odd_columns, "int4", "w4a16")
+    assert ended.findings == []
+    for name, (error, message) in ended.result.items():
+        assert error < MOST_ERROR["int8" if name == "int4" else "bfloat16"], name
+        assert "matrix model.layers.0.mlp.down_proj.weight is " in message, name
+
+
 def test_old_devices_have_no_fp8_activations() -> None:
     ended = run_program(cuda_quantised.compare, "fp8", EMU_ARCH="80")
     assert ended.findings == []

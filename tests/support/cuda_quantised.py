@@ -71,8 +71,34 @@ def compare(*names: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def odd_columns(*names: str) -> dict[str, list[Any]]:
+    """For each quantisation, results of a model in which a matrix has columns that no kernel of codes reads.
+
+    They are the error of the logits against the CPU, which has that matrix and activations in float32; and
+    the message of the converted model.
+    """
+    prompts = [random_prompt(length, seed=length) for length in LENGTHS]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(Path(folder) / "model", make_config("llama", intermediate_size=188))
+        for name in names:
+            quantization: Any = name
+            logits, *_ = logits_of(model, prompts, quantization)
+            expected = {"type": SAME_CODES[name], "layers": {"*.down_proj": "none"}}
+            error = max(errors(model, prompts, logits, expected))
+            converted = Path(folder) / name
+            penstock.convert(model, converted, quantization=quantization)
+            message = ""
+            try:
+                logits_of(converted, prompts)
+            except penstock.ModelLoadError as raised:
+                message = str(raised)
+            found[name] = [error, message]
+    return found
+
+
 def errors(
-    model: Path, prompts: list[list[int]], logits: list[np.ndarray[Any, Any]], quantization: str
+    model: Path, prompts: list[list[int]], logits: list[np.ndarray[Any, Any]], quantization: Any
 ) -> list[float]:
     """The relative errors of logits, by prompt, against those of the CPU."""
     expected = [compute_logits(model, prompt, quantization=quantization) for prompt in prompts]
