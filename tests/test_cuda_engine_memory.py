@@ -47,6 +47,16 @@ def test_kernels_that_do_not_fit_are_an_error_of_memory() -> None:
         assert "cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY" in message
 
 
+def test_model_that_is_too_large_for_the_chosen_device_names_the_cpu() -> None:
+    automatic, chosen = run_program(cuda_memory.too_large, EMU_MEMORY=str(1 << 20)).result
+    assert "exceed the memory limit of " in automatic
+    assert automatic.endswith(
+        "; device='auto' is a CUDA device here, and device='cpu' has the memory of the host"
+    )
+    assert automatic.startswith(chosen)
+    assert "device=" not in chosen
+
+
 def test_heads_without_kernels_are_refused_by_name() -> None:
     device, kv_type = run_program(cuda_memory.refused).result
     assert device.startswith("device=cuda is not allowed: it must be 'cpu' for heads of 320 dimensions")

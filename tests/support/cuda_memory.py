@@ -128,6 +128,19 @@ def refused() -> list[str]:
     return errors
 
 
+def too_large() -> list[str]:
+    """The errors of engines on the device that is chosen, and on one that is asked for."""
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(folder)
+        for device in ("auto", "cuda"):
+            try:
+                open_on(penstock.Host(), model, device=device).blocking.close()
+            except penstock.OutOfMemoryError as error:
+                errors.append(str(error))
+    return errors
+
+
 def automatic(head_dim: int = 32) -> str:
     """The device of an engine with device="auto"."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")

@@ -116,7 +116,7 @@ def lives() -> dict[str, Any]:
 
 
 def embeddings_between() -> list[Any]:
-    """The bits of three equal requests, of which the second one reads embeddings, and the launches of graphs."""
+    """The bits of three equal requests, of which the second reads embeddings, and the launches of graphs."""
     count = ctypes.CDLL("libcuda.so.1").emuCount
     params = COMMON.replace(max_tokens=30, ignore_eos=True)
     found = []

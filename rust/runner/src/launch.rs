@@ -39,14 +39,21 @@ pub fn launch(
             }
             Ok((backend, device))
         });
+        let with_choice = |error| match error {
+            LaunchError::OutOfMemory(reason) if is_auto => LaunchError::OutOfMemory(format!(
+                "{reason}; device='auto' is a CUDA device here, and device='cpu' has the memory of the host"
+            )),
+            error => error,
+        };
         match opened {
             Ok((backend, device)) => {
-                return start_profiled(backend, device, checkpoint, config, host, progress);
+                return start_profiled(backend, device, checkpoint, config, host, progress)
+                    .map_err(with_choice);
             }
             Err(LaunchError::DeviceUnavailable(reason)) if is_auto => {
                 log::warn!("device='auto' is the CPU: {reason}");
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(with_choice(error)),
         }
     }
     let (backend, device) = backend::open_cpu(config, host)?;
