@@ -140,10 +140,10 @@ def refuse_graphs() -> list[Any]:
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         failing = Failing(folder)
-        for has_memory in (True, False):
+        for refused in (None, "cuGraphInstantiateWithFlags", "cuGraphLaunch"):
             failing.clear()
-            if not has_memory:
-                failing.driver.fault("cuGraphInstantiateWithFlags", 0, OUT_OF_MEMORY)
+            if refused:
+                failing.driver.fault(refused, 0, OUT_OF_MEMORY)
             with failing.open() as engine:
                 result = engine.blocking.generate(PROMPT, LONG, max_tokens=40)
                 counts = failing.counts()

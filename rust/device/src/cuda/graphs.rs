@@ -218,18 +218,19 @@ impl Graphs {
         let Mode::Capture(shape, launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        let graph = match stream.end_capture() {
+        // SAFETY: the launches are those of this step.
+        let launched = |graph: &GraphExec| unsafe { graph.launch(stream) };
+        let graph = match stream.end_capture().and_then(|graph| launched(&graph).map(|()| graph)) {
             Ok(graph) => graph,
-            // A graph takes memory of the driver. Without it, the launches are submitted as they are.
+            // A graph takes memory of the driver when it is made, or launched first. Without it, the launches are
+            // submitted as they are.
             Err(error) if error.is_out_of_memory() => {
                 self.steps_to_capture = RUN_AFTER_FAILURE;
-                // SAFETY: the launches are those of this step.
+                // SAFETY: as above.
                 return launches.iter().try_for_each(|launch| unsafe { launch.submit(stream) });
             }
             Err(error) => return Err(error),
         };
-        // SAFETY: as above.
-        unsafe { graph.launch(stream) }?;
         self.make_room();
         self.entries.insert(shape, Entry { launches, graph, last_use: self.clock, misses: 0 });
         Ok(())
