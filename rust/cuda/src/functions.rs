@@ -81,7 +81,6 @@ functions! {
         create_stream = "cuStreamCreate"(stream: *mut sys::CUstream, flags: c_uint);
         destroy_stream = "cuStreamDestroy_v2"(stream: sys::CUstream);
         synchronize_stream = "cuStreamSynchronize"(stream: sys::CUstream);
-        wait_event = "cuStreamWaitEvent"(stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
         begin_capture = "cuStreamBeginCapture_v2"(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
         end_capture = "cuStreamEndCapture"(stream: sys::CUstream, graph: *mut sys::CUgraph);
         create_event = "cuEventCreate"(event: *mut sys::CUevent, flags: c_uint);
@@ -104,9 +103,6 @@ functions! {
         );
         download = "cuMemcpyDtoHAsync_v2"(
             to: *mut c_void, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream
-        );
-        copy = "cuMemcpyDtoDAsync_v2"(
-            to: sys::CUdeviceptr, from: sys::CUdeviceptr, bytes: usize, stream: sys::CUstream
         );
         fill = "cuMemsetD8Async"(to: sys::CUdeviceptr, byte: u8, bytes: usize, stream: sys::CUstream);
     }

@@ -9,9 +9,8 @@ use crate::error::CudaError;
 use crate::{Context, Stream};
 
 impl Stream {
-    /// Begins a capture: the operations that follow are recorded, and not executed. Another stream takes part by
-    /// waiting for an event of this one, until this one waits for an event of it. [`Stream::end_capture`] ends the
-    /// capture, also after an error. Meanwhile, calls of this thread that allocate, wait or query are errors.
+    /// Begins a capture: the operations that follow are recorded, and not executed. [`Stream::end_capture`] ends it,
+    /// also after an error. Meanwhile, calls of this thread that allocate, wait or query are errors.
     pub fn begin_capture(&self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.

@@ -1,4 +1,4 @@
-//! Streams of operations of a device, and the events that order them.
+//! Streams of operations of a device, and the events that the host waits for.
 
 use std::ops::Range;
 use std::ptr;
@@ -9,7 +9,7 @@ use cudarc::driver::sys;
 use crate::error::{CudaError, NOT_READY};
 use crate::{Context, DevicePointer, PinnedMemory};
 
-/// A queue of operations, which the device executes in order. Streams do not wait for one another but by events.
+/// A queue of operations, which the device executes in order. Streams do not wait for one another.
 ///
 /// The memory of an operation must stay as it is until the operation has ended, which only an event or
 /// [`Stream::synchronize`] shows. No type says when that is, so the operations are `unsafe`.
@@ -39,12 +39,6 @@ impl Stream {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         Ok(unsafe { self.context.calls().synchronize_stream(self.stream) }?)
-    }
-
-    /// Lets the operations that follow wait for an event.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: the stream and the event are alive; no flags are set.
-        Ok(unsafe { self.context.calls().wait_event(self.stream, event.event, 0) }?)
     }
 
     /// Lets an event occur when the operations so far have ended.
@@ -93,17 +87,6 @@ impl Stream {
         let (to, bytes) = target.range(range);
         // SAFETY: the range is in the target; the source is the caller's.
         Ok(unsafe { self.context.calls().download(to, source.0, bytes, self.stream) }?)
-    }
-
-    /// Copies memory of the device. The ranges do not overlap.
-    ///
-    /// # Safety
-    ///
-    /// Both ranges have as many bytes. Until the copy has ended, both live, the source does not change, and other
-    /// operations do not use the target.
-    pub unsafe fn copy(&self, from: DevicePointer, to: DevicePointer, bytes: usize) -> Result<(), CudaError> {
-        // SAFETY: the caller's.
-        Ok(unsafe { self.context.calls().copy(to.0, from.0, bytes, self.stream) }?)
     }
 
     /// Sets each byte of memory of the device.

@@ -23,9 +23,9 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
     Ok((device, context))
 }
 
-/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` is uploaded
-/// in one stream, a graph with the kernel runs in another, and the result is downloaded in the first. The kernel reads
-/// `weight` in the memory of the host.
+/// The norms of the rows of `x` by the kernel `rms_norm_f32`, with all kinds of objects and operations: `x` is uploaded,
+/// a graph with the kernel is launched, and the result is downloaded. The kernel reads `weight` in the memory of the
+/// host.
 ///
 /// # Errors
 ///
@@ -35,8 +35,7 @@ pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<
     let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
     // SAFETY: the image is the compiler's.
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
-    let (copies, compute) = (Stream::new(&context)?, Stream::new(&context)?);
-    let (uploaded, computed, done) = (Event::new(&context)?, Event::new(&context)?, Event::new(&context)?);
+    let (stream, done) = (Stream::new(&context)?, Event::new(&context)?);
     let source = pinned(&context, x)?;
     let mut target = PinnedMemory::new(&context, source.len() + TAIL)?;
     let norms = Norms {
@@ -50,28 +49,22 @@ pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<
     if free + target.len() > device.total_memory as usize {
         return Err("the memory of the program is not counted".into());
     }
-    let graph = norms.capture(&kernel, &compute)?;
-    // SAFETY: events order the copies and the graph, which use memory of their sizes. It lives until both streams have
-    // been waited for.
+    let graph = norms.capture(&kernel, &stream)?;
+    // SAFETY: the copies and the graph use memory of their sizes, which lives until the stream has been waited for.
     let launched = (|| unsafe {
-        copies.upload(&source, 0..source.len(), norms.rows.pointer())?;
-        copies.record(&uploaded)?;
-        compute.wait(&uploaded)?;
-        graph.launch(&compute)?;
-        compute.record(&computed)?;
-        copies.wait(&computed)?;
+        stream.upload(&source, 0..source.len(), norms.staged.pointer())?;
+        graph.launch(&stream)?;
         let length = target.len();
-        copies.download(norms.rows.pointer(), &mut target, 0..length)?;
-        copies.record(&done)?;
+        stream.download(norms.rows.pointer(), &mut target, 0..length)?;
+        stream.record(&done)?;
         while !done.query()? {
             thread::yield_now();
         }
         done.synchronize()
     })();
-    let ended = [copies.synchronize(), compute.synchronize()];
-    launched?;
-    ended.into_iter().collect::<Result<(), _>>()?;
-    norms.check_refusals(&kernel, &compute)?;
+    let ended = stream.synchronize();
+    launched.and(ended)?;
+    norms.check_refusals(&kernel, &stream)?;
     let (rows, tail) = target.bytes().split_at(source.len());
     if tail != [TAIL_BYTE; TAIL] {
         return Err("the bytes behind the norms are wrong".into());
@@ -88,7 +81,7 @@ fn pinned(context: &Arc<Context>, values: &[f32]) -> Result<PinnedMemory, CudaEr
     Ok(memory)
 }
 
-/// The memory of the program, with the rows and a tail, a copy of the rows and the weight.
+/// The memory of the program, with the norms and a tail, the rows and the weight.
 struct Norms {
     rows: DeviceMemory,
     staged: DeviceMemory,
@@ -98,14 +91,13 @@ struct Norms {
 }
 
 impl Norms {
-    /// A graph that replaces the rows by their norms and writes the tail.
+    /// A graph that writes the norms of the rows and the tail.
     fn capture(&self, kernel: &Kernel, stream: &Stream) -> Result<GraphExec, CudaError> {
         let (rows, bytes) = (self.rows.pointer(), self.staged.len());
         kernel.set_shared_limit(SHARED_BYTES)?;
         stream.begin_capture()?;
         // SAFETY: the memory has the sizes that the operations use, and lives while the graph is used.
         let captured = (|| unsafe {
-            stream.copy(rows, self.staged.pointer(), bytes)?;
             stream.fill(rows.offset(bytes), TAIL_BYTE, TAIL)?;
             self.launch(kernel, stream, SHARED_BYTES, 5)
         })();
