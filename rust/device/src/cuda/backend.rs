@@ -21,7 +21,7 @@ use super::queue::Shape;
 use super::upload::Uploader;
 use super::{
     Cuda, CudaAdapters, CudaBuffer, CudaCache, CudaMatrix, CudaOperand, CudaRope, CudaSlots, CudaStep,
-    CudaTicket, adapters, attention, codes,
+    CudaTicket, adapters, attention, codes, low_rank,
 };
 use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
@@ -155,7 +155,7 @@ impl Backend for Cuda {
     }
 
     fn low_rank_bytes(shape: &LowRankShape) -> usize {
-        adapters::low_rank_bytes(shape)
+        low_rank::low_rank_bytes(shape)
     }
 
     fn adapter_bytes(packed: u64) -> u64 {
@@ -163,7 +163,7 @@ impl Backend for Cuda {
     }
 
     fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
-        adapters::pack_low_rank(shape, a, b, out);
+        low_rank::pack_low_rank(shape, a, b, out);
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CudaMatrix, DeviceError> {

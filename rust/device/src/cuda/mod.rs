@@ -17,6 +17,7 @@ mod cublas;
 mod division;
 mod graphs;
 mod kernels;
+mod low_rank;
 mod matrix;
 mod memory;
 mod operand;

@@ -7,9 +7,9 @@ use penstock_cuda::DevicePointer;
 use penstock_types::HeadShape;
 
 use super::Cuda;
-use super::adapters::{Tile, Tiles, divide_rows};
 use super::attention::{Work, Works, partial_rows};
 use super::graphs::StepShape;
+use super::low_rank::{Tile, Tiles, divide_rows};
 use super::upload::Staging;
 use crate::arena::Region;
 use crate::backend::{DeviceError, RowSource};
