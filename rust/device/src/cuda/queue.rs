@@ -99,11 +99,15 @@ impl Queue {
         operands: ProductOperands,
     ) -> Result<bool, DeviceError> {
         let launch = Launch::Product { product, operands };
+        let mut graphs = self.graphs.borrow_mut();
+        if graphs.recognise(&self.stream, &launch).map_err(lost)? {
+            return Ok(true);
+        }
         // SAFETY: the callers pass aligned addresses of regions as large as the product's shape requires. The memory is
         // used in this stream only. Kernels wait for those before them.
-        match unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) } {
+        match unsafe { launch.submit(&self.stream) } {
             Ok(()) => Ok(true),
-            Err(error) if error.is_of_cublas() && !self.is_capturing() => {
+            Err(error) if error.is_of_cublas() && !graphs.is_capturing() => {
                 self.context.memory().map_err(lost)?; // the driver's error, if the device is lost
                 log::warn!("kernels compute a product instead: {error}");
                 Ok(false)
