@@ -18,15 +18,9 @@ constexpr int PREFILL_WARPS = 4;
 // Blocks on a multiprocessor. Without them, NVRTC limits registers for more blocks until it spills.
 constexpr int MIN_DECODE_BLOCKS = 8, MIN_PREFILL_BLOCKS = 2, MIN_COMBINE_BLOCKS = 4;
 
-// The dimension of column `column` of accumulator n.
-template <class E>
-DEVICE int dimension(int n, int column) {
-    return (n / UNIT<E> * 8 + column) * UNIT<E> + n % UNIT<E>;
-}
-
 template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
-    static_assert(D == 32 || D == 64 || D == 96 || D == 128, "head dimensions: multiples of 32 up to 128");
+    static_assert(D % 16 == 0 && D >= 32 && D <= 128, "head dimensions: multiples of 16 from 32 to 128");
     __shared__ Stage<E, D> stages[2];
     __shared__ uint4 query_fragments[WARPS][D / 16][32];
     dependency_wait();
@@ -57,7 +51,8 @@ DEVICE void attend(const Attention& call) {
     constexpr int TILES = SPLIT / TILE;
     int tile = keys.first / TILE, end = keys.last / TILE + 1;
     if (IS_DECODE) tile = max(tile, split * TILES), end = min(end, (split + 1) * TILES);
-    Weighted<D> now, total;
+    using Sums = Weighted<E, D>;
+    Sums now, total;
     now.clear();
     total.clear();
     copy_tile<32 * WARPS>(stages[tile % 2], keys, tile);
@@ -67,7 +62,7 @@ DEVICE void attend(const Attention& call) {
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        now.template add_tile<T, E>(queries, stages[tile % 2], tile, first, last, call.scale, call.softcap);
+        now.template add_tile<T>(queries, stages[tile % 2], tile, first, last, call.scale, call.softcap);
         __syncthreads();  // the stage may be filled again
         if (IS_DECODE || ((tile + 1) % TILES != 0 && tile + 1 < end)) continue;
         now.finish();
@@ -84,11 +79,12 @@ DEVICE void attend(const Attention& call) {
             float* to = rows.partial(split, row);
             // Two adjacent dimensions at a time: of an accumulator, or of two.
 #pragma unroll
-            for (int i = 0; i < D / 8; i++) {
+            for (int i = 0; i < Sums::ACCUMULATORS; i++) {
                 const int n = UNIT<E> == 1 ? i : i / 2 * 2, column = UNIT<E> == 1 ? 0 : i % 2;
                 const int next_n = UNIT<E> == 1 ? n : i / 2 * 2 + 1, next_column = UNIT<E> == 1 ? 1 : column;
                 const float2 pair = {now.values[n][half * 2 + column], now.values[next_n][half * 2 + next_column]};
-                *reinterpret_cast<float2*>(to + dimension<E>(n, quad * 2 + column)) = pair;
+                if (Sums::has_dimension(n, quad * 2 + column))
+                    *reinterpret_cast<float2*>(to + Sums::dimension(n, quad * 2 + column)) = pair;
             }
             if (quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
         }
@@ -104,9 +100,11 @@ DEVICE void attend(const Attention& call) {
             if (row >= rows.count) break;
             if (group == i)
 #pragma unroll
-                for (int j = 0; j < D / 4; j++)
-                    row_values[dimension<E>(j / 2, quad * 2 + j % 2)] =
-                        total.values[j / 2][half * 2 + j % 2] * factor;
+                for (int j = 0; j < 2 * Sums::ACCUMULATORS; j++) {
+                    const int n = j / 2, column = quad * 2 + j % 2;
+                    if (Sums::has_dimension(n, column))
+                        row_values[Sums::dimension(n, column)] = total.values[n][half * 2 + j % 2] * factor;
+                }
             store_row<E>(call, rows.out_row(row), row_values, D);
         }
     }
@@ -142,8 +140,12 @@ INSTANTIATE(VARIANT)
     KERNELS(f16, u4, uint4, D)
 OF_BF16(32)
 OF_F16(32)
+KERNELS(f16, u4, uint4, 48)
 OF_BF16(64)
 OF_F16(64)
+KERNELS(bf16, bf16, bf16, 80)
+KERNELS(bf16, u4, uint4, 80)
+KERNELS(f16, int8, int8, 80)
 KERNELS(bf16, bf16, bf16, 96)
 OF_BF16(128)
 #endif

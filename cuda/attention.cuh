@@ -57,16 +57,23 @@ template <>
 struct Parameters<0> {};
 
 // Rows are permuted by 16-byte words, so that neither the 8 lanes that read words of two keys nor the 8 rows of an
-// ldmatrix meet in a bank.
+// ldmatrix meet in a bank. The second half of a row's last word is 0 if the row does not fill it.
 template <class E, int D>
 struct Stage : Parameters<PARAMETER_WORDS<E, D>> {
-    static constexpr int WORDS = D * BITS<E> / 128;
-    static constexpr int PITCH = WORDS <= 1 ? 1 : WORDS <= 2 ? 2 : WORDS <= 4 ? 4 : WORDS <= 8 ? 8 : 16;
+    static constexpr int ROW_BYTES = D * BITS<E> / 8, WORDS = (ROW_BYTES + 15) / 16;
+    static constexpr int PITCH = WORDS <= 1 ? 1 : WORDS <= 2 ? 2 : WORDS <= 4 ? 4 : (WORDS + 7) / 8 * 8;
     uint4 keys[TILE][PITCH], values[TILE][PITCH];
 
     DEVICE static int place(int token, int word) {
         if (PITCH >= 8) return word ^ ((token & 1) << 2 | (token >> 1 & 3));
         return PITCH == 4 ? word ^ (token >> 1 & 3) : PITCH == 2 ? word ^ (token >> 2 & 1) : word;
+    }
+    // What begins at a dimension of a key.
+    template <class V>
+    DEVICE V key(int token, int dimension) const {
+        const int byte = dimension * BITS<E> / 8;
+        const uint4* word = &keys[token][place(token, byte / 16)];
+        return *reinterpret_cast<const V*>(reinterpret_cast<const uint8_t*>(word) + byte % 16);
     }
 };
 
@@ -115,21 +122,29 @@ struct Keys {
 // or not a number.
 template <int THREADS, class E, int D>
 DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
-    constexpr int WORDS = Stage<E, D>::WORDS, PARAMETERS = PARAMETER_WORDS<E, D>;
-    constexpr int KEY_COPIES = TILE * WORDS, PARAMETER_COPIES = TILE / 16 * PARAMETERS;
+    // Rows of 40 bytes, for example, are not aligned to 16.
+    constexpr int BYTES = Stage<E, D>::ROW_BYTES % 16 == 0 ? 16 : 8, ROW_COPIES = Stage<E, D>::WORDS * 16 / BYTES;
+    constexpr int KEY_COPIES = TILE * ROW_COPIES;
+    constexpr int PARAMETERS = PARAMETER_WORDS<E, D>, PARAMETER_COPIES = TILE / 16 * PARAMETERS;
     const int start = tile * TILE;
     const Tokens first = keys.tokens<E>(start), second = keys.tokens<E>(start + 16);
 #pragma unroll 2  // registers are short
     for (int n = 0; n < (KEY_COPIES + THREADS - 1) / THREADS; n++) {
-        const int i = n * THREADS + threadIdx.x, token = i / WORDS, word = i % WORDS;
+        const int i = n * THREADS + threadIdx.x, token = i / ROW_COPIES, byte = i % ROW_COPIES * BYTES;
         if (KEY_COPIES % THREADS != 0 && i >= KEY_COPIES) break;
-        const bool exists = keys.first <= start + token && start + token <= keys.last;
+        const bool is_visible = keys.first <= start + token && start + token <= keys.last;
         const Tokens tokens = Tokens::choose(token >= 16, first, second);
-        const uint8_t* key = tokens.page.key<E>(tokens.first + token % 16) + word * 16;
-        const int place = Stage<E, D>::place(token, word);
-        copy_async16(&stage.keys[token][place], key, exists ? 16 : 0);
-        copy_async16(&stage.values[token][place], key + keys.cache.block_size * tokens.page.row_bytes<E>(),
-                     exists ? 16 : 0);
+        const uint8_t* key = tokens.page.key<E>(tokens.first + token % 16) + byte;
+        const uint8_t* value = key + keys.cache.block_size * tokens.page.row_bytes<E>();
+        const int place = Stage<E, D>::place(token, byte / 16);
+        if constexpr (BYTES == 16) {
+            copy_async16(&stage.keys[token][place], key, is_visible ? 16 : 0);
+            copy_async16(&stage.values[token][place], value, is_visible ? 16 : 0);
+        } else {
+            const uint32_t filled = is_visible && byte < Stage<E, D>::ROW_BYTES ? 8 : 0;
+            copy_async8(reinterpret_cast<uint2*>(&stage.keys[token][place]) + byte / 8 % 2, key, filled);
+            copy_async8(reinterpret_cast<uint2*>(&stage.values[token][place]) + byte / 8 % 2, value, filled);
+        }
     }
     if constexpr (PARAMETERS > 0) {
 #pragma unroll
@@ -145,45 +160,53 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
 
 // ---- Fragments
 
-// Of 8 dimensions, the one in half `half` of register r of 4: pairs of codes are where one shift brings them to the low
+// A step of scores has 32 dimensions, or 16 at the end of a part of the key: a lane has 2 N of them, in N registers.
+// Of these dimensions, the one in half `half` of register r: pairs of codes are where one shift brings them to the low
 // bits of the halves of a word.
-template <class E>
+template <class E, int N>
 DEVICE int order(int r, int half) {
-    return UNIT<E> == 1 ? 2 * r + half : UNIT<E> == 2 ? r / 2 * 4 + r % 2 + 2 * half : r + 4 * half;
+    return UNIT<E> == 1 ? 2 * r + half : UNIT<E> == 2 ? r / 2 * 4 + r % 2 + 2 * half : r + N * half;
 }
 
-// The dimensions 32 step + 8 quad ..+ 8 of a key.
+// The dimensions `first` ..+ 2 N of a key.
 template <class T, class E, int D>
 struct KeyFragment {
-    static DEVICE void load(uint32_t (&k)[4], const Stage<E, D>& stage, int token, int step, int quad) {
-        const uint4 word = stage.keys[token][stage.place(token, step * 4 + quad)];
-        k[0] = word.x, k[1] = word.y, k[2] = word.z, k[3] = word.w;
+    template <int N>
+    static DEVICE void load(uint32_t (&k)[N], const Stage<E, D>& stage, int token, int first) {
+        const auto pairs = stage.template key<Values<uint32_t, N>>(token, first);
+#pragma unroll
+        for (int r = 0; r < N; r++) k[r] = pairs.values[r];
     }
 };
 template <class T, int D>
 struct KeyFragment<T, int8, D> {
-    static DEVICE void load(uint32_t (&k)[4], const Stage<int8, D>& stage, int token, int step, int quad) {
-        const int word = stage.place(token, (step * 4 + quad) / 2);
-        const uint2 bytes = reinterpret_cast<const uint2*>(&stage.keys[token][word])[quad % 2];
+    template <int N>
+    static DEVICE void load(uint32_t (&k)[N], const Stage<int8, D>& stage, int token, int first) {
+        const auto bytes = stage.template key<Values<uint32_t, N / 2>>(token, first);
 #pragma unroll
-        for (int r = 0; r < 4; r++) k[r] = centred_pair<T, 8>((r < 2 ? bytes.x : bytes.y) >> r % 2 * 8 & twice(0xff));
+        for (int r = 0; r < N; r++) k[r] = centred_pair<T, 8>(bytes.values[r / 2] >> r % 2 * 8 & twice(0xff));
     }
 };
 template <class T, int D>
 struct KeyFragment<T, u4, D> {
-    static DEVICE void load(uint32_t (&k)[4], const Stage<u4, D>& stage, int token, int step, int quad) {
-        const int slow_byte = (step * 32 - (D - SLOW<D>)) / 8 + quad, bytes = SLOW<D> / 8;
-        const uint32_t nibbles = reinterpret_cast<const uint32_t*>(&stage.keys[token][stage.place(token, step)])[quad];
-        if (step * 32 < D - SLOW<D>) {
+    template <int N>
+    static DEVICE void load(uint32_t (&k)[N], const Stage<u4, D>& stage, int token, int first) {
+        uint32_t nibbles;
+        if constexpr (N == 4)
+            nibbles = stage.template key<uint32_t>(token, first);
+        else
+            nibbles = stage.template key<uint16_t>(token, first), nibbles |= nibbles << 8;
+        const int slow = first - (D - SLOW<D>), bytes = SLOW<D> / 8;
+        if (slow < 0) {
 #pragma unroll
-            for (int r = 0; r < 4; r++) k[r] = centred_pair<T, 4>(nibbles >> 4 * r & twice(15));
+            for (int r = 0; r < N; r++) k[r] = centred_pair<T, 4>(nibbles >> 4 * r & twice(15));
             return;
         }
-        const uint32_t fifth =
-            reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow_byte];
-        const uint32_t spread = (fifth & 15) << 4 | fifth >> 4 << 20;
+        const uint32_t byte = reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow / 8];
+        const uint32_t fifth = N == 4 ? byte : byte >> slow % 8 & 15;
+        const uint32_t spread = (fifth & ((1 << N) - 1)) << 4 | fifth >> N << 20;
 #pragma unroll
-        for (int r = 0; r < 4; r++)
+        for (int r = 0; r < N; r++)
             k[r] = centred_pair<T, 5>((nibbles >> 4 * r & twice(15)) | (spread >> r & twice(16)));
     }
 };
@@ -206,51 +229,80 @@ struct Queries {
     // For keys of type E, of which `fast` dimensions are fast. `rows` are null where there is no row.
     template <class E>
     DEVICE void load(const float* const (&rows)[2], int fast) {
+        load_part<E>(rows, 0, fast, sum[0]);
+        load_part<E>(rows, fast, D, sum[1]);
+    }
+
+    template <class E>
+    DEVICE void load_part(const float* const (&rows)[2], int first, int end, float (&part_sum)[2]) {
+        part_sum[0] = part_sum[1] = 0;
+#pragma unroll
+        for (int step = first; step < end; step += 32) {
+            if (end - step >= 32)
+                load_step<E, 4>(rows, step, part_sum);
+            else
+                load_step<E, 2>(rows, step, part_sum);
+        }
+        part_sum[0] = quad_sum(part_sum[0]), part_sum[1] = quad_sum(part_sum[1]);
+    }
+
+    template <class E, int N>
+    DEVICE void load_step(const float* const (&rows)[2], int first, float (&part_sum)[2]) {
         const int lane = threadIdx.x % 32, quad = lane % 4;
-        sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0;
+        float x[2][2 * N] = {};
 #pragma unroll
-        for (int step = 0; step < D / 32; step++) {
-            float x[2][8] = {};
+        for (int half = 0; half < 2; half++) {
+            if (rows[half] == nullptr) continue;
+            const float4* from = reinterpret_cast<const float4*>(rows[half] + first + 2 * N * quad);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (rows[half] == nullptr) continue;
-                const float4* from = reinterpret_cast<const float4*>(rows[half] + step * 32 + quad * 8);
-                const float4 low = from[0], high = from[1];
-                x[half][0] = low.x, x[half][1] = low.y, x[half][2] = low.z, x[half][3] = low.w;
-                x[half][4] = high.x, x[half][5] = high.y, x[half][6] = high.z, x[half][7] = high.w;
+            for (int i = 0; i < N / 2; i++) {
+                const float4 four = from[i];
+                x[half][4 * i] = four.x, x[half][4 * i + 1] = four.y;
+                x[half][4 * i + 2] = four.z, x[half][4 * i + 3] = four.w;
             }
-            uint32_t words[8];
+        }
+        uint32_t words[2 * N];
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                const int half = i % 2, r = i / 2;
-                const T first = to_operand<T>(x[half][order<E>(r, 0)]), second = to_operand<T>(x[half][order<E>(r, 1)]);
-                words[i] = uint32_t(first.bits) | uint32_t(second.bits) << 16;
-                sum[step * 32 >= fast][half] += to_float(first) + to_float(second);
-            }
-            fragments[2 * step][lane] = {words[0], words[1], words[2], words[3]};
-            fragments[2 * step + 1][lane] = {words[4], words[5], words[6], words[7]};
+        for (int i = 0; i < 2 * N; i++) {
+            const int half = i % 2, r = i / 2;
+            const T low = to_operand<T>(x[half][order<E, N>(r, 0)]), high = to_operand<T>(x[half][order<E, N>(r, 1)]);
+            words[i] = uint32_t(low.bits) | uint32_t(high.bits) << 16;
+            part_sum[half] += to_float(low) + to_float(high);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) sum[i / 2][i % 2] = quad_sum(sum[i / 2][i % 2]);
+        for (int i = 0; i < 2 * N; i += 4)
+            fragments[first / 16 + i / 4][lane] = {words[i], words[i + 1], words[i + 2], words[i + 3]};
     }
 };
 
 // ---- Scores and values. s[j]: keys 8 j + 2 quad, + 1 of both rows
 
+// Adds the products of 8 N dimensions.
+template <int N, class T, class E, int D>
+DEVICE void multiply_step(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage, int first) {
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+    uint4 q[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) q[i] = queries.fragments[first / 16 + i][lane];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        uint32_t k[N];
+        KeyFragment<T, E, D>::load(k, stage, 8 * j + group, first + 2 * N * quad);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) mma<T>(s[j], {q[i].x, q[i].y, q[i].z, q[i].w}, {k[2 * i], k[2 * i + 1]});
+    }
+}
+
+// Adds the products of the dimensions first..end.
 template <class T, class E, int D>
 DEVICE void multiply_keys(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage, int first,
                           int end) {
-    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
 #pragma unroll
-    for (int step = first; step < end; step++) {
-        const uint4 a = queries.fragments[2 * step][lane], b = queries.fragments[2 * step + 1][lane];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t k[4];
-            KeyFragment<T, E, D>::load(k, stage, 8 * j + group, step, quad);
-            mma<T>(s[j], {a.x, a.y, a.z, a.w}, {k[0], k[1]});
-            mma<T>(s[j], {b.x, b.y, b.z, b.w}, {k[2], k[3]});
-        }
+    for (int step = first; step < end; step += 32) {
+        if (end - step >= 32)
+            multiply_step<4>(s, queries, stage, step);
+        else
+            multiply_step<2>(s, queries, stage, step);
     }
 }
 
@@ -258,7 +310,7 @@ template <class T, class E, int D>
 struct Encoding {
     static constexpr int FAST = 0;
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage) {
-        multiply_keys<T, E, D>(s, queries, stage, 0, D / 32);
+        multiply_keys<T, E, D>(s, queries, stage, 0, D);
     }
     static constexpr float HALF = 0;  // is added to stored values
     // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
@@ -274,7 +326,7 @@ struct Encoding<T, int8, D> {
                          stage.template parameter<float>(token, 4 + 4 * part));
     }
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
-        multiply_keys<T, int8, D>(s, queries, stage, 0, D / 32);
+        multiply_keys<T, int8, D>(s, queries, stage, 0, D);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
@@ -296,8 +348,8 @@ struct Encoding<T, u4, D> {
     static constexpr float HALF = 0.5f;
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<u4, D>& stage) {
         float slow[4][4] = {};
-        multiply_keys<T, u4, D>(s, queries, stage, 0, FAST / 32);
-        multiply_keys<T, u4, D>(slow, queries, stage, FAST / 32, D / 32);
+        multiply_keys<T, u4, D>(s, queries, stage, 0, FAST);
+        multiply_keys<T, u4, D>(slow, queries, stage, FAST, D);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, half = i % 4 / 2;
@@ -331,22 +383,28 @@ struct WeightType<T, u4> {
 };
 
 // The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
-template <int D>
+template <class E, int D>
 struct Weighted {
+    static constexpr int ACCUMULATORS = Stage<E, D>::WORDS * UNIT<E>;
+    static constexpr bool IS_WHOLE = ACCUMULATORS * 8 == D;
     float top[2], sum[2], added[2];
-    float values[D / 8][4];
+    float values[ACCUMULATORS][4];
+
+    // The dimension of a column of accumulator n; without one if it is not less than D.
+    DEVICE static int dimension(int n, int column) { return (n / UNIT<E> * 8 + column) * UNIT<E> + n % UNIT<E>; }
+    DEVICE static bool has_dimension(int n, int column) { return IS_WHOLE || dimension(n, column) < D; }
 
     DEVICE void clear() {
 #pragma unroll
         for (int half = 0; half < 2; half++) top[half] = -infinity(), sum[half] = added[half] = 0;
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
+        for (int n = 0; n < ACCUMULATORS; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = 0;
     }
 
     // Adds a tile. Row `half` sees the positions first[half]..=last[half].
-    template <class T, class E>
+    template <class T>
     DEVICE void add_tile(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile, const int (&first)[2],
                          const int (&last)[2], float scale, float softcap) {
         using P = typename WeightType<T, E>::type;
@@ -422,7 +480,7 @@ struct Weighted {
             top[half] = merge.top;
             sum[half] = merge.of(sum[half], split.sum[half]);
 #pragma unroll
-            for (int i = 0; i < D / 4; i++) {
+            for (int i = 0; i < 2 * ACCUMULATORS; i++) {
                 float& value = values[i / 2][half * 2 + i % 2];
                 value = merge.of(value, split.values[i / 2][half * 2 + i % 2]);
             }
@@ -437,7 +495,7 @@ struct Weighted {
             added[half] = quad_sum(added[half]);
         }
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
+        for (int n = 0; n < ACCUMULATORS; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = __fadd_rn(values[n][i], added[i / 2]);
     }

@@ -336,10 +336,19 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
 // thread sees them after copy_wait, the others of its block after a barrier, too.
 DEVICE void copy_async16(void* shared, const void* global, uint32_t filled = 16) {
 #ifdef PENSTOCK_HOST
-    emu::copy_async16(shared, global, filled);
+    emu::copy_async(shared, global, 16, filled);
 #else
     const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
+#endif
+}
+// The same for 8 bytes, which pass through the first-level cache.
+DEVICE void copy_async8(void* shared, const void* global, uint32_t filled = 8) {
+#ifdef PENSTOCK_HOST
+    emu::copy_async(shared, global, 8, filled);
+#else
+    const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
 #endif
 }
 // Makes a group of the copies begun since the last one.

@@ -216,6 +216,10 @@ CASES = [
     ),
     Case(dtype="f16", kv="f16", head_dim=32, lengths=(40,)),
     Case(head_dim=96, lengths=(70,)),
+    Case(head_dim=80, lengths=(70,)),
+    Case(kv="uint4", head_dim=80, group=1, lengths=(40,)),
+    Case(dtype="f16", kv="int8", head_dim=80, kv_heads=1, lengths=(33,)),
+    Case(dtype="f16", kv="uint4", head_dim=48, kv_heads=1, lengths=(33,)),
     Case(out_dtype="f32", lengths=(70,)),
     Case(out_dtype="f16", kv="uint4", lengths=(70,)),
     Case(dtype="f16", kv="f16", out_dtype="bf16", lengths=(70,)),
@@ -269,10 +273,11 @@ def test_weights_of_centred_codes_cost_little_precision(kernels: cuda.HostKernel
         Case(dtype="f16", kv="uint4", lengths=(300, 40)),
         Case(lengths=(600,), window=280, softcap=3.0),
         Case(dtype="f16", kv="int8", lengths=(300, 40), value_factor=1e-4),
+        Case(kv="uint4", head_dim=80, kv_heads=1, group=2, lengths=(300, 40)),
         Case(dtype="f32", kv="f32", lengths=(600, 40), window=280),
         Case(dtype="f32", kv="uint4", head_dim=80, lengths=(300, 40), softcap=3.0),
     ],
-    ids=["plain", "int8", "uint4", "window", "small", "float32", "float32 of uint4"],
+    ids=["plain", "int8", "uint4", "window", "small", "uint4 of 80", "float32", "float32 of uint4"],
 )
 def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Case) -> None:
     filled = Filled(kernels, case)

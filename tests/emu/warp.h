@@ -102,7 +102,6 @@ void copy_async(void* to, const void* from, unsigned size, unsigned filled);
 void copy_commit();
 void copy_wait(unsigned pending);  // until at most this number of groups is pending
 
-inline void copy_async16(void* to, const void* from, unsigned filled = 16) { copy_async(to, from, 16, filled); }
 
 // --------------------------------------------------------------------------------------- programmatic launches
 

@@ -5,6 +5,8 @@
 //! host tier   [block][layer]                      all layers of a block are adjacent
 //! ```
 
+use std::ops::RangeInclusive;
+
 use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
 use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
@@ -18,8 +20,8 @@ use super::upload::Staging;
 use crate::arena::Region;
 use crate::backend::{CacheSpec, DeviceError};
 
-/// The head sizes that `attention.cu` has, and the largest of `attention_f32.cu`.
-const TENSOR_CORE_HEADS: [usize; 4] = [32, 64, 96, 128];
+/// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
+const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=128;
 const MOST_HEAD_DIM: usize = 256;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
@@ -77,8 +79,8 @@ pub(super) fn check_cache(heads: HeadShape, dtype: KvDtype) -> Result<(), FieldE
 
 /// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
 fn arithmetic(shape: &CacheShape, operand: OperandForm) -> Dtype {
-    let out = operand.arithmetic();
-    let is_half = out != Dtype::F32 && TENSOR_CORE_HEADS.contains(&shape.heads.head_dim);
+    let (out, dim) = (operand.arithmetic(), shape.heads.head_dim);
+    let is_half = out != Dtype::F32 && dim.is_multiple_of(16) && TENSOR_CORE_HEADS.contains(&dim);
     match shape.dtype {
         KvDtype::F32 => Dtype::F32,
         _ if !is_half => Dtype::F32,
