@@ -63,7 +63,10 @@ class Cubin {
             const std::string kernel = name.substr(text.size());
             CUfunc_st* function = add_function(module, kernel);
             if (!function) continue;
-            if (const Elf64_Shdr* shared = find(".nv.shared." + kernel)) function->static_shared = unsigned(shared->sh_size);
+            if (const Elf64_Shdr* shared = find(".nv.shared." + kernel)) {
+                function->static_shared = unsigned(shared->sh_size);
+                function->max_dynamic_shared -= std::min(function->static_shared, function->max_dynamic_shared);
+            }
             if (const Elf64_Shdr* info = find(".nv.info." + kernel)) compare(*function, *info);
         }
     }
