@@ -7,7 +7,21 @@
 // Types     T, bf16 or f16, is that of the tensor cores: that of the cache, if it has floats. Queries and weights are
 //           rounded to it. The result may have another type.
 // Shape     A warp of decode or prefill has 16 rows, so a step of one query fills group of 16 rows of an mma; the 4
-//           warps of prefill share the tiles. Tiles pass through two stages of shared memory, filled by cp.async.
+//           warps of prefill share the tiles, which cp.async copies. Where shared memory has room for two tiles, one is
+//           copied while the one before it is multiplied. Otherwise keys are copied while values are multiplied, and
+//           values while keys are.
+// Large     Heads of more than 128 dimensions. Their accumulators take up to 128 registers of a thread, so those of the
+//           splits before have no room: prefill keeps them in the place of the queries in qkv, which are copied first
+//           and not needed again. The queries are in dynamic shared memory: 2 D bytes for each row of the warps.
+// Registers Of a thread in decode: 130 to 228 for 32 to 128 dimensions, 218 to 255 for 256. In prefill: 146 to 255, 227
+//           to 255. None is spilled.
+// Shared    KiB of a block in decode and in prefill:
+//
+//               dimensions    16 bits     int8      uint4
+//                   80        35, 42     20, 27    12, 19
+//                  128        36, 48     21, 33    13, 25
+//                  256        40, 64     41, 65    26, 50
+//
 // Limit     decode: bytes of the cache; prefill: flops (4 D per query and visible key, less what the masks waste).
 // Sources   Dao, "FlashAttention-2", section 3; Milakov and Gimelshein, "Online normalizer calculation for softmax";
 //           Dao et al., "Flash-Decoding" (splits); Kwon et al., "PagedAttention", section 4; kv_page.cuh.
@@ -15,14 +29,28 @@
 #include "attention_combine.cuh"
 
 constexpr int PREFILL_WARPS = 4;
+constexpr int MOST_STAGES = 40 << 10;  // bytes
 // Blocks on a multiprocessor. Without them, NVRTC limits registers for more blocks until it spills.
 constexpr int MIN_DECODE_BLOCKS = 8, MIN_PREFILL_BLOCKS = 2, MIN_COMBINE_BLOCKS = 4;
 
+// The queries of a warp in shared memory.
+template <int D, int WARPS>
+DEVICE uint4 (*query_fragments(int warp))[32] {
+    if constexpr (D > LARGE) {
+        DYNAMIC_SHARED(uint4, fragments);
+        return reinterpret_cast<uint4(*)[32]>(fragments) + warp * (D / 16);
+    } else {
+        __shared__ uint4 fragments[WARPS][D / 16][32];
+        return fragments[warp];
+    }
+}
+
 template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
-    static_assert(D % 16 == 0 && D >= 32 && D <= 128, "head dimensions: multiples of 16 from 32 to 128");
-    __shared__ Stage<E, D> stages[2];
-    __shared__ uint4 query_fragments[WARPS][D / 16][32];
+    static_assert(D % 16 == 0 && D >= 32 && D <= 256, "head dimensions: multiples of 16 from 32 to 256");
+    constexpr int STAGES = 2 * sizeof(Stage<E, D>) <= MOST_STAGES ? 2 : 1, THREADS = 32 * WARPS;
+    constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE;
+    __shared__ Stage<E, D> stages[STAGES];
     dependency_wait();
     dependency_launch();
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
@@ -35,9 +63,9 @@ DEVICE void attend(const Attention& call) {
     const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0),
                        rows.last(rows.count - 1)};
 
-    Queries<T, D> queries = {query_fragments[warp], {}};
+    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
     int first[2], last[2];
-    const float* query_rows[2];
+    float* query_rows[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = warp * ROWS + half * 8 + group;
@@ -55,41 +83,62 @@ DEVICE void attend(const Attention& call) {
     Sums now, total;
     now.clear();
     total.clear();
-    copy_tile<32 * WARPS>(stages[tile % 2], keys, tile);
+    copy_tile<THREADS, STAGES == 1 ? KEYS : KEYS | VALUES>(stages[tile % STAGES], keys, tile);
     copy_commit();
-    for (; tile < end; tile++) {
-        if (tile + 1 < end) copy_tile<32 * WARPS>(stages[(tile + 1) % 2], keys, tile + 1);
+    if constexpr (STAGES == 1) {
+        copy_tile<THREADS, VALUES>(stages[0], keys, tile);
         copy_commit();
+    }
+    [[maybe_unused]] bool is_first_split = true;
+    for (; tile < end; tile++) {
+        const bool is_last = tile + 1 == end;
+        Stage<E, D>& stage = stages[tile % STAGES];
+        if constexpr (STAGES == 2) {
+            if (!is_last) copy_tile<THREADS, KEYS | VALUES>(stages[(tile + 1) % 2], keys, tile + 1);
+            copy_commit();
+        }
         copy_wait<1>();
         __syncthreads();
-        now.template add_tile<T>(queries, stages[tile % 2], tile, first, last, call.scale, call.softcap);
+        const TileWeights weights =
+            now.template add_weights<T>(queries, stage, tile, first, last, call.scale, call.softcap);
+        if constexpr (STAGES == 1) {
+            __syncthreads();  // the keys may be replaced
+            if (!is_last) copy_tile<THREADS, KEYS>(stage, keys, tile + 1);
+            copy_commit();
+            copy_wait<1>();
+            __syncthreads();
+        }
+        now.template add_values<T>(weights, stage);
         __syncthreads();  // the stage may be filled again
-        if (IS_DECODE || ((tile + 1) % TILES != 0 && tile + 1 < end)) continue;
+        if constexpr (STAGES == 1) {
+            if (!is_last) copy_tile<THREADS, VALUES>(stage, keys, tile + 1);
+            copy_commit();
+        }
+        if (IS_DECODE || ((tile + 1) % TILES != 0 && !is_last)) continue;
         now.finish();
-        total.append(now);
+        if constexpr (IN_MEMORY) {
+            total.append(now, query_rows, is_first_split, is_last);
+            is_first_split = false;
+            if (is_last) break;
+        } else {
+            total.append(now);
+        }
         now.clear();
     }
     if (IS_DECODE) now.finish();
-    if (IS_DECODE && rows.has_one_split()) total.append(now);
     if (IS_DECODE && !rows.has_one_split()) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = half * 8 + group;
             if (row >= rows.count) continue;
             float* to = rows.partial(split, row);
-            // Two adjacent dimensions at a time: of an accumulator, or of two.
-#pragma unroll
-            for (int i = 0; i < Sums::ACCUMULATORS; i++) {
-                const int n = UNIT<E> == 1 ? i : i / 2 * 2, column = UNIT<E> == 1 ? 0 : i % 2;
-                const int next_n = UNIT<E> == 1 ? n : i / 2 * 2 + 1, next_column = UNIT<E> == 1 ? 1 : column;
-                const float2 pair = {now.values[n][half * 2 + column], now.values[next_n][half * 2 + next_column]};
-                if (Sums::has_dimension(n, quad * 2 + column))
-                    *reinterpret_cast<float2*>(to + Sums::dimension(n, quad * 2 + column)) = pair;
-            }
+            now.write_row(half, 1, to);
             if (quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
         }
         return;
     }
+    if (IS_DECODE) total.append(now);
+    Sums& result = IN_MEMORY ? now : total;
     // Row by row through shared memory, which gives the dimensions their order.
     float* row_values = reinterpret_cast<float*>(stages) + warp * D;
 #pragma unroll
@@ -98,13 +147,7 @@ DEVICE void attend(const Attention& call) {
         for (int i = 0; i < 8; i++) {
             const int row = warp * ROWS + half * 8 + i;
             if (row >= rows.count) break;
-            if (group == i)
-#pragma unroll
-                for (int j = 0; j < 2 * Sums::ACCUMULATORS; j++) {
-                    const int n = j / 2, column = quad * 2 + j % 2;
-                    if (Sums::has_dimension(n, column))
-                        row_values[Sums::dimension(n, column)] = total.values[n][half * 2 + j % 2] * factor;
-                }
+            if (group == i) result.write_row(half, factor, row_values);
             store_row<E>(call, rows.out_row(row), row_values, D);
         }
     }
@@ -148,4 +191,8 @@ KERNELS(bf16, u4, uint4, 80)
 KERNELS(f16, int8, int8, 80)
 KERNELS(bf16, bf16, bf16, 96)
 OF_BF16(128)
+KERNELS(f16, f16, f16, 160)
+KERNELS(bf16, bf16, bf16, 256)
+KERNELS(bf16, int8, int8, 256)
+KERNELS(f16, u4, uint4, 256)
 #endif

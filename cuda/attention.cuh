@@ -17,10 +17,18 @@
 #include "attention_call.cuh"
 
 constexpr int ROWS = 16;
+constexpr int LARGE = 128;  // dimensions: heads of more need nearly all registers
 
 // Dimensions in 16 bits.
 template <class E>
 constexpr int UNIT = 16 / BITS<E>;
+
+// The assembler begins many loads at once, for which large heads have no registers. It does not move them across this
+// barrier.
+template <int D>
+DEVICE void limit_loads() {
+    if (D > LARGE) __syncwarp();
+}
 
 DEVICE float quad_sum(float x) {
     x += __shfl_xor_sync(ALL_LANES, x, 1);
@@ -118,9 +126,12 @@ struct Keys {
     }
 };
 
-// Begins to copy a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be another sequence's,
-// or not a number.
-template <int THREADS, class E, int D>
+// Parts of a tile; the parameters are copied with the keys.
+constexpr int KEYS = 1, VALUES = 2;
+
+// Begins to copy these parts of a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be
+// another sequence's, or not a number.
+template <int THREADS, int PARTS, class E, int D>
 DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
     // Rows of 40 bytes, for example, are not aligned to 16.
     constexpr int BYTES = Stage<E, D>::ROW_BYTES % 16 == 0 ? 16 : 8, ROW_COPIES = Stage<E, D>::WORDS * 16 / BYTES;
@@ -138,15 +149,16 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
         const uint8_t* value = key + keys.cache.block_size * tokens.page.row_bytes<E>();
         const int place = Stage<E, D>::place(token, byte / 16);
         if constexpr (BYTES == 16) {
-            copy_async16(&stage.keys[token][place], key, is_visible ? 16 : 0);
-            copy_async16(&stage.values[token][place], value, is_visible ? 16 : 0);
+            if (PARTS & KEYS) copy_async16(&stage.keys[token][place], key, is_visible ? 16 : 0);
+            if (PARTS & VALUES) copy_async16(&stage.values[token][place], value, is_visible ? 16 : 0);
         } else {
             const uint32_t filled = is_visible && byte < Stage<E, D>::ROW_BYTES ? 8 : 0;
-            copy_async8(reinterpret_cast<uint2*>(&stage.keys[token][place]) + byte / 8 % 2, key, filled);
-            copy_async8(reinterpret_cast<uint2*>(&stage.values[token][place]) + byte / 8 % 2, value, filled);
+            auto half = [&](uint4& word) { return reinterpret_cast<uint2*>(&word) + byte / 8 % 2; };
+            if (PARTS & KEYS) copy_async8(half(stage.keys[token][place]), key, filled);
+            if (PARTS & VALUES) copy_async8(half(stage.values[token][place]), value, filled);
         }
     }
-    if constexpr (PARAMETERS > 0) {
+    if constexpr (PARAMETERS > 0 && (PARTS & KEYS) != 0) {
 #pragma unroll
         for (int n = 0; n < (PARAMETER_COPIES + THREADS - 1) / THREADS; n++) {
             const int i = n * THREADS + threadIdx.x, part = i / PARAMETERS, word = i % PARAMETERS;
@@ -202,7 +214,8 @@ struct KeyFragment<T, u4, D> {
             for (int r = 0; r < N; r++) k[r] = centred_pair<T, 4>(nibbles >> 4 * r & twice(15));
             return;
         }
-        const uint32_t byte = reinterpret_cast<const uint8_t*>(stage.parameters[token / 16])[token % 16 * bytes + slow / 8];
+        const uint8_t* fifth_bits = reinterpret_cast<const uint8_t*>(stage.parameters[token / 16]);
+        const uint32_t byte = fifth_bits[token % 16 * bytes + slow / 8];
         const uint32_t fifth = N == 4 ? byte : byte >> slow % 8 & 15;
         const uint32_t spread = (fifth & ((1 << N) - 1)) << 4 | fifth >> N << 20;
 #pragma unroll
@@ -228,13 +241,13 @@ struct Queries {
 
     // For keys of type E, of which `fast` dimensions are fast. `rows` are null where there is no row.
     template <class E>
-    DEVICE void load(const float* const (&rows)[2], int fast) {
+    DEVICE void load(float* const (&rows)[2], int fast) {
         load_part<E>(rows, 0, fast, sum[0]);
         load_part<E>(rows, fast, D, sum[1]);
     }
 
     template <class E>
-    DEVICE void load_part(const float* const (&rows)[2], int first, int end, float (&part_sum)[2]) {
+    DEVICE void load_part(float* const (&rows)[2], int first, int end, float (&part_sum)[2]) {
         part_sum[0] = part_sum[1] = 0;
 #pragma unroll
         for (int step = first; step < end; step += 32) {
@@ -247,7 +260,7 @@ struct Queries {
     }
 
     template <class E, int N>
-    DEVICE void load_step(const float* const (&rows)[2], int first, float (&part_sum)[2]) {
+    DEVICE void load_step(float* const (&rows)[2], int first, float (&part_sum)[2]) {
         const int lane = threadIdx.x % 32, quad = lane % 4;
         float x[2][2 * N] = {};
 #pragma unroll
@@ -382,17 +395,30 @@ struct WeightType<T, u4> {
     typedef bf16 type;
 };
 
+// The weights of a tile's values: p[step] is the operand of mma for the tokens 16 step ..+ 16.
+struct TileWeights {
+    uint32_t p[2][4];
+    float keep[2];  // the factors of the sums before
+};
+
 // The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
 template <class E, int D>
 struct Weighted {
     static constexpr int ACCUMULATORS = Stage<E, D>::WORDS * UNIT<E>;
-    static constexpr bool IS_WHOLE = ACCUMULATORS * 8 == D;
     float top[2], sum[2], added[2];
     float values[ACCUMULATORS][4];
 
-    // The dimension of a column of accumulator n; without one if it is not less than D.
-    DEVICE static int dimension(int n, int column) { return (n / UNIT<E> * 8 + column) * UNIT<E> + n % UNIT<E>; }
-    DEVICE static bool has_dimension(int n, int column) { return IS_WHOLE || dimension(n, column) < D; }
+    // A lane has pairs of adjacent dimensions, in one accumulator or in two. This is the first dimension of pair i.
+    DEVICE static int pair_dimension(int i) {
+        const int n = UNIT<E> == 1 ? i : i / 2 * 2, column = threadIdx.x % 4 * 2 + (UNIT<E> == 1 ? 0 : i % 2);
+        return (n / UNIT<E> * 8 + column) * UNIT<E> + n % UNIT<E>;
+    }
+    // Accumulators of uint4 may have more columns than there are dimensions.
+    DEVICE static bool has_dimension(int dimension) { return ACCUMULATORS * 8 == D || dimension < D; }
+    // Of pair i and row `half`, the first value (`second` 0) or the second one (1).
+    DEVICE float& pair_value(int i, int second, int half) {
+        return UNIT<E> == 1 ? values[i][half * 2 + second] : values[i / 2 * 2 + second][half * 2 + i % 2];
+    }
 
     DEVICE void clear() {
 #pragma unroll
@@ -403,12 +429,14 @@ struct Weighted {
             for (int i = 0; i < 4; i++) values[n][i] = 0;
     }
 
-    // Adds a tile. Row `half` sees the positions first[half]..=last[half].
+    // Adds a tile to the sums of weights. Row `half` sees the positions first[half]..=last[half].
     template <class T>
-    DEVICE void add_tile(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile, const int (&first)[2],
-                         const int (&last)[2], float scale, float softcap) {
+    DEVICE TileWeights add_weights(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile,
+                                   const int (&first)[2], const int (&last)[2], float scale, float softcap) {
         using P = typename WeightType<T, E>::type;
-        const int lane = threadIdx.x % 32, quad = lane % 4;
+        const int quad = threadIdx.x % 4;
+        TileWeights weights;
+        float(&keep)[2] = weights.keep;
         float s[4][4] = {};
         Encoding<T, E, D>::scores(s, queries, stage);
         float now[2] = {-infinity(), -infinity()};
@@ -420,7 +448,7 @@ struct Weighted {
             x = is_visible ? exponent(x, scale, softcap) : -infinity();
             now[half] = fmaxf(now[half], x);
         }
-        float keep[2], new_sum[2] = {}, new_added[2] = {};
+        float new_sum[2] = {}, new_added[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             now[half] = fmaxf(top[half], quad_max(now[half]));
@@ -429,6 +457,7 @@ struct Weighted {
         }
 #pragma unroll
         for (int i = 0; i < 16; i++) {
+            if (i % 4 == 0) limit_loads<D>();
             const int half = i % 4 / 2, token = i / 4 * 8 + quad * 2 + i % 2;
             float& p = s[i / 4][i % 4];
             const bool is_visible = p != -infinity();
@@ -451,25 +480,44 @@ struct Weighted {
             sum[half] = __fmaf_rn(sum[half], keep[half], new_sum[half]);
             added[half] = __fmaf_rn(added[half], keep[half], new_added[half]);
         }
-        uint32_t p[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) p[i / 4][i % 4] = pack<P>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+        for (int i = 0; i < 8; i++)
+            weights.p[i / 4][i % 4] = pack<P>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+        return weights;
+    }
+
+    // Adds the values of a tile.
+    template <class T>
+    DEVICE void add_values(const TileWeights& weights, const Stage<E, D>& stage) {
+        using P = typename WeightType<T, E>::type;
+        const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int word = 0; word < Stage<E, D>::WORDS; word++) {
+            if (word * UNIT<E> % 2 == 0) limit_loads<D>();
             uint32_t units[4];
             load_matrices_transposed(units, &stage.values[lane][stage.place(lane, word)]);
 #pragma unroll
             for (int sub = 0; sub < UNIT<E>; sub++) {
+                if (sub == 2) limit_loads<D>();
                 float(&d)[4] = values[word * UNIT<E> + sub];
 #pragma unroll
-                for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], keep[i / 2]);
+                for (int i = 0; i < 4; i++) d[i] = __fmul_rn(d[i], weights.keep[i / 2]);
 #pragma unroll
                 for (int step = 0; step < 2; step++) {
                     const uint32_t low = value_fragment<P, E>(units[2 * step], sub);
-                    mma<P>(d, p[step], {low, value_fragment<P, E>(units[2 * step + 1], sub)});
+                    mma<P>(d, weights.p[step], {low, value_fragment<P, E>(units[2 * step + 1], sub)});
                 }
             }
         }
+    }
+
+    // Writes the values of row `half`, times a factor.
+    DEVICE void write_row(int half, float factor, float* row) {
+#pragma unroll
+        for (int i = 0; i < ACCUMULATORS; i++)
+            if (has_dimension(pair_dimension(i)))
+                *reinterpret_cast<float2*>(row + pair_dimension(i)) = {pair_value(i, 0, half) * factor,
+                                                                       pair_value(i, 1, half) * factor};
     }
 
     // Appends the sum of the next split, after its finish().
@@ -484,6 +532,28 @@ struct Weighted {
                 float& value = values[i / 2][half * 2 + i % 2];
                 value = merge.of(value, split.values[i / 2][half * 2 + i % 2]);
             }
+        }
+    }
+
+    // The same, if the values so far are in memory, of row `half` at rows[half]. The values of the new sum replace them
+    // or, after the last split, those of `split`.
+    DEVICE void append(Weighted& split, float* const (&rows)[2], bool is_first, bool is_last) {
+        const Merge merges[2] = {{top[0], split.top[0]}, {top[1], split.top[1]}};
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            top[half] = merges[half].top;
+            sum[half] = merges[half].of(sum[half], split.sum[half]);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * ACCUMULATORS; i++) {
+            const int half = i % 2, n = i / 2;
+            if (i % 16 == 0) limit_loads<D>();
+            const bool exists = rows[half] != nullptr && has_dimension(pair_dimension(n));
+            auto stored = [&]() -> float2& { return *reinterpret_cast<float2*>(rows[half] + pair_dimension(n)); };
+            const float2 total = exists && !is_first ? stored() : float2{0, 0};
+            float &x = split.pair_value(n, 0, half), &y = split.pair_value(n, 1, half);
+            x = merges[half].of(total.x, x), y = merges[half].of(total.y, y);
+            if (exists && !is_last) stored() = {x, y};
         }
     }
 

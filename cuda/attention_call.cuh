@@ -20,11 +20,13 @@
 // kernel.
 //
 // Data      qkv [rows][heads + 2 kv heads][head_dim] of float32, where queries are as rope_write_kv leaves them; out
-//           [rows][heads][head_dim] of `out_type`: the operand of the next product. Partial results of decode:
+//           [rows][heads][head_dim] of `out_type`: the operand of the next product. Prefill of attention.cu overwrites
+//           the queries if heads are large. Partial results of decode:
 //           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
 // Grids     decode: (works, kv heads), one warp; prefill: (works, kv heads), 4 warps; combine: (works, kv heads, any
-//           number), 4 warps: the blocks of a work share its rows.
+//           number), 4 warps: the blocks of a work share its rows. For large heads, decode and prefill of attention.cu
+//           have dynamic shared memory.
 #pragma once
 #include "kv_page.cuh"
 
@@ -42,7 +44,7 @@ struct __align__(16) Work {
 };
 
 struct Attention {
-    const float* qkv;
+    float* qkv;
     const uint32_t* blocks;  // the block tables of all sequences
     const Work* works;
     float* partials;
@@ -71,7 +73,7 @@ struct WorkRows {
     DEVICE int last_split() const { return last(count - 1) / SPLIT; }
     DEVICE bool has_one_split() const { return first_split() == last_split(); }
     DEVICE const uint32_t* blocks() const { return call.blocks + work.first_block; }
-    DEVICE const float* query_row(int row) const {
+    DEVICE float* query_row(int row) const {
         const size_t width = call.heads + 2 * call.cache.kv_heads;
         return call.qkv + ((work.first_row + query(row)) * width + head(row)) * call.cache.head_dim;
     }

@@ -29,10 +29,11 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "llama, int4": (make_config("llama"), {"quantization": "int4"}),
     "llama, fp8": (make_config("llama"), {"quantization": "fp8"}),
-    "qwen2 with dynamic rope, bfloat16": (
+    "qwen2 with dynamic rope and heads of 80, bfloat16": (
         make_config(
             "qwen2",
             dtype="bfloat16",
+            head_dim=80,
             max_position_embeddings=60,
             rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
         ),

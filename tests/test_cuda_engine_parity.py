@@ -85,7 +85,12 @@ WEIGHTS: dict[str, Case] = {
         for family in ("llama", "mistral", "qwen2", "qwen3")
     },
     "bfloat16, heads of 32": case("llama", dtype="bfloat16", head_dim=32),
-    "bfloat16, heads of 80": case("llama", dtype="bfloat16", head_dim=80),
+    **{
+        f"bfloat16, heads of {size}": case("llama", dtype="bfloat16", head_dim=size) for size in (72, 80, 256)
+    },
+    "bfloat16, int8 cache, heads of 256": case(
+        "llama", {"kv_cache_dtype": "int8"}, dtype="bfloat16", head_dim=256
+    ),
     "bfloat16, int8 cache": case("llama", {"kv_cache_dtype": "int8"}, dtype="bfloat16", head_dim=64),
     "bfloat16, float32 cache": case("llama", {"kv_cache_dtype": "float32"}, dtype="bfloat16"),
     "float16, uint4 cache": case("qwen3", {"kv_cache_dtype": "uint4"}, dtype="float16", head_dim=64),

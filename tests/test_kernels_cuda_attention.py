@@ -163,7 +163,8 @@ class Filled:
                 case.softcap,
                 FLOAT_TYPES.index(case.result),
             )
-            self.kernels.launch(f"attention_{name}_{case.variant}", grid, threads, call)
+            shared = query_bytes(case.dtype, case.head_dim) * threads // 2 if name != "combine" else 0
+            self.kernels.launch(f"attention_{name}_{case.variant}", grid, threads, call, shared=shared)
         return out
 
     def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
@@ -194,6 +195,11 @@ class Filled:
         return page.restored(position % self.case.block_size)
 
 
+def query_bytes(dtype: str, head_dim: int) -> int:
+    """Bytes of dynamic shared memory for a row of a warp, which has 16."""
+    return 2 * head_dim if dtype != "f32" and head_dim > 128 else 0
+
+
 CASES = [
     Case(lengths=(1, 31, 300)),
     Case(dtype="f16", kv="f16", lengths=(65, 270), block_size=32),
@@ -220,6 +226,10 @@ CASES = [
     Case(kv="uint4", head_dim=80, group=1, lengths=(40,)),
     Case(dtype="f16", kv="int8", head_dim=80, kv_heads=1, lengths=(33,)),
     Case(dtype="f16", kv="uint4", head_dim=48, kv_heads=1, lengths=(33,)),
+    Case(dtype="f16", kv="f16", head_dim=160, kv_heads=1, group=1, lengths=(40,)),
+    Case(head_dim=256, kv_heads=1, lengths=(300,), window=270),
+    Case(kv="int8", head_dim=256, kv_heads=1, group=2, lengths=(40,)),
+    Case(dtype="f16", kv="uint4", head_dim=256, kv_heads=1, group=1, lengths=(290,)),
     Case(out_dtype="f32", lengths=(70,)),
     Case(out_dtype="f16", kv="uint4", lengths=(70,)),
     Case(dtype="f16", kv="f16", out_dtype="bf16", lengths=(70,)),
@@ -274,10 +284,15 @@ def test_weights_of_centred_codes_cost_little_precision(kernels: cuda.HostKernel
         Case(lengths=(600,), window=280, softcap=3.0),
         Case(dtype="f16", kv="int8", lengths=(300, 40), value_factor=1e-4),
         Case(kv="uint4", head_dim=80, kv_heads=1, group=2, lengths=(300, 40)),
+        Case(head_dim=256, kv_heads=1, group=1, lengths=(520, 40)),
+        Case(kv="int8", head_dim=256, kv_heads=1, group=1, lengths=(300,), softcap=3.0),
         Case(dtype="f32", kv="f32", lengths=(600, 40), window=280),
         Case(dtype="f32", kv="uint4", head_dim=80, lengths=(300, 40), softcap=3.0),
     ],
-    ids=["plain", "int8", "uint4", "window", "small", "uint4 of 80", "float32", "float32 of uint4"],
+    ids=[
+        *("plain", "int8", "uint4", "window", "small", "uint4 of 80", "256", "int8 of 256"),
+        *("float32", "float32 of uint4"),
+    ],
 )
 def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Case) -> None:
     filled = Filled(kernels, case)

@@ -53,7 +53,7 @@ struct Copies {
         const void* from;
         uint16_t size, filled;  // the bytes behind `filled` become zero
     };
-    static constexpr unsigned MAX_COPIES = 64, MAX_GROUPS = 16;
+    static constexpr unsigned MAX_COPIES = 128, MAX_GROUPS = 16;
     Copy copies[MAX_COPIES];
     uint16_t num_copies, num_groups;
     uint16_t groups[MAX_GROUPS];  // the end of each committed group

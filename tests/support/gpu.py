@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 #: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 MAJOR, MINOR = 75, 76
-#: Bytes of dynamic shared memory that a kernel has without asking for more.
-MOST_SHARED = 48 << 10
 #: The kernels that are compiled for one variant at a time, and its definition.
 VARIANTS = [
     (
@@ -127,7 +125,7 @@ class GpuKernels(cuda.HostKernels):
         try:
             copies = {address: upload(d, array) for address, array in arrays.items()}
             d.call("cuCtxSynchronize")  # the stream does not wait for these copies
-            if shared > MOST_SHARED:
+            if shared:
                 d.call("cuFuncSetAttribute", d.function(name), MAX_DYNAMIC_SHARED, shared)
             values = [on_device(argument, copies) for argument in arguments]
             stream = d.output(ctypes.c_void_p, "cuStreamCreate", 1)

@@ -13,8 +13,8 @@ use crate::step::StepSpec;
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;
 /// Packed rows of a work of `decode`, and of `prefill`.
-const DECODE_ROWS: usize = 16;
-const PREFILL_ROWS: usize = 64;
+pub(super) const DECODE_ROWS: usize = 16;
+pub(super) const PREFILL_ROWS: usize = 64;
 /// Packed rows up to which a sequence is divided into works of `decode`.
 const MOST_DECODE_ROWS: usize = 64;
 /// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there

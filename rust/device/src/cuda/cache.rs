@@ -11,18 +11,21 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
 use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
-use super::Cuda;
+use super::attention::PREFILL_ROWS;
 use super::kernels::{Loader, Source, short_kv_name, short_name};
 use super::operand::OperandForm;
 use super::pinned::Counted;
 use super::queue::Shape;
 use super::upload::Staging;
+use super::{Cuda, start};
 use crate::arena::Region;
 use crate::backend::{CacheSpec, DeviceError};
 
 /// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
-const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=128;
+const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=256;
 const MOST_HEAD_DIM: usize = 256;
+/// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory.
+const MOST_STATIC_HEAD_DIM: usize = 128;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
 /// Lists of copies: more than launches that are not complete in common steps.
@@ -59,6 +62,8 @@ pub(super) struct AttentionKernels {
     pub decode: Kernel,
     pub combine: Kernel,
     pub prefill: Kernel,
+    /// Bytes of dynamic shared memory that decode and prefill need for each of their rows.
+    pub row_bytes: usize,
 }
 
 /// An error for heads that the kernels do not have, or not with this cache.
@@ -88,6 +93,11 @@ fn arithmetic(shape: &CacheShape, operand: OperandForm) -> Dtype {
         KvDtype::Bf16 => Dtype::Bf16,
         KvDtype::Int8 | KvDtype::Uint4 => out,
     }
+}
+
+/// Bytes of dynamic shared memory for each row of decode and prefill: its query, if heads are large.
+fn row_bytes(arithmetic: Dtype, head_dim: usize) -> usize {
+    if arithmetic != Dtype::F32 && head_dim > MOST_STATIC_HEAD_DIM { 2 * head_dim } else { 0 }
 }
 
 impl LoadedAttention {
@@ -133,7 +143,14 @@ impl AttentionKernels {
             Dtype::F16 | Dtype::Bf16 => format!("{short}_{kv}_{dim}"),
         };
         let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
-        Ok(Self { decode: load("decode")?, combine: load("combine")?, prefill: load("prefill")? })
+        let row_bytes = row_bytes(arithmetic, dim);
+        let kernels =
+            Self { decode: load("decode")?, combine: load("combine")?, prefill: load("prefill")?, row_bytes };
+        let shared_bytes = PREFILL_ROWS * row_bytes;
+        if shared_bytes > 0 {
+            kernels.prefill.set_shared_limit(shared_bytes as u32).map_err(start)?;
+        }
+        Ok(kernels)
     }
 }
 

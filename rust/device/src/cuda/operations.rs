@@ -85,12 +85,16 @@ impl Cuda {
     ) -> Result<(), DeviceError> {
         let kernels = self.attention.get(&mut self.loader, cache, operand)?;
         let grid = |list: WorkList, depth| [list.count, cache.heads.kv_heads, depth];
-        self.queue.launch(&kernels.decode, Shape::of(grid(step.decode, 1), 32), &[call.into()])?;
+        let decode =
+            Shape::of(grid(step.decode, 1), 32).with_shared(attention::DECODE_ROWS * kernels.row_bytes);
+        self.queue.launch(&kernels.decode, decode, &[call.into()])?;
         let call = Attention { works: step.combine.works, ..*call };
         let combine = grid(step.combine, attention::combine_blocks(step.combine.count, cache.heads.kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
         let call = Attention { works: step.prefill.works, ..call };
-        self.queue.launch(&kernels.prefill, Shape::of(grid(step.prefill, 1), 128), &[(&call).into()])
+        let prefill =
+            Shape::of(grid(step.prefill, 1), 128).with_shared(attention::PREFILL_ROWS * kernels.row_bytes);
+        self.queue.launch(&kernels.prefill, prefill, &[(&call).into()])
     }
 
     /// Copies floats from `start` to the host, and waits for them.
