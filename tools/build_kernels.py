@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 #: The sizes of heads, and the types of models with those of their KV caches.
-HEAD_DIMS = (64, 96, 128)
+HEAD_DIMS = (64, 80, 96, 128, 256)
 ATTENTION = [
     f"{dtype},{cache},{dim}"
     for dtype, dim in product(["bf16", "f16"], HEAD_DIMS)
