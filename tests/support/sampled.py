@@ -101,11 +101,11 @@ def admitted_together(model: str, device: str) -> list[Any]:
     A logits processor of an earlier request holds its step back until all others have been started. The next
     step may have been planned meanwhile.
     """
-    is_held, may_go_on = threading.Event(), threading.Event()
+    is_held, is_released = threading.Event(), threading.Event()
 
     def hold(_: Sequence[int], __: Any) -> None:
         is_held.set()
-        may_go_on.wait(60)
+        is_released.wait(60)
 
     options: dict[str, Any] = {"max_num_seqs": ADMITTED + 1, "max_num_batched_tokens": 64}
     with penstock.Engine(model, device=device, max_model_len=64, prefix_cache=False, **options) as engine:
@@ -116,6 +116,6 @@ def admitted_together(model: str, device: str) -> list[Any]:
             start([number + 1] * 3, max_tokens=5, ignore_eos=False, seed=number, **lists_of(number))
             for number in range(ADMITTED)
         ]
-        may_go_on.set()
+        is_released.set()
         tokens = [list(request.result().token_ids) for request in (first, *requests)]
         return [engine.stats().steps, tokens[1:]]
