@@ -151,7 +151,7 @@ def test_model_without_products_for_cublas_is_deterministic(model: str) -> None:
 
 
 @EMULATED
-def test_engine_without_cublas_is_deterministic_and_logs_a_warning() -> None:
+def test_engine_without_cublas_is_deterministic_and_warns() -> None:
     code = f"""
 from penstock import _cuda
 _cuda._PACKAGES = {{}}

@@ -47,7 +47,7 @@ def test_kernels_that_do_not_fit_are_an_error_of_memory() -> None:
         assert "cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY" in message
 
 
-def test_model_that_is_too_large_for_the_chosen_device_names_the_cpu() -> None:
+def test_model_too_large_for_the_chosen_device_names_the_cpu() -> None:
     automatic, chosen = run_program(cuda_memory.too_large, EMU_MEMORY=str(1 << 20)).result
     assert "exceed the memory limit of " in automatic
     assert automatic.endswith(
