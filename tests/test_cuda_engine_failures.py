@@ -20,6 +20,9 @@ IN_STEPS = {"cuMemcpyHtoDAsync_v2", "cuLaunchKernelEx", "cuEventRecord"}
 #: Calls that free something, and the one before them: their errors are logged.
 QUIET = (*cuda_failures.ENDS, "cuCtxGetCurrent")
 
+#: A thread calls it when it starts, which may be late: then a step seems to use it.
+OF_THREADS = "cuCtxSetCurrent"
+
 #: The driver ends a capture also if it reports an error; here, the capture stays open.
 STAYS_OPEN = "cuStreamEndCapture"
 
@@ -68,7 +71,7 @@ def test_call_that_fails_in_a_step_ends_the_engine_only() -> None:
     assert ended.result.keys() >= IN_STEPS
     for call, (errors, findings, threads) in ended.result.items():
         assert threads == [], call
-        if is_quiet(call):
+        if is_quiet(call) or call == OF_THREADS:
             continue
         assert findings == [] or call == STAYS_OPEN, call
         if call in ("cuEventQuery", "cuEventSynchronize") and not errors:
