@@ -50,6 +50,8 @@ DEVICE void attend(const Attention& call) {
     static_assert(D % 16 == 0 && D >= 32 && D <= 256, "head dimensions: multiples of 16 from 32 to 256");
     constexpr int STAGES = 2 * sizeof(Stage<E, D>) <= MOST_STAGES ? 2 : 1, THREADS = 32 * WARPS;
     constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE;
+    // Of decode, also with the queries in dynamic shared memory: more has to be allowed by the host.
+    static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
     dependency_wait();
     dependency_launch();
@@ -191,6 +193,7 @@ KERNELS(bf16, u4, uint4, 80)
 KERNELS(f16, int8, int8, 80)
 KERNELS(bf16, bf16, bf16, 96)
 OF_BF16(128)
+KERNELS(f16, u4, uint4, 144)
 KERNELS(f16, f16, f16, 160)
 KERNELS(bf16, bf16, bf16, 256)
 KERNELS(bf16, int8, int8, 256)

@@ -8,9 +8,9 @@
 //                        uint4:   fifth bits of the slow part of keys, [token][bits]
 //                                 scales of the fast part, of the slow part, of values (bf16)
 //
-// A row of keys or values is contiguous in every encoding, so attention copies it by 16-byte words and a token is
-// written without reading its neighbours. The number of dimensions is even, with uint4 a multiple of 8, and a block
-// has a multiple of 16 tokens.
+// A row of keys or values is contiguous in every encoding, so attention copies it by words of 16 or 8 bytes and a
+// token is written without reading its neighbours. The number of dimensions is even, with uint4 a multiple of 8. A
+// block has a multiple of 16 tokens.
 //
 // f32         the values
 // bf16, f16   the values, rounded

@@ -230,6 +230,7 @@ CASES = [
     Case(head_dim=256, kv_heads=1, lengths=(300,), window=270),
     Case(kv="int8", head_dim=256, kv_heads=1, group=2, lengths=(40,)),
     Case(dtype="f16", kv="uint4", head_dim=256, kv_heads=1, group=1, lengths=(290,)),
+    Case(dtype="f16", kv="uint4", head_dim=144, kv_heads=1, group=1, lengths=(290,)),
     Case(out_dtype="f32", lengths=(70,)),
     Case(out_dtype="f16", kv="uint4", lengths=(70,)),
     Case(dtype="f16", kv="f16", out_dtype="bf16", lengths=(70,)),

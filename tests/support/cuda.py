@@ -43,7 +43,13 @@ VARIANTS = {
     "attention": [
         *("bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,u4,uint4,128"),
         *("f16,f16,f16,64", "f16,int8,int8,64", "f16,u4,uint4,64"),
-        *("bf16,u4,uint4,80", "bf16,bf16,bf16,256", "bf16,int8,int8,256", "f16,u4,uint4,256"),
+        *(
+            "bf16,u4,uint4,80",
+            "f16,u4,uint4,144",
+            "bf16,bf16,bf16,256",
+            "bf16,int8,int8,256",
+            "f16,u4,uint4,256",
+        ),
     ],
     "codes": [
         *("code4,32,nested,affine,bf16", "code6,16,nested,centred,bf16"),

@@ -24,7 +24,8 @@ use crate::backend::{CacheSpec, DeviceError};
 /// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
 const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=256;
 const MOST_HEAD_DIM: usize = 256;
-/// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory.
+/// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
+/// `attention.cuh`.
 const MOST_STATIC_HEAD_DIM: usize = 128;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
