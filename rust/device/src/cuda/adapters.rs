@@ -123,8 +123,10 @@ impl Cuda {
         spec: &StepSpec,
     ) -> Result<CudaAdapters, DeviceError> {
         let [weights, table, hidden] = sizes(adapters, spec);
+        let region = self.memory.allocate(weights, "adapters")?;
+        self.memory.report(&region, 0..region.len(), false); // until an adapter is there
         Ok(CudaAdapters {
-            weights: self.memory.allocate(weights, "adapters")?,
+            weights: region,
             table: self.memory.allocate(table, "adapters")?,
             hidden: self.memory.allocate_workspace(hidden, "workspace")?,
             hidden_pitch: hidden_pitch(adapters),
