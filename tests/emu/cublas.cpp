@@ -2,8 +2,8 @@
 // product is a launch of cublas_product.cu. A call that the real library would refuse, or with settings that Penstock
 // does not use, is refused.
 //
-// EMU_CUBLAS_UNSUPPORTED=1   no product has an algorithm
-// EMU_CUBLAS_FAULT=NAME      the function fails; NAME:3 from the third call on
+// EMU_CUBLAS_UNSUPPORTED=30  products of 30 rows have no algorithm; all: no product has one
+// EMU_CUBLAS_FAULT=NAME      the function fails; NAME:3 from the third call on; capture: products that are captured
 #include <cuda_api.h>
 #include <atomic>
 #include <cstdlib>
@@ -24,6 +24,7 @@ struct Driver {
     decltype(&cuModuleUnload) unload;
     decltype(&cuModuleGetFunction) function;
     decltype(&cuLaunchKernel) launch;
+    decltype(&cuStreamIsCapturing) is_capturing;
 };
 
 struct Handle {
@@ -46,6 +47,7 @@ struct Layout {
 struct Preference {
     size_t workspace = 0;
     uint32_t alignments[4] = {256, 256, 256, 256};
+    uint32_t reductions = 7;
 };
 
 struct Algorithm {
@@ -76,9 +78,9 @@ bool is_planted(const char* function) {
     return fault[length] == ':' && ++calls >= atoi(fault + length + 1);
 }
 
-bool has_algorithms() {
+bool has_algorithm(uint64_t rows) {
     const char* value = getenv("EMU_CUBLAS_UNSUPPORTED");
-    return !value || strcmp(value, "1");
+    return !value || (strcmp(value, "all") && strtoull(value, nullptr, 10) != rows);
 }
 
 bool is_supported(const Description& d, const Layout& w, const Layout& x, const Layout& c, const Layout& out) {
@@ -138,6 +140,7 @@ Status cublasLtCreate(Handle** handle) {
     d.unload = reinterpret_cast<decltype(d.unload)>(find("cuModuleUnload"));
     d.function = reinterpret_cast<decltype(d.function)>(find("cuModuleGetFunction"));
     d.launch = reinterpret_cast<decltype(d.launch)>(find("cuLaunchKernel"));
+    d.is_capturing = reinterpret_cast<decltype(d.is_capturing)>(find("cuStreamIsCapturing"));
     CUmod_st* module;
     CUfunc_st* product;
     if (d.load(&module, "EMU!cublas_product\0")) return INTERNAL_ERROR;
@@ -183,6 +186,7 @@ Status cublasLtMatmulPreferenceCreate(Preference** preference) {
 Status cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t size) {
     FAULT();
     if (attribute == 1) return read(preference->workspace, value, size);
+    if (attribute == 3) return read(preference->reductions, value, size);
     if (attribute >= 5 && attribute <= 8) return read(preference->alignments[attribute - 5], value, size);
     return INVALID_VALUE;
 }
@@ -197,9 +201,9 @@ Status cublasLtMatmulAlgoGetHeuristic(Handle*, Description* description, Layout*
     const auto [a, b, c_bytes, out_bytes] = preference->alignments;
     // The program promises no more.
     if (a > ALIGNMENT || b > ALIGNMENT || c_bytes > ALIGNMENT || c_bytes != out_bytes) return INVALID_VALUE;
-    if (4 * out->pitch % out_bytes) return INVALID_VALUE;
+    if (4 * out->pitch % out_bytes || preference->reductions & 1) return INVALID_VALUE;
     if (description->epilogue == 4 && description->bias % ALIGNMENT != out_bytes % ALIGNMENT) return INVALID_VALUE;
-    if (!has_algorithms() || !is_supported(*description, *w, *x, *c, *out)) return NOT_SUPPORTED;
+    if (!has_algorithm(x->columns) || !is_supported(*description, *w, *x, *c, *out)) return NOT_SUPPORTED;
     results[0] = {{sizeof(float), out_bytes, {}}, sizeof(float), SUCCESS, 1, {}};
     *count = 1;
     return preference->workspace < sizeof(float) ? NOT_SUPPORTED : SUCCESS;
@@ -211,6 +215,9 @@ Status cublasLtMatmul(Handle* handle, Description* description, const float* alp
                       CUstream_st* stream) {
     FAULT();
     if (!is_supported(*description, *w_layout, *x_layout, *c_layout, *out_layout)) return INVALID_VALUE;
+    CUstreamCaptureStatus_enum status{};
+    handle->driver.is_capturing(stream, &status);
+    if (status != CU_STREAM_CAPTURE_STATUS_NONE && is_planted("capture")) return INTERNAL_ERROR;
     const uint64_t bias = description->epilogue == 4 ? description->bias : 0;
     if (*alpha != 1 || c != out || workspace_size < algorithm->workspace || !workspace) return INVALID_VALUE;
     for (const uint64_t address : {w, x, workspace})

@@ -24,6 +24,10 @@ pub const CUBLAS_ALIGNMENT: usize = 16;
 /// `CUBLAS_OP_T`.
 const TRANSPOSED: c_int = 1;
 
+/// Ways to add the parts of a product that is divided between blocks.
+const ANY_REDUCTION: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_MASK as u32;
+const REDUCTION_IN_PLACE: u32 = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_INPLACE as u32;
+
 type Handle = *mut c_void;
 type Algorithm = sys::cublasLtMatmulAlgo_t;
 
@@ -78,7 +82,11 @@ impl Functions {
             let name = (self.status_name)(status);
             if name.is_null() { None } else { Some(CStr::from_ptr(name).to_string_lossy().into_owned()) }
         };
-        Err(CublasError::Call { function, status, name: name.unwrap_or_default() })
+        Err(CublasError::Call {
+            function,
+            status,
+            name: name.unwrap_or_else(|| "an unknown error".to_owned()),
+        })
     }
 
     /// Sets an attribute of a description.
@@ -143,7 +151,7 @@ impl Cublas {
         Ok(Self { functions, version, path: path.to_owned(), library })
     }
 
-    /// Unloads the library, which takes more than 100 MB. Nothing of it is in use, because no handle was made.
+    /// Unloads the library, which takes more than 100 MB. Without a handle, it has no threads and no state.
     pub fn unload(self) {
         drop(ManuallyDrop::into_inner(self.library));
     }
@@ -159,8 +167,8 @@ impl Cublas {
     }
 }
 
-/// The shape of a product `out = x w' (+ out) (+ bias)` of `x [rows][inner]` and `w [outputs][inner]`. `out` is float32,
-/// with rows at a distance of `pitch` numbers.
+/// The shape of a product `out = x w' (+ out) (+ bias)` of `x [rows][inner]` and `w [outputs][inner]`. `out` is
+/// float32, with rows at a distance of `pitch` numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductShape {
     /// Whether `x` and `w` are bfloat16; otherwise they are float16.
@@ -297,13 +305,15 @@ impl CublasHandle {
         };
         let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         set(most, (&raw const workspace_bytes).cast(), size_of::<usize>())?;
-        for (attribute, bytes) in [
+        for (attribute, value) in [
+            // With a reduction in place, a product that fails could have changed `out`.
+            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, ANY_REDUCTION & !REDUCTION_IN_PLACE),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLAS_ALIGNMENT as u32),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLAS_ALIGNMENT as u32),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment as u32),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment as u32),
         ] {
-            set(attribute, (&raw const bytes).cast(), size_of::<u32>())?;
+            set(attribute, (&raw const value).cast(), size_of::<u32>())?;
         }
         let mut found = Heuristic {
             algorithm: Algorithm { data: [0; 8] },

@@ -1,7 +1,7 @@
 //! CUDA, found when the program runs: [`Driver`] loads `libcuda.so.1` and lists its devices, [`Nvrtc`] compiles
 //! kernels, and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. A [`Context`] uses a device: memory,
-//! streams, events and launches of kernels; [`Cublas`] multiplies matrices in it. Nothing of CUDA is needed to build the
-//! crate.
+//! streams, events and launches of kernels; [`Cublas`] multiplies matrices in it. Nothing of CUDA is needed to build
+//! the crate.
 //!
 //! A library that is missing, old or damaged is an error with a reason and a remedy. Nothing panics, and nothing is
 //! loaded before it is asked for.

@@ -88,7 +88,7 @@ impl Display for NotFound {
     }
 }
 
-/// A library, which is never unloaded: those of the toolkit keep threads and state of their own.
+/// A library, which stays loaded: those of the toolkit that were used keep threads and state of their own.
 fn load(path: &Path) -> Result<ManuallyDrop<Library>, String> {
     // SAFETY: loading the toolkit's libraries has no requirements. A variable that names one must name a copy of it.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
@@ -113,7 +113,7 @@ macro_rules! library_functions {
             ///
             /// # Safety
             ///
-            /// The library's functions of these names have these types, and it is never unloaded.
+            /// The library's functions of these names have these types, and it is loaded as long as the table is used.
             unsafe fn load(library: &libloading::os::unix::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {

@@ -8,8 +8,8 @@
 //! [`Backend::download`] and [`Backend::synchronize`] wait for the device. Host arguments may be reused as soon as a
 //! call returns.
 //!
-//! Every operation of a [deterministic](Backend::is_deterministic) backend is: an output row depends on its own input row
-//! (and, for attention, on the sequence's own cache) alone, never on the number of rows or of threads.
+//! Every operation of a [deterministic](Backend::is_deterministic) backend is: an output row depends on its own input
+//! row (and, for attention, on the sequence's own cache) alone, never on the number of rows or of threads.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +24,17 @@ use penstock_types::{
 use crate::bfc::Exhausted;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
+
+/// A weight matrix before it is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedMatrix {
+    /// Columns of all parts.
+    pub columns: usize,
+    /// Rows and formats of its parts.
+    pub parts: Vec<(usize, WeightFormat)>,
+    /// Whether it is multiplied. Otherwise it is a table of embeddings alone.
+    pub is_multiplied: bool,
+}
 
 /// The rows of a table, in order, as float32, wherever they are stored or computed.
 pub trait RowSource: Sync {
@@ -157,11 +168,11 @@ pub trait Backend: Send + 'static {
         Ok(())
     }
 
-    /// Prepares all operations of a model, before memory is [reserved](Self::reserve): those with matrices of these
-    /// columns and parts (rows and formats), with a cache, and with adapters.
+    /// Prepares all operations of a model, before memory is [reserved](Self::reserve): those with these matrices, with
+    /// a cache, and with adapters.
     fn prepare(
         &mut self,
-        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        matrices: &[PlannedMatrix],
         cache: &CacheSpec,
         has_adapters: bool,
     ) -> Result<(), DeviceError> {
@@ -434,7 +445,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<(), DeviceError>;
 
     /// Causal attention of the query part of every row of `qkv` over its sequence's cache, in the form that `reader`
-    /// reads.
+    /// reads. The contents of `qkv` are lost.
     #[expect(clippy::too_many_arguments, reason = "one fused operation; a struct would only rename the list")]
     fn attention(
         &mut self,
@@ -444,7 +455,7 @@ pub trait Backend: Send + 'static {
         params: AttentionParams,
         layer: usize,
         cache: &Self::Cache,
-        qkv: &Self::Buffer,
+        qkv: &mut Self::Buffer,
         scratch: &mut Self::Scratch,
         out: &mut Self::Operand,
     ) -> Result<(), DeviceError>;

@@ -19,7 +19,8 @@ mod step;
 mod timed;
 
 pub use backend::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource, WeightSource,
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
+    WeightSource,
 };
 #[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;

@@ -11,7 +11,9 @@ use penstock_types::{
     PackedAdapter, WeightFormat,
 };
 
-use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
+use crate::backend::{
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
+};
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
@@ -128,7 +130,7 @@ impl<B: Backend> Backend for Timed<B> {
 
     fn prepare(
         &mut self,
-        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        matrices: &[PlannedMatrix],
         cache: &CacheSpec,
         has_adapters: bool,
     ) -> Result<(), DeviceError> {
@@ -461,7 +463,7 @@ impl<B: Backend> Backend for Timed<B> {
         params: AttentionParams,
         layer: usize,
         cache: &Self::Cache,
-        qkv: &B::Buffer,
+        qkv: &mut B::Buffer,
         scratch: &mut B::Scratch,
         out: &mut B::Operand,
     ) -> Result<(), DeviceError> {

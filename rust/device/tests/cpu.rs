@@ -218,7 +218,7 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
                 params,
                 layer,
                 cache,
-                &asked,
+                &mut asked,
                 &mut scratch,
                 &mut attended,
             )

@@ -250,7 +250,17 @@ impl<B: Backend> Decoder<B> {
             let params = AttentionParams { scale, window: layer.window, softcap: None };
             let (scratch, attended) = (&mut w.scratch, &mut w.operand);
             let (output, heads) = (&layer.output.weight, config.heads);
-            backend.attention(output, step, heads, params, index, cache, &w.projected, scratch, attended)?; // [t, q]
+            backend.attention(
+                output,
+                step,
+                heads,
+                params,
+                index,
+                cache,
+                &mut w.projected,
+                scratch,
+                attended,
+            )?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
             let is_reduced = last && !outputs_all;
             let of_step = if is_reduced { StepRows::Outputs } else { StepRows::All };

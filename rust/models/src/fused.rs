@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use penstock_checkpoint::Tensor;
-use penstock_device::{Backend, RowSource, WeightSource};
+use penstock_device::{Backend, PlannedMatrix, RowSource, WeightSource};
 use penstock_types::{Activations, Dtype, GridRows, WeightFormat};
 
 use crate::config::ModelConfig;
@@ -112,17 +112,19 @@ pub fn weight_bytes<B: Backend>(backend: &B, config: &ModelConfig, formats: &Wei
     bytes
 }
 
-/// The columns of each weight matrix, and the rows and formats of its parts, for the backend.
-pub fn matrix_parts<B: Backend>(
+/// The weight matrices, for the backend.
+pub fn planned_matrices<B: Backend>(
     backend: &B,
     config: &ModelConfig,
     formats: &WeightFormats,
-) -> Vec<(usize, Vec<(usize, WeightFormat)>)> {
+) -> Vec<PlannedMatrix> {
     let matrices = fused_weights(config).into_iter();
     matrices
         .filter_map(|weight| {
             let columns = weight.columns?;
-            Some((columns, parts(&runs(backend, &weight, columns, formats), &weight.rows)))
+            let parts = parts(&runs(backend, &weight, columns, formats), &weight.rows);
+            let is_multiplied = config.tied_head || weight.names != [EMBEDDING];
+            Some(PlannedMatrix { columns, parts, is_multiplied })
         })
         .collect()
 }

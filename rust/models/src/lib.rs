@@ -27,6 +27,6 @@ pub use convert::{ConvertOptions, convert};
 pub use decoder::{Decoder, Workspace};
 pub use error::ModelError;
 pub use formats::WeightFormats;
-pub use fused::{ModuleFormat, WeightBytes, matrix_parts, module_formats, weight_bytes};
+pub use fused::{ModuleFormat, WeightBytes, module_formats, planned_matrices, weight_bytes};
 pub use rope::{Rope, RopeScaling};
 pub use weights::{ProgressCallback, load};

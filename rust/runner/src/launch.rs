@@ -41,7 +41,7 @@ pub fn launch(
         });
         let with_choice = |error| match error {
             LaunchError::OutOfMemory(reason) if is_auto => LaunchError::OutOfMemory(format!(
-                "{reason}; device='auto' is a CUDA device here, and device='cpu' has the memory of the host"
+                "{reason}; device='auto' is a CUDA device here, and device='cpu' is another choice"
             )),
             error => error,
         };
@@ -230,7 +230,7 @@ fn prepare<B: Backend>(
     config: &EngineConfig,
     kv_dtype: KvDtype,
 ) -> Result<(), LaunchError> {
-    let matrices = penstock_models::matrix_parts(backend, model, formats);
+    let matrices = penstock_models::planned_matrices(backend, model, formats);
     let cache = CacheSpec {
         layers: model.num_layers(),
         blocks: 0,

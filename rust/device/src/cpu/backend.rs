@@ -503,7 +503,7 @@ impl Backend for Cpu {
         params: AttentionParams,
         layer: usize,
         cache: &CpuCache,
-        qkv: &CpuBuffer,
+        qkv: &mut CpuBuffer,
         scratch: &mut CpuScratch,
         out: &mut CpuOperand,
     ) -> Result<(), DeviceError> {

@@ -24,7 +24,9 @@ use super::{
     CudaTicket, adapters, attention, codes, low_rank,
 };
 use crate::arena::Region;
-use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
+use crate::backend::{
+    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
+};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
 
@@ -53,7 +55,7 @@ impl Backend for Cuda {
 
     fn prepare(
         &mut self,
-        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        matrices: &[PlannedMatrix],
         cache: &CacheSpec,
         has_adapters: bool,
     ) -> Result<(), DeviceError> {
@@ -416,7 +418,7 @@ impl Backend for Cuda {
         params: AttentionParams,
         layer: usize,
         cache: &CudaCache,
-        qkv: &CudaBuffer,
+        qkv: &mut CudaBuffer,
         scratch: &mut Region,
         out: &mut CudaOperand,
     ) -> Result<(), DeviceError> {

@@ -6,8 +6,8 @@
 //! the model, and it cannot disagree with the operations.
 //!
 //! The addresses of a step's inputs depend on its shape alone (`step.rs`), so steps of equal shape have equal launches,
-//! except for the ends of some: embeddings are read by launches with the inputs of their step, and a step that waits for
-//! a grammar ends before the logits. These leave the graph as it is. It is removed after several such steps in a row.
+//! with two exceptions: a step that returns embeddings launches those alone first, and a step that waits for a grammar
+//! ends before the logits. These leave the graph as it is. It is removed after several such steps in a row.
 //!
 //! A graph takes longer to make than its launches. So a shape gets one after a run of equal steps: at a constant load
 //! at once, and never while the load changes from step to step.
@@ -26,6 +26,8 @@ const RUN: u32 = 3;
 const RUN_AFTER_FAILURE: u32 = 64;
 /// Consecutive steps with other launches than those of the graph of their shape after which it is removed.
 const MOST_MISSES: u32 = 3;
+/// Launches of the smallest graph that is kept. The launches of embeddings alone are fewer.
+const FEWEST_LAUNCHES: usize = 3;
 
 /// The properties of a step that its launches depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,7 +119,7 @@ struct Entry {
     launches: Vec<RecordedLaunch>,
     graph: GraphExec,
     last_use: u64,
-    /// The last steps of its shape that had other launches.
+    /// Consecutive steps of its shape with other launches.
     misses: u32,
 }
 
@@ -188,7 +190,7 @@ impl Graphs {
     }
 
     /// Whether a launch is the next one of the graph, which is launched later. Otherwise those before it have been
-    /// submitted, and this one has to be.
+    /// submitted, and this one has to be; if it is captured, it is recorded.
     pub fn recognise(&mut self, stream: &Stream, launch: &Launch<'_>) -> Result<bool, CudaError> {
         match &mut self.mode {
             Mode::Submit => {}
@@ -231,9 +233,25 @@ impl Graphs {
             }
             Err(error) => return Err(error),
         };
+        if launches.len() < FEWEST_LAUNCHES {
+            self.steps_to_capture = 1; // that of the step after them
+            return Ok(());
+        }
         self.make_room();
         self.entries.insert(shape, Entry { launches, graph, last_use: self.clock, misses: 0 });
         Ok(())
+    }
+
+    /// Ends a capture whose last launch has failed: submits those before it.
+    pub fn abandon_capture(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        let Mode::Capture(_, launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
+            return Ok(());
+        };
+        self.steps_to_capture = RUN_AFTER_FAILURE;
+        let _ = stream.end_capture(); // without a graph; it may be an error, which also ends the capture
+        let submitted = launches.split_last().map_or(&[][..], |(_, before)| before);
+        // SAFETY: the launches are those of this step.
+        submitted.iter().try_for_each(|launch| unsafe { launch.submit(stream) })
     }
 
     /// Submits the launches that were recognised: by the graph, if they are all of it.

@@ -14,12 +14,13 @@ use penstock_cuda::DevicePointer;
 use penstock_types::{Dtype, WeightFormat};
 
 use super::cache::{CacheShape, LoadedAttention};
+use super::cublas::CublasProducts;
 use super::kernels::Source;
 use super::operand::{OperandForm, Operands};
 use super::product::CodesKernels;
-use super::{Cuda, codes, cublas, optional};
+use super::{Cuda, codes, cublas, start};
 use crate::arena::Region;
-use crate::backend::{CacheSpec, DeviceError, MatrixPart, RowSource};
+use crate::backend::{CacheSpec, DeviceError, MatrixPart, PlannedMatrix, RowSource};
 
 /// Values that are read as float32 at once before they are converted.
 const TILE: usize = 1 << 14;
@@ -174,7 +175,7 @@ impl Cuda {
     /// Loads the kernels of matrices of these columns and parts, of a cache, and of adapters.
     pub(super) fn load_kernels(
         &mut self,
-        matrices: &[(usize, Vec<(usize, WeightFormat)>)],
+        matrices: &[PlannedMatrix],
         cache: &CacheSpec,
         has_adapters: bool,
     ) -> Result<(), DeviceError> {
@@ -184,7 +185,7 @@ impl Cuda {
         if has_adapters {
             sources.push(("lora.cu", String::new()));
         }
-        for (columns, parts) in matrices {
+        for PlannedMatrix { columns, parts, .. } in matrices {
             let Layout { operand, joined, .. } = Layout::new(*columns, parts, self.has_fp8);
             self.operands.add(operand);
             sources.push(LoadedAttention::source(&shape, operand));
@@ -200,11 +201,14 @@ impl Cuda {
         self.try_cublas(matrices)
     }
 
-    /// Tries the products of cuBLASLt, if it is used. Without any, the backend is deterministic.
-    fn try_cublas(&mut self, matrices: &[(usize, Vec<(usize, WeightFormat)>)]) -> Result<(), DeviceError> {
-        let Some(cublas) = self.cublas.take() else { return Ok(()) };
+    /// Opens cuBLASLt, if it may be used, and tries its products. Without any, the backend is deterministic.
+    fn try_cublas(&mut self, matrices: &[PlannedMatrix]) -> Result<(), DeviceError> {
+        let Some(library) = self.cublas_library.take() else { return Ok(()) };
         let mut shapes = Vec::new();
-        for (columns, parts) in matrices.iter().filter(|(columns, _)| cublas::is_aligned(*columns)) {
+        for matrix in
+            matrices.iter().filter(|matrix| matrix.is_multiplied && cublas::is_aligned(matrix.columns))
+        {
+            let PlannedMatrix { columns, parts, .. } = matrix;
             shapes.extend(Layout::new(*columns, parts, self.has_fp8).joined.iter().filter_map(|part| {
                 match part.format {
                     WeightFormat::Float(Dtype::F32) | WeightFormat::Grid(_) => None,
@@ -214,14 +218,22 @@ impl Cuda {
         }
         shapes.sort_unstable();
         shapes.dedup();
-        if shapes.is_empty() {
-            log::warn!(
-                "deterministic=False changes nothing: cuBLASLt multiplies none of the model's weights"
-            );
-            return Ok(());
-        }
-        let tried = cublas.try_shapes(&self.context, self.queue.stream()?, &shapes).map(|()| cublas);
-        self.cublas = optional(Some(tried))?;
+        let tried = match shapes[..] {
+            [] => Ok(None),
+            _ => CublasProducts::new(library, &self.context).and_then(|cublas| {
+                Ok(cublas.try_shapes(&self.context, self.queue.shared_stream(), &shapes)?.then_some(cublas))
+            }),
+        };
+        let reason = match tried {
+            Ok(Some(cublas)) => {
+                self.cublas = Some(cublas);
+                return Ok(());
+            }
+            Ok(None) => "cuBLASLt multiplies none of the model's weights".to_owned(),
+            Err(error) if error.is_sticky() => return Err(start(error)),
+            Err(error) => error.to_string(),
+        };
+        log::warn!("deterministic=False changes nothing: {reason}");
         Ok(())
     }
 

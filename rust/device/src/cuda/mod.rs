@@ -3,7 +3,8 @@
 //!
 //! Operations are complete in the order of the stream. The host waits only for the tokens of a step, in
 //! [`Backend::collect`](crate::Backend::collect). A step takes no memory: all of it is reserved when a model is opened,
-//! and the inputs of a step are one copy from page-locked memory.
+//! except for what the driver takes for graphs and for code that cuBLASLt loads. The inputs of a step are one copy from
+//! page-locked memory.
 //!
 //! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; for
 //! codes, bfloat16, or 8-bit integers or e4m3 with scales.
@@ -70,6 +71,8 @@ pub struct Cuda {
     has_fp8: bool,
     codes: LoadedCodes,
     division: Division,
+    /// Opened when the operations are prepared.
+    cublas_library: Option<Cublas>,
     /// `None` if a row has the same bits in every batch.
     cublas: Option<CublasProducts>,
     /// Rows of the partial results of attention that the scratch memory has room for.
@@ -107,7 +110,8 @@ impl Cuda {
             has_fp8: device.compute_capability >= FP8_COMPUTE_CAPABILITY,
             codes: LoadedCodes::default(),
             division: Division::new(device),
-            cublas: optional(cublas.map(|library| CublasProducts::new(library, &context)))?,
+            cublas_library: cublas,
+            cublas: None,
             most_partial_rows: 0,
             downloads: pinned.zeroed("the buffer of copies to the host", DOWNLOAD_BYTES)?,
             pinned,
@@ -121,17 +125,6 @@ impl Drop for Cuda {
     /// Nothing may be freed while the device uses it. A lost device has stopped.
     fn drop(&mut self) {
         let _ = self.context.bind_thread().and_then(|()| self.queue.stop());
-    }
-}
-
-/// What `deterministic=False` uses, or `None` and a warning if it cannot be used while the device can.
-fn optional<T>(opened: Option<Result<T, CudaError>>) -> Result<Option<T>, DeviceError> {
-    match opened {
-        Some(Err(error)) if !error.is_sticky() => {
-            log::warn!("deterministic=False changes nothing: {error}");
-            Ok(None)
-        }
-        opened => opened.transpose().map_err(start),
     }
 }
 

@@ -214,11 +214,11 @@ impl Cuda {
         let Some(found) = cublas.get(shape, self.queue.is_capturing()) else { return Ok(false) };
         let workspace = cublas.workspace.as_ref().expect("scratch is allocated first; this is a bug");
         let workspace = self.memory.pointer(workspace);
-        let is_launched = self.queue.multiply(&found, ProductOperands { x, w, bias, out, workspace })?;
-        if !is_launched {
-            cublas.refuse(shape);
+        let error = self.queue.multiply(&found, ProductOperands { x, w, bias, out, workspace })?;
+        if let Some(error) = &error {
+            cublas.refuse(shape, error);
         }
-        Ok(is_launched)
+        Ok(error.is_none())
     }
 
     /// Launches a product of plain numbers.

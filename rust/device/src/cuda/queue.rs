@@ -91,26 +91,26 @@ impl Queue {
         self.graphs.borrow().is_capturing()
     }
 
-    /// Launches a product of cuBLASLt; false if the library fails, and the device does not. Its kernels wait for all
-    /// before them, and those after them wait for it.
+    /// Launches a product of cuBLASLt, or returns the library's error, if the device has not failed. Its kernels wait
+    /// for all before them, and those after them wait for it.
     pub fn multiply(
         &self,
         product: &Arc<MatrixProduct>,
         operands: ProductOperands,
-    ) -> Result<bool, DeviceError> {
+    ) -> Result<Option<CudaError>, DeviceError> {
         let launch = Launch::Product { product, operands };
         let mut graphs = self.graphs.borrow_mut();
         if graphs.recognise(&self.stream, &launch).map_err(lost)? {
-            return Ok(true);
+            return Ok(None);
         }
         // SAFETY: the callers pass aligned addresses of regions as large as the product's shape requires. The memory is
         // used in this stream only. Kernels wait for those before them.
         match unsafe { launch.submit(&self.stream) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.is_of_cublas() && !graphs.is_capturing() => {
+            Ok(()) => Ok(None),
+            Err(error) if error.is_of_cublas() => {
+                graphs.abandon_capture(&self.stream).map_err(lost)?;
                 self.context.memory().map_err(lost)?; // the driver's error, if the device is lost
-                log::warn!("kernels compute a product instead: {error}");
-                Ok(false)
+                Ok(Some(error))
             }
             Err(error) => Err(lost(error)),
         }

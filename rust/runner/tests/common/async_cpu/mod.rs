@@ -450,7 +450,7 @@ impl Backend for AsyncCpu {
         params: AttentionParams,
         layer: usize,
         cache: &AsyncCache,
-        qkv: &Self::Buffer,
+        qkv: &mut Self::Buffer,
         scratch: &mut Self::Scratch,
         out: &mut Self::Operand,
     ) -> Result<(), DeviceError> {
@@ -458,9 +458,9 @@ impl Backend for AsyncCpu {
         let (step, cache, qkv) = (Arc::clone(&self.step), Arc::clone(&cache.cache), Arc::clone(qkv));
         let (scratch, out) = (Arc::clone(scratch), Arc::clone(out));
         self.enqueue(move |cpu| {
-            let (reader, step, cache, qkv) = (lock(&reader), lock(&step), lock(&cache), lock(&qkv));
-            let (mut scratch, mut out) = (lock(&scratch), lock(&out));
-            cpu.attention(&reader, &step, shape, params, layer, &cache, &qkv, &mut scratch, &mut out)
+            let (reader, step, cache) = (lock(&reader), lock(&step), lock(&cache));
+            let (mut qkv, mut scratch, mut out) = (lock(&qkv), lock(&scratch), lock(&out));
+            cpu.attention(&reader, &step, shape, params, layer, &cache, &mut qkv, &mut scratch, &mut out)
         })
     }
 
