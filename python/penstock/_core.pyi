@@ -3625,7 +3625,7 @@ def convert(
     """
 
 def cuda_info(cuda_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
-    """The driver, its devices, and the compiler, searched in these folders; see `penstock.cuda_info`."""
+    """The driver, devices, compiler and cuBLASLt, searched in these folders; see `penstock.cuda_info`."""
 
 def resolve_device(config: EngineConfig, cuda_folders: Sequence[str | os.PathLike[str]]) -> str:
     """The device that computes for this configuration, such as `"cpu"` or `"cuda:0"`.
