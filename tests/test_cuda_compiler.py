@@ -15,6 +15,8 @@ import penstock
 from support import cuda_memory, hooks
 from support.emulator import run_program
 
+pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+
 ROOT = Path(__file__).parent.parent
 KERNEL = """
 #include "scale.cuh"
