@@ -81,7 +81,7 @@ class Measured:
         )
         self.engine.blocking.start()
         if self.engine.info.deterministic != self.engine.config.deterministic:
-            raise RuntimeError("cuBLASLt is missing: deterministic=False changes nothing")
+            raise RuntimeError("deterministic=False changes nothing: the log has the reason")
         self.engine.blocking.generate(self.prompt(16), max_tokens=1, **GREEDY)
         self.add(f"{start} to the first token", [time.perf_counter() - begin])
         print(f"  {self.engine.info.memory}")

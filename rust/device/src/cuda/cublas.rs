@@ -23,7 +23,7 @@ const TRIED_ROWS: usize = 9;
 /// The columns of a matrix of 16 bits, its rows, and whether it is bfloat16.
 pub(super) type MatrixShape = (usize, usize, bool);
 
-/// Whether the library multiplies rows of so many columns.
+/// Whether the library multiplies matrices with this number of columns.
 pub(super) fn is_aligned(columns: usize) -> bool {
     (2 * columns).is_multiple_of(CUBLAS_ALIGNMENT)
 }

@@ -242,7 +242,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Ends a capture whose last launch has failed: submits those before it.
+    /// Ends a capture after its last launch has failed, and submits the launches before it.
     pub fn abandon_capture(&mut self, stream: &Stream) -> Result<(), CudaError> {
         let Mode::Capture(_, launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
