@@ -105,8 +105,10 @@ test-rust: rust
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CRATES); \
 	else set -x; cargo test $(CRATES) --lib --tests; fi
 
+# The engine also as it is in a wheel: compilers make other code of it.
 test-rust-all: test-rust
 	cargo test $(CRATES) --doc
+	cargo test -p penstock-engine --test engine --release
 	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
 
 test-python: $(CORE) $(DEV) $(DEMO)
@@ -143,6 +145,7 @@ gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a
 	$(BIN)/python -m pip download --quiet --only-binary :all: --implementation cp --python-version $(GPU_PYTHON) \
 	    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 	    --dest $(GPU)/wheels $(GPU_PACKAGES)
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest $(GPU)/wheels gguf
 	@du -sh $(GPU)/wheels
 	@test $$(du -sm $(GPU)/wheels | cut -f1) -lt 48 || { echo "more than 48 MiB of wheels" >&2; exit 1; }
 

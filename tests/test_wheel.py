@@ -25,9 +25,12 @@ import anyio, penstock
 async def main():
     async with penstock.Engine(sys.argv[1]) as engine:
         messages = [{"role": "user", "content": "Why is the sky blue?"}]
-        request = await engine.start_request(messages, max_tokens=16, temperature=0.0)
-        chunks = [chunk.text async for chunk in request]
-        print(json.dumps({"chunks": chunks, "modules": sorted(sys.modules)}))
+        for _ in range(2):  # the second prompt is in the prefix cache
+            request = await engine.start_request(messages, max_tokens=16, temperature=0.0)
+            chunks = [chunk.text async for chunk in request]
+        stats = engine.stats()
+        blocks = [stats.prefix_hit_tokens > 0, stats.blocks_used, stats.blocks_reserved]
+        print(json.dumps({"chunks": chunks, "modules": sorted(sys.modules), "blocks": blocks}))
 
 anyio.run(main)
 """
@@ -71,6 +74,7 @@ def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tm
     answer = json.loads(output_of(python, "-W", "error", "-c", STREAM, demo_model))
     assert len(answer["chunks"]) > 1
     assert "".join(answer["chunks"]) == ANSWER
+    assert answer["blocks"] == [True, 0, 0], "the release build counts the blocks of the KV cache"
     assert not {"torch", "numpy", "transformers"} & set(answer["modules"])
     names = output_of(python, "-c", "from penstock import _core; print(*dir(_core))").split()
     assert "Engine" in names

@@ -95,9 +95,13 @@ impl BlockPool {
     /// Adds a reference to a block that is in use or cached. True if it was cached; it must have been available then.
     pub fn acquire(&mut self, block: BlockId) -> bool {
         let count = &mut self.ref_counts[block.0 as usize];
+        let was_cached = *count == 0;
         *count += 1;
-        let was_cached = *count == 1;
-        self.num_cached -= usize::from(was_cached);
+        // Not `-= usize::from(was_cached)`: rustc 1.95 to 1.97 loses it without overflow checks (the MIR pass
+        // SimplifyComparisonIntegral, where the caller branches on the result).
+        if was_cached {
+            self.num_cached -= 1;
+        }
         was_cached
     }
 

@@ -326,7 +326,9 @@ impl KvCacheManager {
     fn evict(&mut self) {
         let host_block = if self.host_prefixes { self.take_host_block() } else { None };
         let cache = self.prefix_cache.as_mut().expect("blocks are cached in a cache; this is a bug");
-        let node = cache.oldest_on_device().expect("cached blocks are listed; this is a bug");
+        let node = cache
+            .oldest_on_device()
+            .unwrap_or_else(|| panic!("no block can be evicted; this is a bug: {:?}", self.pool));
         let Location::Device(block) = cache.location(node) else {
             panic!("{node:?} is in the wrong list; this is a bug");
         };
