@@ -10,10 +10,9 @@
 //
 // - The tensor core's 16 x 16 operand holds 16 rows of w, its 16 x 8 operand 8 rows of x, for all kernels. (The other
 //   way round, a single row of x would use a sixteenth of the unit; this way, it uses an eighth.)
-// - A chain is `mma` after `mma` for ascending steps of 32 columns; a step is two of them. The quarters of 8 columns
-//   belong to the four lanes of a quad: the first mma takes the first four columns of each quarter, the second the
-//   others. So a lane reads 16 contiguous bytes of each row that it holds, from global or shared memory, without
-//   ldmatrix.
+// - A chain is `mma` after `mma` for ascending columns, 16 at a time. Of the 16, a lane has four adjacent ones, in the
+//   order of lanes 0, 2, 1, 3 of a quad: gemv reads 16 bytes of a row per lane, and lanes exchange words; the other
+//   kernels read 8 bytes of a row from shared memory.
 // - `inner` is divided into segments of 2048 columns, each with a chain of its own; out, or 0, plus the chains in
 //   order, plus the bias. There is no other division of k. The segments give a product with few rows its parallelism
 //   (gemv computes them at the same time) at little cost for large products (gemm adds a tile to `out` once per
@@ -25,9 +24,9 @@
 //           narrow  tiles of 64 outputs x 32 rows, 7 steps of weights in flight. Limit: bytes of w.
 //           middle  tiles of 64 x 64, 5 steps. Limit: bytes of w up to about 128 rows, then accesses of shared memory.
 //           wide    tiles of 128 x 128, a warp 64 x 64. Limit: flops. Per step of 32, a warp reads 16 fragments from
-//                   shared memory for 64 mma. It is a kernel for the tensor cores of sm_80; wgmma is not used.
-//           These have 128 threads, and a ring of stages of 32 columns that cp.async fills. A row of a stage is 64
-//           bytes, so the 8 lanes that read at the same time read 128 contiguous bytes: no bank conflicts.
+//                   shared memory for 64 mma.
+//           These have 128 threads, and a ring of stages of 32 columns that cp.async fills. For sm_90a, all but gemv
+//           are replaced by those of gemm_warpgroup.cu.
 //
 // Division  If there are fewer tiles of narrow or middle than multiprocessors, a block computes one segment of a tile
 //           and writes its chains to scratch memory; add_chains adds them in the same order. Estimates from the sizes,
@@ -37,33 +36,29 @@
 //           time as multiprocessors have room for, with at least 10 MB. The chains of the latter are 15 MB.
 // Sources   PTX ISA, mma.m16n8k16; Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages, order of blocks); He et
 //           al., "Defeating Nondeterminism in LLM Inference" (invariance to the batch).
-#include "product.cuh"
+#include "segments.cuh"
 
 constexpr int STEP = 32;
-constexpr int SEGMENT = 2048;
 
-// A step of the chain of 16 outputs x 8 rows: this lane's 8 columns of rows `group` and `group + 8` of w, and of row
-// `group` of x.
+// A step of the chain of 16 outputs x 8 rows: this lane's four of 16 columns, of rows `group` and `group + 8` of w, and
+// of row `group` of x.
 template <class T>
-DEVICE void multiply(float (&d)[4], const uint4 (&w)[2], const uint4& x) {
+DEVICE void multiply(float (&d)[4], const uint2 (&w)[2], const uint2& x) {
     mma<T>(d, {w[0].x, w[1].x, w[0].y, w[1].y}, {x.x, x.y});
-    mma<T>(d, {w[0].z, w[1].z, w[0].w, w[1].w}, {x.z, x.w});
-}
-
-// The sum of an element of `out` after a segment.
-template <class T>
-DEVICE bool adds_to_out(const Product<T>& product, int segment) {
-    return segment > 0 || product.accumulates;
-}
-template <class T>
-DEVICE float bias_of(const Product<T>& product, int output, int segment) {
-    const bool is_last = (segment + 1) * SEGMENT >= product.inner;
-    return is_last && product.bias != nullptr && output < product.outputs ? product.bias[output] : 0;
 }
 
 // ---- gemv: grid (outputs / 16, rows / 8), rounded up; a warp per segment, at most 8 warps
 
 constexpr int MAX_SEGMENTS = 32, DEPTH = 6;
+
+// Exchanges words of lanes 0 and 2, and 1 and 3, of a quad, which have read 8 of 32 columns each: then the first two
+// words of each lane are of the first 16 columns, and the others of the last 16.
+DEVICE uint4 exchanged(const uint4& words) {
+    const bool is_upper = threadIdx.x & 2;
+    const uint32_t first = __shfl_xor_sync(ALL_LANES, is_upper ? words.x : words.z, 2);
+    const uint32_t second = __shfl_xor_sync(ALL_LANES, is_upper ? words.y : words.w, 2);
+    return is_upper ? uint4{first, second, words.z, words.w} : uint4{words.x, words.y, first, second};
+}
 
 template <class T>
 DEVICE void gemv(const Product<T>& product) {
@@ -117,7 +112,11 @@ DEVICE void gemv(const Product<T>& product) {
                 }
 #pragma unroll
                 for (int i = 0; i < DEPTH; i++)
-                    if (k + i * STEP < end) multiply<T>(d, now.w[i], now.x[i]);
+                    if (k + i * STEP < end) {
+                        const uint4 w[2] = {exchanged(now.w[i][0]), exchanged(now.w[i][1])}, x = exchanged(now.x[i]);
+                        multiply<T>(d, {{w[0].x, w[0].y}, {w[1].x, w[1].y}}, {x.x, x.y});
+                        multiply<T>(d, {{w[0].z, w[0].w}, {w[1].z, w[1].w}}, {x.z, x.w});
+                    }
                 now = next;
             }
 #pragma unroll
@@ -146,46 +145,13 @@ struct Tile {
     static constexpr bool may_be_divided = OUTPUT_TILES * ROW_TILES <= 8;  // more leave no registers for it
     static constexpr int output_warps = OUTPUT_WARPS, stages = STAGES;
     static constexpr int output_tiles = OUTPUT_TILES, row_tiles = ROW_TILES;
+    static constexpr int batch = 4;  // tiles of rows that are added together; with more, registers are spilled
     static constexpr int threads = 32 * OUTPUT_WARPS * ROW_WARPS;
     static constexpr int outputs = OUTPUT_WARPS * OUTPUT_TILES * 16, rows = ROW_WARPS * ROW_TILES * 8;
 };
 using Narrow = Tile<4, 1, 1, 4, 8>;
 using Middle = Tile<2, 2, 2, 4, 6>;
 using Wide = Tile<2, 2, 4, 8, 3>;
-
-// Adds the chains of a segment to `out`. The old values of 16 outputs x 32 rows are loaded together, before the first
-// is stored: one after the other, each would wait for the store before it.
-template <class Shape, class T>
-DEVICE void add_segment(const Product<T>& product, float (&d)[Shape::output_tiles][Shape::row_tiles][4],
-                        int first_output, int first_row, int segment) {
-    constexpr int BATCH = 4;  // tiles of rows; with more, registers are spilled
-    const bool adds = adds_to_out(product, segment);
-#pragma unroll
-    for (int i = 0; i < Shape::output_tiles; i++) {
-        const int output = first_output + i * 16;
-        const float bias[2] = {bias_of(product, output, segment), bias_of(product, output + 8, segment)};
-#pragma unroll
-        for (int first = 0; first < Shape::row_tiles; first += BATCH) {
-            const size_t row = first_row + first * 8 + (Shape::may_be_divided ? size_t(blockIdx.y) * product.rows : 0);
-            float* const out = product.out + row * product.pitch + output;
-            const int rows = product.rows - first_row - first * 8;
-            auto for_elements = [&](auto of) {
-#pragma unroll
-                for (int j = 0; j < BATCH; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const int row = j * 8 + e % 2;
-                        if (output + e / 2 * 8 < product.outputs && row < rows)
-                            of(out[size_t(row) * product.pitch + e / 2 * 8], d[i][first + j][e], bias[e / 2]);
-                    }
-            };
-            if (adds) for_elements([](float& out, float& sum, float) { sum += out; });
-            keep_order();
-            for_elements([](float& out, float& sum, float bias) { out = sum + bias, sum = 0; });
-            keep_order();
-        }
-    }
-}
 
 template <class Shape, class T>
 DEVICE void gemm(const Product<T>& product) {
@@ -217,15 +183,24 @@ DEVICE void gemm(const Product<T>& product) {
         w_copy.copy(w_stages[free_stage]);
         x_copy.copy(x_stages[free_stage]);
         copy_commit();
-        uint4 x[Shape::row_tiles];
+        // The part of this lane in 16 columns of a row of a stage.
+        auto part_of = [&](const uint4(&row)[WORDS], int number, int half) {
+            return reinterpret_cast<const uint2*>(&row[place_of_word<WORDS>(number, 2 * half + quad % 2)])[quad / 2];
+        };
+        auto x_part = [&](int row, int half) { return part_of(x_stages[stage][row], row, half); };
+        auto w_part = [&](int output, int half) { return part_of(w_stages[stage][output], output, half); };
 #pragma unroll
-        for (int j = 0; j < Shape::row_tiles; j++) x[j] = x_stages[stage][warp_row + j * 8 + group][quad];
+        for (int half = 0; half < 2; half++) {
+            uint2 x[Shape::row_tiles];
 #pragma unroll
-        for (int i = 0; i < Shape::output_tiles; i++) {
-            const uint4* from = &w_stages[stage][warp_output + i * 16 + group][quad];
-            const uint4 w[2] = {from[0], from[8 * WORDS]};
+            for (int j = 0; j < Shape::row_tiles; j++) x[j] = x_part(warp_row + j * 8 + group, half);
 #pragma unroll
-            for (int j = 0; j < Shape::row_tiles; j++) multiply<T>(d[i][j], w, x[j]);
+            for (int i = 0; i < Shape::output_tiles; i++) {
+                const int output = warp_output + i * 16 + group;
+                const uint2 w[2] = {w_part(output, half), w_part(output + 8, half)};
+#pragma unroll
+                for (int j = 0; j < Shape::row_tiles; j++) multiply<T>(d[i][j], w, x[j]);
+            }
         }
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -32,12 +32,20 @@ struct Columns {
     int begin, end;
 };
 
+// The place of a 16-byte word of a row of a stage. Rows of 64 bytes are permuted so that the first halves of 4 rows are
+// in different banks, those of 128 bytes by the 128-byte swizzle of wgmma.
+template <int PITCH>
+DEVICE int place_of_word(int row, int word) {
+    return PITCH == 8 ? word ^ (row & 7) : PITCH == 4 ? word ^ (row & 2) : word;
+}
+
 // Copies a tile of ROWS rows of a matrix to shared memory, COLUMNS columns at a time, by the THREADS threads of a
 // block. A row of a stage begins PITCH 16-byte words after the one before it. What is outside of the matrix, or of the
 // columns, becomes 0.
 template <class T, int ROWS, int COLUMNS, int PITCH, int THREADS>
 struct TileCopy {
     static constexpr int WORDS = COLUMNS * sizeof(T) / 16, APART = THREADS / WORDS;
+    static_assert(APART % 8 == 0, "the rows of a thread have their words at the same place");
     const T *matrix, *from;
     int rows, column, end, inner;  // rows from this thread's first one on, its column, limit, columns of the matrix
 
@@ -49,7 +57,8 @@ struct TileCopy {
 
     // Begins to copy the next columns.
     DEVICE void copy(uint4 (*stage)[PITCH]) {
-        uint4* to = &stage[threadIdx.x / WORDS][threadIdx.x % WORDS];
+        const int row = threadIdx.x / WORDS;
+        uint4* to = &stage[row][place_of_word<PITCH>(row, threadIdx.x % WORDS)];
 #pragma unroll
         for (int n = 0; n < (ROWS + APART - 1) / APART; n++) {
             if (ROWS % APART != 0 && int(threadIdx.x) / WORDS >= ROWS - n * APART) break;

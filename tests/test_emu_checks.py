@@ -123,6 +123,7 @@ KERNELS_CHECKED = {
     "exchange_without_syncwarp": {"race in shared memory"},
     "copy_without_wait": {"read of shared memory that was never written"},
     "copy_into_used_stage": {"race in shared memory", "read of shared memory that was never written"},
+    "product_of_used_tile": {"race in shared memory"},
     "shared_never_written": {"read of shared memory that was never written"},
     "histogram_without_atomics": {"race in device memory"},
 }
@@ -130,6 +131,7 @@ KERNELS_CHECKED = {
 #: Defects that end a kernel.
 KERNELS_FAIL = {
     "copy_left_pending": (LAUNCH_FAILED, "an asynchronous copy is pending at the end"),
+    "product_left_pending": (LAUNCH_FAILED, "a product of tiles is pending at the end"),
     "copy_misaligned": (
         ILLEGAL_ADDRESS,
         "cp.async: an address is not aligned to 16 bytes at planted.cu:LINE",
@@ -160,7 +162,8 @@ SOUND = ["row_sums", "row_sums_dynamic", "staged_copy", "histogram"]
 def test_defect_of_a_kernel_is_found_when_it_is_checked(kernel: str) -> None:
     findings = run("kernel", kernel, checked=True).findings
     assert {finding.partition(":")[0] for finding in findings} == KERNELS_CHECKED[kernel]
-    assert all(re.fullmatch(rf".*: {kernel}, .* at planted\.cu:\d+", finding) for finding in findings)
+    place = r"(planted\.cu|warpgroup\.cuh):\d+"
+    assert all(re.fullmatch(rf".*: {kernel}, .* at {place}", finding) for finding in findings)
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["plain", "checked"])

@@ -68,6 +68,16 @@ def test_tensor_core_product_equals_the_product_of_matrices(dtype: str) -> None:
     np.testing.assert_allclose(d, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_product_of_tiles_equals_the_product_of_matrices(dtype: str) -> None:
+    a = to_bits(RANDOM.uniform(-2, 2, (64, 64)).astype(np.float32), dtype)
+    b = to_bits(RANDOM.uniform(-2, 2, (32, 64)).astype(np.float32), dtype)
+    d = np.zeros((64, 32), np.float32)
+    kernels().launch(f"multiply_tiles_{dtype}", (1,), 128, a, b, d, shared=(1 + 12) << 10)
+    expected = to_floats(a).astype(np.float64) @ to_floats(b).astype(np.float64).T
+    np.testing.assert_allclose(d, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("inner", [16, 32])
 def test_tensor_core_product_of_integers_is_exact(inner: int) -> None:
     a = RANDOM.integers(-128, 128, (16, inner)).astype(np.int8)

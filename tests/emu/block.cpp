@@ -212,6 +212,7 @@ void barrier(unsigned number, unsigned threads, const char* file, int line) {
 static void end_thread(Runner& r) {
     Thread* me = self;
     if (r.any_copies && r.copies[me->linear].num_copies) fail("an asynchronous copy is pending at the end");
+    if (!r.products[me->warp->number].pending.empty()) fail("a product of tiles is pending at the end");
     // The end of a block counts as its dependency_launch.
     const Block& b = r.block;
     if (b.live == 1 && b.is_dependent && !b.has_waited)
@@ -253,6 +254,7 @@ bool Runner::run_block() {
         free_stacks.clear();
         for (unsigned i = 0; i < num_stacks; i++) free_stacks.push_back(all_stacks + STACK * i);
         prepared[0] = 0;
+        for (Products& warp : products) warp = {};
         return false;
     }
     self = take_ready(*this);

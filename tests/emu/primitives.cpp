@@ -41,6 +41,25 @@ static void store(void** slots, const D& d) {
     }
 }
 
+// d += a * b. The sums are of doubles, so their order does not change the result, unless exponents are very far apart.
+static void add_products(Row (&d)[16], const float (&a_even)[16][8], const float (&a_odd)[16][8], const Row (&even)[8],
+                         const Row (&odd)[8]) {
+    typedef double WideRow __attribute__((vector_size(64)));
+    WideRow wide_even[8], wide_odd[8];
+    for (unsigned k = 0; k < 8; k++) {
+        wide_even[k] = __builtin_convertvector(even[k], WideRow);
+        wide_odd[k] = __builtin_convertvector(odd[k], WideRow);
+    }
+    for (unsigned m = 0; m < 16; m++) {
+        WideRow sum = __builtin_convertvector(d[m], WideRow), sum_odd = {};
+        for (unsigned k = 0; k < 8; k++) {
+            sum += double(a_even[m][k]) * wide_even[k];
+            sum_odd += double(a_odd[m][k]) * wide_odd[k];
+        }
+        d[m] = __builtin_convertvector(sum + sum_odd, Row);
+    }
+}
+
 // Lane i holds rows i/4 and i/4+8 of `a` and `d`, and column i/4 of `b`; its pairs of elements are i%4 and i%4+4.
 template <class Type>
 static void multiply(void** slots, unsigned lanes) {
@@ -59,14 +78,7 @@ static void multiply(void** slots, unsigned lanes) {
     }
     for (unsigned m = 0; m < 16; m++)
         for (unsigned k = 0; k < 8; k++) a_even[m][k] = Type::low(a[m][k]), a_odd[m][k] = Type::high(a[m][k]);
-    for (unsigned m = 0; m < 16; m++) {
-        Row sum = d[m], sum_odd = {};
-        for (unsigned k = 0; k < 8; k++) {
-            sum += a_even[m][k] * even[k];
-            sum_odd += a_odd[m][k] * odd[k];
-        }
-        d[m] = sum + sum_odd;
-    }
+    add_products(d, a_even, a_odd, even, odd);
     store<Fragments>(slots, d);
 }
 
@@ -176,6 +188,91 @@ void load_matrices_transposed(uint32_t (&fragments)[4], const void* row, const c
     check_row(row, __builtin_return_address(0));
     MatrixRow mine{row, fragments};
     collective(ALL_LANES, &mine, load<true>, file, line);
+}
+
+// --------------------------------------------------------------------------------------- products of a warpgroup
+
+// The 16 bytes of a row of a tile that hold the columns 8 word to 8 word + 7: rows have 128 bytes, and are swizzled.
+static const char* word_of(const void* tile, unsigned row, unsigned word) {
+    return static_cast<const char*>(tile) + 128 * row + 16 * (word ^ row % 8);
+}
+
+// The even and the odd elements of a row's 16 columns.
+template <class Type>
+static void read_row(const void* tile, unsigned row, unsigned part, float (&even)[8], float (&odd)[8]) {
+    for (unsigned half = 0; half < 2; half++) {
+        uint32_t pairs[4];
+        memcpy(pairs, word_of(tile, row, 2 * part + half), sizeof pairs);
+        for (unsigned i = 0; i < 4; i++)
+            even[4 * half + i] = Type::low(pairs[i]), odd[4 * half + i] = Type::high(pairs[i]);
+    }
+}
+
+template <class Type>
+static void execute(const Products::Product& p, unsigned first_row) {
+    float a_even[16][8], a_odd[16][8];
+    for (unsigned m = 0; m < 16; m++) read_row<Type>(p.a, first_row + m, p.part, a_even[m], a_odd[m]);
+    for (unsigned tile = 0; tile < p.rows / 8; tile++) {
+        Row even[8], odd[8], d[16];
+        for (unsigned n = 0; n < 8; n++) {
+            float row_even[8], row_odd[8];
+            read_row<Type>(p.b, 8 * tile + n, p.part, row_even, row_odd);
+            for (unsigned k = 0; k < 8; k++) even[k][n] = row_even[k], odd[k][n] = row_odd[k];
+        }
+        for (unsigned lane = 0; lane < WARP; lane++)
+            for (unsigned e = 0; e < 4; e++)
+                d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2] = p.d[lane][4 * tile + e];
+        add_products(d, a_even, a_odd, even, odd);
+        for (unsigned lane = 0; lane < WARP; lane++)
+            for (unsigned e = 0; e < 4; e++)
+                p.d[lane][4 * tile + e] = d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
+    }
+}
+
+void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsigned part, bool is_f16, const char* file,
+                    int line) {
+    void* pc = __builtin_return_address(0);
+    if (uintptr_t(a) % 1024 || uintptr_t(b) % 1024) fail_at(pc, "wgmma: a tile is not aligned to 1024 bytes");
+    Products::Product mine{{}, a, b, rows, part, is_f16, pc};
+    mine.d[0] = d;
+    collective(ALL_LANES, &mine, [](void** slots, unsigned lanes) {
+        if (lanes != ALL_LANES) fail("wgmma needs all lanes of the warp");
+        Products& products = runner->products[self->warp->number];
+        Products::Product product = *static_cast<Products::Product*>(slots[0]);
+        for (unsigned lane = 0; lane < WARP; lane++)
+            product.d[lane] = static_cast<Products::Product*>(slots[lane])->d[0];
+        products.pending.push_back(product);
+    }, file, line);
+}
+
+void commit_products(const char* file, int line) {
+    collective(ALL_LANES, self, [](void**, unsigned) {
+        Products& products = runner->products[self->warp->number];
+        products.groups.push_back(products.pending.size());
+    }, file, line);
+}
+
+void wait_for_products(unsigned pending, const char* file, int line) {
+    collective(ALL_LANES, &pending, [](void** slots, unsigned) {
+        Products& all = runner->products[self->warp->number];
+        const unsigned pending = *static_cast<unsigned*>(slots[self->lane]);
+        if (all.groups.size() <= pending) return;
+        const size_t groups = all.groups.size() - pending, count = all.groups[groups - 1];
+        const unsigned first_row = self->warp->number % 4 * 16;
+        for (size_t i = 0; i < count; i++) {
+            const Products::Product& p = all.pending[i];
+            for (unsigned half = 0; half < 2; half++) {
+                const unsigned word = 2 * p.part + half;
+                for (unsigned m = 0; m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, READ, p.pc);
+                for (unsigned n = 0; n < p.rows; n++) observe(word_of(p.b, n, word), 16, READ, p.pc);
+            }
+            if (p.is_f16) execute<F16>(p, first_row);
+            else execute<Bf16>(p, first_row);
+        }
+        all.pending.erase(all.pending.begin(), all.pending.begin() + count);
+        all.groups.erase(all.groups.begin(), all.groups.begin() + groups);
+        for (size_t& end : all.groups) end -= count;
+    }, file, line);
 }
 
 // ------------------------------------------------------------------------------------------- asynchronous copies

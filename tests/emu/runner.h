@@ -6,12 +6,26 @@
 
 namespace emu {
 
+// Products of tiles (wgmma) of a warp that are not yet executed.
+struct Products {
+    struct Product {
+        float* d[WARP];  // the sums of each lane
+        const void *a, *b;
+        unsigned rows, part;
+        bool is_f16;
+        void* pc;
+    };
+    std::vector<Product> pending;
+    std::vector<size_t> groups;  // the end of each committed group
+};
+
 struct Runner {
     Block block{};
     Warp warps[MAX_THREADS / WARP]{};
     Thread threads[MAX_THREADS]{};
     Copies copies[MAX_THREADS]{};
     bool any_copies = false;   // of the current block
+    Products products[MAX_THREADS / WARP];
     unsigned prepared[3] = {};  // the block size for which `threads` is filled in
     const Kernel* kernel = nullptr;
     Launch* launch = nullptr;

@@ -81,6 +81,12 @@ void mma_int8(int (&d)[4], const uint32_t (&a)[2], const uint32_t (&b)[1], EMU_H
 void load_matrices(uint32_t (&fragments)[4], const void* row, EMU_HERE);
 void load_matrices_transposed(uint32_t (&fragments)[4], const void* row, EMU_HERE);
 
+// Products of tiles in shared memory, 64 x 16 and rows x 16, by four warps: wgmma, with the sums of mma. `d` has the
+// fragments of 8 rows of `b` each. They are executed as late as is legal, by the wait.
+void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsigned part, bool is_f16, EMU_HERE);
+void commit_products(EMU_HERE);
+void wait_for_products(unsigned pending, EMU_HERE);  // until at most this number of groups is pending
+
 inline float f16_to_float(uint16_t bits) {
     _Float16 x;
     memcpy(&x, &bits, sizeof x);
@@ -101,7 +107,6 @@ inline uint16_t float_to_f16(float value) {
 void copy_async(void* to, const void* from, unsigned size, unsigned filled);
 void copy_commit();
 void copy_wait(unsigned pending);  // until at most this number of groups is pending
-
 
 // --------------------------------------------------------------------------------------- programmatic launches
 

@@ -1,5 +1,6 @@
 // Kernels with one defect each, which the emulator must report.
 #include "common.cuh"
+#include "warpgroup.cuh"
 
 extern "C" __global__ void sums_without_barrier(const float* x, float* out, int width) {
     __shared__ float partial[32];
@@ -55,6 +56,33 @@ extern "C" __global__ void copy_left_pending(const float* in) {
     copy_commit();
 }
 EXPORT(copy_left_pending)
+
+// A tile of 64 rows, all zeros, in dynamic shared memory.
+DEVICE uint4* zero_tile() {
+    DYNAMIC_SHARED(unsigned char, bytes);
+    uint4* const tile = reinterpret_cast<uint4*>((size_t(bytes) + 1023) / 1024 * 1024);
+    for (int i = threadIdx.x; i < 64 * TILE_WORDS; i += blockDim.x) tile[i] = {0, 0, 0, 0};
+    __syncthreads();
+    return tile;
+}
+
+extern "C" __global__ void product_left_pending() {
+    const uint4* tile = zero_tile();
+    float sums[4][4] = {};
+    multiply<bf16, 32>(sums, tile, tile, 0);
+    commit_products();
+}
+EXPORT(product_left_pending)
+
+extern "C" __global__ void product_of_used_tile() {
+    uint4* tile = zero_tile();
+    float sums[4][4] = {};
+    multiply<bf16, 32>(sums, tile, tile, 0);
+    commit_products();
+    tile[threadIdx.x] = {0, 0, 0, 0};  // wait_for_products and __syncthreads() are missing
+    wait_for_products<0>();
+}
+EXPORT(product_of_used_tile)
 
 extern "C" __global__ void copy_misaligned(const float* in) {
     __shared__ __align__(16) float stage[128];

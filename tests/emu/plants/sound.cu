@@ -1,5 +1,6 @@
 // Kernels without defects, for the tests of the emulator.
 #include "common.cuh"
+#include "warpgroup.cuh"
 
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     dependency_wait();
@@ -112,6 +113,35 @@ DEVICE void multiply_byte_tile(const uint32_t* a, const uint32_t* b, Sum* d, Mul
 MULTIPLY(int8_16, 2, int, mma_int8)
 MULTIPLY(int8_32, 4, int, mma_int8)
 MULTIPLY(fp8_32, 4, float, mma_fp8)
+
+// d = a * b for tiles of 64 x 64 and 32 x 64, both by rows, by a warpgroup. Dynamic shared memory: both, swizzled.
+template <class T>
+DEVICE void multiply_tiles(const T* a, const T* b, float* d) {
+    DYNAMIC_SHARED(unsigned char, bytes);
+    const size_t aligned = (size_t(bytes) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
+    uint4* const tile = reinterpret_cast<uint4*>(aligned);
+    uint4* const other = tile + 64 * TILE_WORDS;
+    for (int i = threadIdx.x; i < 96 * TILE_WORDS; i += blockDim.x) {
+        const int row = i / TILE_WORDS, word = i % TILE_WORDS;
+        const T* from = row < 64 ? a + row * TILE_COLUMNS : b + (row - 64) * TILE_COLUMNS;
+        tile[row * TILE_WORDS + (word ^ row % 8)] = reinterpret_cast<const uint4*>(from)[word];
+    }
+    products_see_writes();
+    __syncthreads();
+    float sums[4][4] = {};
+    begin_products();
+    for (int part = 0; part < 4; part++) multiply<T, 32>(sums, tile, other, part);
+    commit_products();
+    wait_for_products<0>();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int j = 0; j < 4; j++)
+        for (int e = 0; e < 4; e++)
+            d[(warp * 16 + lane / 4 + e / 2 * 8) * 32 + j * 8 + lane % 4 * 2 + e % 2] = sums[j][e];
+}
+extern "C" __global__ void multiply_tiles_bf16(const bf16* a, const bf16* b, float* d) { multiply_tiles(a, b, d); }
+EXPORT(multiply_tiles_bf16)
+extern "C" __global__ void multiply_tiles_f16(const f16* a, const f16* b, float* d) { multiply_tiles(a, b, d); }
+EXPORT(multiply_tiles_f16)
 
 // out[lane][i] = the fragment of matrix i, of four transposed matrices of 8 x 8.
 extern "C" __global__ void transpose_tiles(const uint4* in, uint32_t* out) {

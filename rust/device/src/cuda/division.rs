@@ -23,6 +23,74 @@ pub(super) enum Tiles {
     Wide,
 }
 
+/// The tiles of the kernels of warpgroups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GroupTiles {
+    Narrow,
+    Middle,
+    Wide,
+    Widest,
+}
+
+impl GroupTiles {
+    pub const ALL: [Self; 4] = [Self::Narrow, Self::Middle, Self::Wide, Self::Widest];
+
+    /// The name of the kernel, without the type of numbers.
+    pub fn kernel(self) -> &'static str {
+        match self {
+            Self::Narrow => "gemm_warpgroup_narrow",
+            Self::Middle => "gemm_warpgroup_middle",
+            Self::Wide => "gemm_warpgroup_wide",
+            Self::Widest => "gemm_warpgroup_widest",
+        }
+    }
+
+    /// Outputs and rows of a tile, and the stages of a block, as in `gemm_warpgroup.cu`.
+    const fn shape(self) -> (usize, usize, usize) {
+        match self {
+            Self::Narrow => (64, 32, 8),
+            Self::Middle => (64, 64, 6),
+            Self::Wide => (128, 128, 6),
+            Self::Widest => (128, 256, 4),
+        }
+    }
+
+    /// Blocks that a multiprocessor has room for.
+    const fn blocks(self) -> usize {
+        match self {
+            Self::Narrow | Self::Middle => 2,
+            Self::Wide | Self::Widest => 1,
+        }
+    }
+
+    /// The rate of a product of many tiles, as a share of that of the widest ones: measured on an H100.
+    const fn rate(self) -> f64 {
+        match self {
+            Self::Narrow => 0.52,
+            Self::Middle => 0.78,
+            Self::Wide => 0.92,
+            Self::Widest => 1.0,
+        }
+    }
+
+    /// The tiles of a product.
+    pub fn count(self, rows: usize, outputs: usize) -> usize {
+        let (tile_outputs, tile_rows, _) = self.shape();
+        rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs)
+    }
+
+    /// Threads of a block: a warpgroup for 64 outputs.
+    pub const fn threads(self) -> usize {
+        2 * self.shape().0
+    }
+
+    /// Dynamic shared memory of a block: the stages, of 64 columns, from a multiple of 1024 bytes on.
+    pub const fn shared_bytes(self) -> usize {
+        let (outputs, rows, stages) = self.shape();
+        1024 + stages * (outputs + rows) * 64 * size_of::<u16>()
+    }
+}
+
 /// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each
 /// block computes a segment of the columns and stores a chain, and another launch adds the chains in order.
 pub(super) struct Division {
@@ -55,6 +123,33 @@ impl Division {
             _ if rows > 64 || are_enough(32) => Tiles::Middle,
             _ => Tiles::Narrow,
         }
+    }
+
+    /// The kernel of a product of more than 8 rows of plain numbers, on devices with warpgroups: the one with the highest
+    /// rate, less the share of padding and of multiprocessors that are idle at the end.
+    pub fn tiles_of_warpgroups(&self, rows: usize, outputs: usize) -> GroupTiles {
+        let score = |tiles: &GroupTiles| {
+            let (tile_outputs, tile_rows, _) = tiles.shape();
+            let at_a_time = tiles.blocks() * self.multiprocessors;
+            let blocks = tiles.count(rows, outputs).next_multiple_of(at_a_time);
+            tiles.rate() * (rows * outputs) as f64 / (blocks * tile_outputs * tile_rows) as f64
+        };
+        GroupTiles::ALL.into_iter().max_by(|a, b| score(a).total_cmp(&score(b))).expect("not empty")
+    }
+
+    /// The segments of a product by warpgroups, if its sums are divided: one of narrow tiles that leaves multiprocessors
+    /// idle.
+    pub fn segments_of_warpgroups(
+        &self,
+        tiles: GroupTiles,
+        rows: usize,
+        outputs: usize,
+        inner: usize,
+    ) -> Option<usize> {
+        let (count, segments) = (tiles.count(rows, outputs), inner.div_ceil(SEGMENT));
+        let has_room = count * segments <= CHAINS_PER_MULTIPROCESSOR * self.multiprocessors;
+        let is_small = tiles == GroupTiles::Narrow && 10 * count < 7 * self.multiprocessors;
+        (segments > 1 && is_small && has_room).then_some(segments)
     }
 
     /// Whether the multiprocessors have about a block each.
@@ -106,16 +201,45 @@ mod tests {
     }
 
     #[test]
+    fn tiles_of_warpgroups_leave_few_multiprocessors_idle() {
+        use GroupTiles::{Middle, Narrow, Wide, Widest};
+        let of = |rows| [6144, 4096, 28672].map(|outputs| DIVISION.tiles_of_warpgroups(rows, outputs));
+        assert_eq!(of(9), [Narrow; 3]);
+        assert_eq!(of(64), [Narrow, Narrow, Middle]);
+        assert_eq!(of(128), [Middle, Narrow, Wide]);
+        assert_eq!(of(256), [Wide, Middle, Widest]);
+        assert_eq!(of(1024), [Wide, Widest, Widest]);
+        assert_eq!(of(8192), [Widest; 3]);
+        assert_eq!(GroupTiles::ALL.map(GroupTiles::shared_bytes), [99_328, 99_328, 197_632, 197_632]);
+    }
+
+    #[test]
+    fn products_of_few_tiles_of_warpgroups_are_divided() {
+        let of = |rows, outputs, inner| {
+            let tiles = DIVISION.tiles_of_warpgroups(rows, outputs);
+            DIVISION.segments_of_warpgroups(tiles, rows, outputs, inner)
+        };
+        assert_eq!([of(16, 4096, 4096), of(16, 4096, 14336)], [Some(2), Some(7)]);
+        assert_eq!([of(16, 6144, 4096), of(16, 4096, 2048), of(256, 4096, 14336)], [None; 3]);
+    }
+
+    #[test]
     fn chains_of_divided_products_have_room() {
         let mut divided = 0;
         for rows in 1..400 {
             for outputs in (8..9000).step_by(56) {
                 for inner in [2056, 14336, 40000] {
-                    let Some(segments) = DIVISION.segments(rows, outputs, inner) else { continue };
-                    divided += 1;
-                    let bytes = segments * rows * outputs * size_of::<f32>();
-                    assert!(bytes <= DIVISION.chains_bytes(rows));
-                    assert!(bytes <= DIVISION.chains_bytes(4 * rows));
+                    let tiles = DIVISION.tiles_of_warpgroups(rows, outputs);
+                    let divisions = [
+                        DIVISION.segments(rows, outputs, inner),
+                        DIVISION.segments_of_warpgroups(tiles, rows, outputs, inner),
+                    ];
+                    for segments in divisions.into_iter().flatten() {
+                        divided += 1;
+                        let bytes = segments * rows * outputs * size_of::<f32>();
+                        assert!(bytes <= DIVISION.chains_bytes(rows));
+                        assert!(bytes <= DIVISION.chains_bytes(4 * rows));
+                    }
                 }
             }
         }

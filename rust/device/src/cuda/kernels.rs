@@ -8,6 +8,7 @@ use std::thread;
 use penstock_cuda::{Context, Device, Kernel, KernelCompiler, Module};
 use penstock_types::{Dtype, KvDtype};
 
+use super::division::GroupTiles;
 use super::operand::Numbers;
 use super::{allocation, start};
 use crate::backend::DeviceError;
@@ -30,6 +31,10 @@ const COMMON: [&str; 12] = [
     "quantise.cu",
     "copy.cu",
 ];
+
+/// The file of the kernels of warpgroups, and the architecture that has them.
+const WARPGROUPS: &str = "gemm_warpgroup.cu";
+const WARPGROUP_ARCHITECTURE: &str = "sm_90a";
 
 /// Loads modules, each once.
 pub(super) struct Loader {
@@ -130,6 +135,27 @@ impl ByHalf {
     }
 }
 
+/// A kernel of products by warpgroups for each size of tiles, in the order of `GroupTiles::ALL`.
+pub(super) struct WarpgroupKernels([ByHalf; 4]);
+
+impl WarpgroupKernels {
+    fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
+        let mut load = |tiles: GroupTiles| -> Result<ByHalf, DeviceError> {
+            let kernels = ByHalf::load(loader, WARPGROUPS, tiles.kernel())?;
+            for kernel in &kernels.0 {
+                kernel.set_shared_limit(tiles.shared_bytes() as u32).map_err(start)?;
+            }
+            Ok(kernels)
+        };
+        let [narrow, middle, wide, widest] = GroupTiles::ALL;
+        Ok(Self([load(narrow)?, load(middle)?, load(wide)?, load(widest)?]))
+    }
+
+    pub fn get(&self, tiles: GroupTiles, dtype: Dtype) -> &Kernel {
+        self.0[tiles as usize].get(dtype)
+    }
+}
+
 /// A kernel for each type of quantised rows.
 pub(super) struct ByNumbers([Kernel; 2]);
 
@@ -182,14 +208,20 @@ pub(super) struct CommonKernels {
     pub gemm_middle: ByHalf,
     pub gemm_wide: ByHalf,
     pub add_chains: Kernel,
+    /// On devices that have warpgroups.
+    pub warpgroups: Option<WarpgroupKernels>,
     /// For rows that are not multiples of 16 bytes.
     pub gemm_any: ByDtype,
 }
 
 impl CommonKernels {
     pub fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
-        loader.load_all(&COMMON.map(|file| (file, String::new())))?;
+        let has_warpgroups = loader.architecture == WARPGROUP_ARCHITECTURE;
+        let own = has_warpgroups.then_some(WARPGROUPS);
+        let files: Vec<Source> = COMMON.into_iter().chain(own).map(|file| (file, String::new())).collect();
+        loader.load_all(&files)?;
         Ok(Self {
+            warpgroups: has_warpgroups.then(|| WarpgroupKernels::load(loader)).transpose()?,
             embed: ByDtype::load(loader, "embedding.cu", "embed")?,
             rms_norm: ByDtype::load(loader, "rms_norm.cu", "rms_norm")?,
             quantised_norm: ByNumbers::load(loader, "rms_norm.cu", "rms_norm")?,

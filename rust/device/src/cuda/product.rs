@@ -11,7 +11,7 @@ use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
 
 use super::cublas::{alignment_of, is_aligned};
 use super::division::{Division, SEGMENT, TILE, Tiles};
-use super::kernels::Loader;
+use super::kernels::{Loader, WarpgroupKernels};
 use super::queue::{Queue, Shape};
 use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes};
 use crate::backend::DeviceError;
@@ -74,6 +74,21 @@ struct Chains {
 }
 // SAFETY: the same fields as in the kernel's type.
 unsafe impl Parameter for Chains {}
+
+/// The launch of a product by tiles.
+struct Tiled<'a> {
+    kernel: &'a Kernel,
+    shape: Shape,
+    /// The segments whose chains are stored, and added by another launch.
+    segments: Option<usize>,
+}
+
+impl<'a> Tiled<'a> {
+    /// A launch in which a block computes all segments of a tile.
+    fn whole(kernel: &'a Kernel, shape: Shape) -> Self {
+        Self { kernel, shape, segments: None }
+    }
+}
 
 /// A matrix of codes, as kernels read it.
 #[repr(C)]
@@ -244,36 +259,54 @@ impl Cuda {
             Shape::new(rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs), 128)
         };
         let is_f32 = dtype == Dtype::F32;
-        let (kernel, shape) = if !(inner * dtype.bytes()).is_multiple_of(16) {
-            (kernels.gemm_any.get(dtype), Shape::of([rows, outputs.div_ceil(8), 1], 256))
-        } else {
-            match self.division.tiles_of_floats(rows, outputs) {
-                Tiles::Vectors => {
-                    let warps = if is_f32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
-                    let blocks = [outputs.div_ceil(16), rows.div_ceil(8), 1];
-                    (kernels.gemv.get(dtype), Shape::of(blocks, 32 * warps))
-                }
-                _ if is_f32 => (kernels.gemm_narrow.get(dtype), tiles(32, 64)),
-                Tiles::Wide => (kernels.gemm_wide.get(dtype), tiles(128, 128)),
-                smaller => {
-                    let kernel = match smaller {
-                        Tiles::Narrow => kernels.gemm_narrow.get(dtype),
-                        _ => kernels.gemm_middle.get(dtype),
-                    };
-                    if let Some(segments) = self.division.segments(rows, outputs, inner) {
-                        return self.multiply_segments(kernel, call, segments);
-                    }
-                    (kernel, tiles(TILE, TILE))
-                }
-            }
+        let has_words = (inner * dtype.bytes()).is_multiple_of(16);
+        if !has_words {
+            let shape = Shape::of([rows, outputs.div_ceil(8), 1], 256);
+            return self.queue.launch(kernels.gemm_any.get(dtype), shape, &[(&call).into()]);
+        }
+        let divided = |kernel| Tiled {
+            segments: self.division.segments(rows, outputs, inner),
+            ..Tiled::whole(kernel, tiles(TILE, TILE))
         };
-        self.queue.launch(kernel, shape, &[(&call).into()])
+        let tiled = match (self.division.tiles_of_floats(rows, outputs), &kernels.warpgroups) {
+            (Tiles::Vectors, _) => {
+                let warps = if is_f32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
+                let shape = Shape::of([outputs.div_ceil(16), rows.div_ceil(8), 1], 32 * warps);
+                Tiled::whole(kernels.gemv.get(dtype), shape)
+            }
+            _ if is_f32 => Tiled::whole(kernels.gemm_narrow.get(dtype), tiles(32, 64)),
+            (_, Some(warpgroups)) => self.tiled_by_warpgroups(warpgroups, &call, dtype),
+            (Tiles::Wide, None) => Tiled::whole(kernels.gemm_wide.get(dtype), tiles(128, 128)),
+            (Tiles::Middle, None) => divided(kernels.gemm_middle.get(dtype)),
+            (Tiles::Narrow, None) => divided(kernels.gemm_narrow.get(dtype)),
+        };
+        match tiled.segments {
+            Some(segments) => self.multiply_segments(&tiled, call, segments),
+            None => self.queue.launch(tiled.kernel, tiled.shape, &[(&call).into()]),
+        }
+    }
+
+    /// The launch of a product by warpgroups.
+    fn tiled_by_warpgroups<'a>(
+        &self,
+        kernels: &'a WarpgroupKernels,
+        product: &Product,
+        dtype: Dtype,
+    ) -> Tiled<'a> {
+        let (rows, outputs) = (product.rows as usize, product.outputs as usize);
+        let tiles = self.division.tiles_of_warpgroups(rows, outputs);
+        let inner = product.inner as usize;
+        Tiled {
+            kernel: kernels.get(tiles, dtype),
+            shape: Shape::new(tiles.count(rows, outputs), tiles.threads()).with_shared(tiles.shared_bytes()),
+            segments: self.division.segments_of_warpgroups(tiles, rows, outputs, inner),
+        }
     }
 
     /// Launches a product with a block for each segment of a tile.
     fn multiply_segments(
         &self,
-        kernel: &Kernel,
+        tiled: &Tiled<'_>,
         product: Product,
         segments: usize,
     ) -> Result<(), DeviceError> {
@@ -282,8 +315,7 @@ impl Cuda {
         let Product { bias, out, rows, outputs, pitch, accumulates, .. } = product;
         let part =
             Product { bias: DevicePointer::NULL, out: chains, pitch: outputs, accumulates: 0, ..product };
-        let tiles = (rows as usize).div_ceil(TILE) * (outputs as usize).div_ceil(TILE);
-        self.queue.launch(kernel, Shape::of([tiles, segments, 1], 128), &[(&part).into()])?;
+        self.queue.launch(tiled.kernel, tiled.shape.with_segments(segments), &[(&part).into()])?;
         let segments = segments as i32;
         let call = Chains { chains, bias, out, rows, outputs, segments, pitch, accumulates, padding: 0 };
         let shape = Shape::of([(outputs as usize).div_ceil(256), rows as usize, 1], 256);

@@ -51,6 +51,11 @@ impl Shape {
     pub fn with_shared(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
     }
+
+    /// The blocks of each of `segments` segments.
+    pub fn with_segments(self, segments: usize) -> Self {
+        Self { blocks: [self.blocks[0], segments, 1], ..self }
+    }
 }
 
 impl Queue {

@@ -1,0 +1,112 @@
+// Products by a group of four warps: wgmma, of sm_90a alone. Both operands are in shared memory, and the tensor cores
+// read them while the warps go on.
+//
+// A tile in shared memory has rows of 64 columns of 16 bits: 8 words of 16 bytes, of which word w of row r is at
+// w ^ r % 8 (PTX ISA, "128-byte swizzle"). It begins at a multiple of 1024 bytes.
+//
+// The order of a product: the threads that wrote the tiles call products_see_writes() before a barrier; then
+// begin_products(), multiply() once or several times, commit_products(), wait_for_products(). Between begin_products()
+// and the end of the wait, the sums must not be read or written, nor the tiles written.
+#pragma once
+#include "common.cuh"
+
+constexpr int TILE_COLUMNS = 64, TILE_WORDS = 8, TILE_ALIGNMENT = 1024;
+
+#if defined(PENSTOCK_HOST) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAS_WARPGROUPS 1
+#endif
+
+#if !defined(PENSTOCK_HOST) && defined(HAS_WARPGROUPS)
+
+// The registers %(10 t) to %(10 t + 9).
+#define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
+#define SUMS_32 TEN() ",%10,%11,%12,%13,%14,%15"
+#define SUMS_64 TEN() "," TEN(1) "," TEN(2) ",%30,%31"
+#define SUMS_128 TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) ",%60,%61,%62,%63"
+#define SUMS_256                                                                                            \
+    TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) \
+    "," TEN(10) "," TEN(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
+#define OF_TILE(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+#define OF_4(i) OF_TILE(i), OF_TILE(i + 1), OF_TILE(i + 2), OF_TILE(i + 3)
+#define OF_16(i) OF_4(i), OF_4(i + 4), OF_4(i + 8), OF_4(i + 12)
+#define OF_32 OF_4(0)
+#define OF_64 OF_4(0), OF_4(4)
+#define OF_128 OF_16(0)
+#define OF_256 OF_16(0), OF_16(16)
+
+// What wgmma is told of a tile: the address, and 1024 bytes from 8 rows to the next 8 (PTX ISA, "Matrix descriptor").
+DEVICE uint64_t description(const uint4* tile, int part) {
+    const uint64_t address = uint32_t(__cvta_generic_to_shared(tile)) + part * 32;
+    return address >> 4 | uint64_t(1) << 16 | uint64_t(TILE_ALIGNMENT >> 4) << 32 | uint64_t(1) << 62;
+}
+
+template <class T, int ROWS>
+struct Instruction;
+#define INSTRUCTION(T, ROWS, A, B)                                                                              \
+    template <>                                                                                                 \
+    struct Instruction<T, ROWS> {                                                                               \
+        DEVICE static void multiply(float (&d)[ROWS / 8][4], uint64_t a, uint64_t b) {                          \
+            asm volatile("{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n" #ROWS    \
+                         "k16.f32." #T "." #T " {" SUMS_##ROWS "}, " A ", " B ", adds, 1, 1, 0, 0;}"            \
+                         : OF_##ROWS                                                                            \
+                         : "l"(a), "l"(b));                                                                     \
+        }                                                                                                       \
+    };
+#define INSTRUCTIONS(T)                    \
+    INSTRUCTION(T, 32, "%16", "%17")       \
+    INSTRUCTION(T, 64, "%32", "%33")       \
+    INSTRUCTION(T, 128, "%64", "%65")      \
+    INSTRUCTION(T, 256, "%128", "%129")
+INSTRUCTIONS(bf16)
+INSTRUCTIONS(f16)
+#endif
+
+// d[64][ROWS] += a[64][16] * b[ROWS][16], of the columns 16 part to 16 part + 15 of both tiles. Warp w of the four has
+// rows 16 w to 16 w + 15 of d: d[j] is the fragment of mma of these rows and columns 8 j to 8 j + 7. `a` begins at
+// the group's rows.
+template <class T, int ROWS>
+DEVICE void multiply(float (&d)[ROWS / 8][4], const uint4* a, const uint4* b, int part) {
+#ifdef PENSTOCK_HOST
+    emu::multiply_tiles(d[0], ROWS, a, b, part, std::is_same_v<T, f16>);
+#elif defined(HAS_WARPGROUPS)
+    Instruction<T, ROWS>::multiply(d, description(a, part), description(b, part));
+#endif
+}
+
+// Lets wgmma see what this thread has written to shared memory, after the next barrier.
+DEVICE void products_see_writes() {
+#if !defined(PENSTOCK_HOST) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+DEVICE void begin_products() {
+#if !defined(PENSTOCK_HOST) && defined(HAS_WARPGROUPS)
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// Makes a group of the products since the last one.
+DEVICE void commit_products() {
+#ifdef PENSTOCK_HOST
+    emu::commit_products();
+#elif defined(HAS_WARPGROUPS)
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits until all groups but the last PENDING are complete.
+template <int PENDING>
+DEVICE void wait_for_products() {
+#ifdef PENSTOCK_HOST
+    emu::wait_for_products(PENDING);
+#elif defined(HAS_WARPGROUPS)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+// The compiler does not move reads or writes of the sums to before or behind this place.
+template <int N>
+DEVICE void keep_sums(float (&d)[N][4]) {
+#if !defined(PENSTOCK_HOST)
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+#endif
+}
