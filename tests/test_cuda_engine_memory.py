@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import cuda_memory
-from support.emulator import run_program
+from support.emulator import needs_emulator, run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ def test_host_counts_the_page_locked_memory_of_an_engine() -> None:
     assert "that other programs, engines and buffers of the host leave, which hold 3 blocks" in tier
 
 
+@needs_emulator
 def test_parts_of_a_step_have_bounded_memory_and_the_same_bits() -> None:
     (whole, whole_logprobs, calls), (chunked, chunked_logprobs, _) = run_program(
         cuda_memory.long_prompts
@@ -36,6 +37,7 @@ def test_parts_of_a_step_have_bounded_memory_and_the_same_bits() -> None:
     assert len(whole) == 8
 
 
+@needs_emulator
 def test_kernels_that_do_not_fit_are_an_error_of_memory() -> None:
     ended = run_program(cuda_memory.modules)
     assert ended.findings == []
@@ -47,6 +49,7 @@ def test_kernels_that_do_not_fit_are_an_error_of_memory() -> None:
         assert "cuModuleLoadData failed with CUDA_ERROR_OUT_OF_MEMORY" in message
 
 
+@needs_emulator
 def test_model_too_large_for_the_chosen_device_names_the_cpu() -> None:
     automatic, chosen = run_program(cuda_memory.too_large, EMU_MEMORY=str(1 << 20)).result
     assert "exceed the memory limit of " in automatic

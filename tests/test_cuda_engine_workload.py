@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import cuda_workload
-from support.emulator import run_program
+from support.emulator import needs_emulator, run_program
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
@@ -34,6 +34,7 @@ def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
     check_mixed(ended.result)
 
 
+@needs_emulator
 def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     ended = run_program(cuda_workload.lives)
     assert ended.findings == []
@@ -46,6 +47,7 @@ def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     assert found["threads"] == []
 
 
+@needs_emulator
 def test_steps_that_read_embeddings_use_graphs() -> None:
     ended = run_program(cuda_workload.embeddings_between)
     assert ended.findings == []
@@ -54,6 +56,7 @@ def test_steps_that_read_embeddings_use_graphs() -> None:
     assert min(graphs) > 20  # of 30 steps
 
 
+@needs_emulator
 def test_batches_that_change_in_each_step_make_no_graphs() -> None:
     ended = run_program(cuda_workload.changing_batches)
     assert ended.findings == []

@@ -43,7 +43,7 @@ BLOCK_SIZE = 16
 #: Random bytes that buffers repeat.
 RANDOM = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32).view(np.uint16)[1::2].copy()
 
-Launch = tuple[str, tuple[Any, int], ctypes.Structure]
+Launch = tuple[str, tuple[Any, ...], ctypes.Structure]
 
 
 class Bench(Gpu):
@@ -120,14 +120,7 @@ class Bench(Gpu):
 
 
 def product(bench: Bench, case: Product) -> list[list[Launch]]:
-    """The launches of a product with each copy of its weights."""
-    name = "gemm_wide" if case.rows > MOST_NARROW_ROWS else "gemm_narrow"
-    name = "gemv" if case.rows <= MOST_GEMV_ROWS else name
-    outputs, rows = gemm.TILES[name]
-    tiles = (-(-case.outputs // outputs), -(-case.rows // rows))
-    shape = (
-        (tiles, 32 * min(8, -(-case.inner // gemm.SEGMENT))) if name == "gemv" else (tiles[0] * tiles[1], 128)
-    )
+    """The launches of a product with each copy of its weights, by the kernel that is the fastest."""
     bench.reset_output(4 * case.rows * case.outputs)
     operands = {
         "x": bench.random(2 * case.rows * case.inner),
@@ -138,7 +131,32 @@ def product(bench: Bench, case: Product) -> list[list[Launch]]:
         "pitch": case.outputs,
     }
     weights = [bench.random(2 * case.outputs * case.inner) for _ in range(case.copies)]
-    return [[(f"{name}_bf16", shape, gemm.Product(w=w, **operands))] for w in weights]
+    candidates = [
+        [[(f"{name}_bf16", shape, gemm.Product(w=w, **operands))] for w in weights]
+        for name, shape in kernels_of(bench, case)
+    ]
+    return min(candidates, key=lambda launches: min(bench.times(launches)))
+
+
+def kernels_of(bench: Bench, case: Product) -> list[tuple[str, tuple[Any, ...]]]:
+    """The kernels that the engine chooses from, with their launches. Sums are not divided."""
+    if case.rows <= MOST_GEMV_ROWS:
+        names = ["gemv"]
+    elif bench.has_warpgroups:
+        names = [*gemm.STAGES]
+    else:
+        names = ["gemm_wide" if case.rows > MOST_NARROW_ROWS else "gemm_narrow"]
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for name in names:
+        outputs, rows = gemm.TILES[name]
+        tiles = (-(-case.outputs // outputs), -(-case.rows // rows))
+        if name == "gemv":
+            found.append((name, (tiles, 32 * min(8, -(-case.inner // gemm.SEGMENT)))))
+            continue
+        threads, shared = gemm.launch_of(name)
+        bench.allow_shared(f"{name}_bf16", shared)
+        found.append((name, (tiles[0] * tiles[1], threads, shared)))
+    return found
 
 
 def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]]:

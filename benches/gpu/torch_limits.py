@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REPEATS = 7
-#: Bytes of the copy, and rows and columns of the product, that give the limits.
+#: Bytes of the copy and of the sum, and rows and columns of the product, that give the limits.
 COPIED, WIDTH = 1 << 32, 8192
 
 
@@ -50,11 +50,13 @@ def random(*shape: int) -> Any:
 
 
 def limits() -> dict[str, float]:
-    """Bytes per second of a copy, read and written, and operations per second of a product."""
+    """Bytes per second of a copy, read and written, or of a sum, and operations per second of a product."""
     source = torch.empty(COPIED, dtype=torch.uint8, device="cuda").random_(0, 255)
     copy = timed([partial(torch.empty_like(source).copy_, source)] * 4)
+    read = timed([source.view(torch.int64).sum] * 4)
     product = timed([partial(torch.matmul, random(WIDTH, WIDTH), random(WIDTH, WIDTH))] * 4)
-    return {"bandwidth": 2 * COPIED / min(copy), "flops": 2 * WIDTH**3 / min(product)}
+    bandwidth = max(2 * COPIED / min(copy), COPIED / min(read))
+    return {"bandwidth": bandwidth, "flops": 2 * WIDTH**3 / min(product)}
 
 
 def calls_of(case: Product | Attention) -> list[Callable[[], object]]:
@@ -87,7 +89,7 @@ def measure(cases: list[Product | Attention], rows: Rows, path: Path) -> None:
         return
     found = limits()
     path.write_text(json.dumps(found))
-    print(f"  copy: {found['bandwidth'] / 1e12:.2f} TB/s; product: {found['flops'] / 1e12:.0f} TFLOP/s")
+    print(f"  bandwidth: {found['bandwidth'] / 1e12:.2f} TB/s; product: {found['flops'] / 1e12:.0f} TFLOP/s")
     for case in cases:
         if isinstance(case, QuantisedProduct) or (isinstance(case, Attention) and case.kv != "bfloat16"):
             continue

@@ -94,6 +94,10 @@ class Ended:
         return json.loads(self.output.splitlines()[-1])
 
 
+#: For tests that count the calls of the emulated driver, or limit its memory.
+needs_emulator = pytest.mark.skipif(cuda.ON_GPU, reason="needs the emulated device")
+
+
 def emulation(*, checked: bool = False) -> dict[str, str]:
     """The environment of a process that finds the emulated libraries, with plain or with checked kernels."""
     return {

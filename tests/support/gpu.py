@@ -98,6 +98,16 @@ class Gpu(Device):
                     return path, []
         raise KeyError(name)
 
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether the device has the instructions of `warpgroup.cuh`."""
+        return self.architecture == "sm_90a"
+
+    def allow_shared(self, name: str, size: int) -> None:
+        """Allow launches of a kernel with dynamic shared memory of a size."""
+        if size:
+            self.call("cuFuncSetAttribute", self.function(name), MAX_DYNAMIC_SHARED, size)
+
     def reset(self) -> None:
         """Start again after an error that ends the context."""
         self.code("cuDevicePrimaryCtxRelease_v2", 0)
@@ -111,6 +121,7 @@ class GpuKernels(cuda.HostKernels):
 
     def __init__(self) -> None:
         self.device = Gpu()
+        self.has_warpgroups = self.device.has_warpgroups
 
     def __contains__(self, name: str) -> bool:
         try:
@@ -125,8 +136,7 @@ class GpuKernels(cuda.HostKernels):
         try:
             copies = {address: upload(d, array) for address, array in arrays.items()}
             d.call("cuCtxSynchronize")  # the stream does not wait for these copies
-            if shared:
-                d.call("cuFuncSetAttribute", d.function(name), MAX_DYNAMIC_SHARED, shared)
+            d.allow_shared(name, shared)
             values = [on_device(argument, copies) for argument in arguments]
             stream = d.output(ctypes.c_void_p, "cuStreamCreate", 1)
             d.launch(stream, name, (tuple(grid), block, shared), *values)
