@@ -12,7 +12,7 @@ import penstock
 from emu import build
 from support import cuda, cuda_cublas
 from support.checkpoints import make_config
-from support.emulator import Ended, run_program
+from support.emulator import Ended, needs_demo, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -231,6 +231,7 @@ def test_library_of_the_package_can_be_used() -> None:
     assert (info.cublas_version, info.cublas_reason) == (".".join(version[:2]), None)
 
 
+@needs_demo
 def test_cpu_is_deterministic_with_both_values() -> None:
     for value in (True, False):
         with penstock.Engine(penstock.demo.model_path(), device="cpu", deterministic=value) as engine:

@@ -10,7 +10,7 @@ import pytest
 
 from support import cuda_parity
 from support.checkpoints import make_config, write_checkpoint
-from support.emulator import run_program
+from support.emulator import needs_demo, run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +148,7 @@ def test_weights_of_16_bits_have_nearly_the_values_of_the_cpu(name: str, weights
         assert result["hidden_states"] < limit, result
 
 
+@needs_demo
 def test_real_model_has_the_answer_of_the_cpu() -> None:
     ended = run_program(cuda_parity.answer_demo, EMU_MEMORY=str(1 << 30))
     assert ended.findings == []

@@ -97,6 +97,9 @@ class Ended:
 #: For tests that count the calls of the emulated driver, or limit its memory.
 needs_emulator = pytest.mark.skipif(cuda.ON_GPU, reason="needs the emulated device")
 
+#: For tests of the demo model, which `make gpu-wheel` does not collect.
+needs_demo = pytest.mark.skipif(cuda.ON_GPU, reason="needs the demo model")
+
 
 def emulation(*, checked: bool = False) -> dict[str, str]:
     """The environment of a process that finds the emulated libraries, with plain or with checked kernels."""
