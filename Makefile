@@ -105,7 +105,7 @@ test-rust: rust
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CRATES); \
 	else set -x; cargo test $(CRATES) --lib --tests; fi
 
-# The engine also as it is in a wheel: compilers make other code of it.
+# The tests of the engine run in the profile of the wheel, too.
 test-rust-all: test-rust
 	cargo test $(CRATES) --doc
 	cargo test -p penstock-engine --test engine --release

@@ -1,5 +1,5 @@
-// Products by a group of four warps: wgmma, of sm_90a alone. Both operands are in shared memory, and the tensor cores
-// read them while the warps go on.
+// Products by a group of four warps: wgmma, for sm_90a only. Both operands are in shared memory; the tensor cores read
+// them asynchronously.
 //
 // A tile in shared memory has rows of 64 columns of 16 bits: 8 words of 16 bytes, of which word w of row r is at
 // w ^ r % 8 (PTX ISA, "128-byte swizzle"). It begins at a multiple of 1024 bytes.
@@ -11,6 +11,12 @@
 #include "common.cuh"
 
 constexpr int TILE_COLUMNS = 64, TILE_WORDS = 8, TILE_ALIGNMENT = 1024;
+
+// The first tile in dynamic shared memory, which has TILE_ALIGNMENT bytes more than the tiles.
+DEVICE uint4* first_tile() {
+    DYNAMIC_SHARED(unsigned char, bytes);
+    return reinterpret_cast<uint4*>((size_t(bytes) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT);
+}
 
 #if defined(PENSTOCK_HOST) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HAS_WARPGROUPS 1
@@ -34,8 +40,8 @@ constexpr int TILE_COLUMNS = 64, TILE_WORDS = 8, TILE_ALIGNMENT = 1024;
 #define OF_128 OF_16(0)
 #define OF_256 OF_16(0), OF_16(16)
 
-// What wgmma is told of a tile: the address, and 1024 bytes from 8 rows to the next 8 (PTX ISA, "Matrix descriptor").
-DEVICE uint64_t description(const uint4* tile, int part) {
+// The matrix descriptor of a tile: its address, and 1024 bytes from 8 rows to the next 8 (PTX ISA).
+DEVICE uint64_t descriptor(const uint4* tile, int part) {
     const uint64_t address = uint32_t(__cvta_generic_to_shared(tile)) + part * 32;
     return address >> 4 | uint64_t(1) << 16 | uint64_t(TILE_ALIGNMENT >> 4) << 32 | uint64_t(1) << 62;
 }
@@ -69,7 +75,9 @@ DEVICE void multiply(float (&d)[ROWS / 8][4], const uint4* a, const uint4* b, in
 #ifdef PENSTOCK_HOST
     emu::multiply_tiles(d[0], ROWS, a, b, part, std::is_same_v<T, f16>);
 #elif defined(HAS_WARPGROUPS)
-    Instruction<T, ROWS>::multiply(d, description(a, part), description(b, part));
+    Instruction<T, ROWS>::multiply(d, descriptor(a, part), descriptor(b, part));
+#else
+    asm volatile("trap;");
 #endif
 }
 

@@ -36,8 +36,10 @@ SANITIZERS = {"memcheck": ["rows", "gemm", "kv", "lora"], "racecheck": ["rows", 
 EMULATED = "test_cuda_engine_failures"
 #: Parts that run at the same time. A sanitised one has most of the device to itself.
 WORKERS = max(2, (os.cpu_count() or 2) // 2)
-#: The status of pytest if all tests of a file are skipped before they are collected.
+#: The status of pytest if no test is collected: the file is skipped, or `-k` selects none.
 NO_TESTS = 5
+#: Outcomes that are no failure.
+GOOD = {"passed", "no tests"}
 #: Lines of the log of a failed part that are printed.
 LINES = 40
 
@@ -56,7 +58,7 @@ class Ended:
     """The end of a part."""
 
     part: Part
-    outcome: str  # "passed", "failed", "out of time" or "not started"
+    outcome: str  # "passed", "no tests", "failed", "out of time" or "not started"
     seconds: float
     output: str
 
@@ -138,7 +140,7 @@ def run(part: Part, deadline: float, logs: Path) -> Ended:
                 timeout=min(part.seconds, deadline - start),
                 check=False,
             )
-            outcome = "passed" if done.returncode in {0, NO_TESTS} else "failed"
+            outcome = {0: "passed", NO_TESTS: "no tests"}.get(done.returncode, "failed")
         except subprocess.TimeoutExpired:
             outcome = "out of time"
     return Ended(part, outcome, time.monotonic() - start, path.read_text(errors="replace"))
@@ -174,12 +176,13 @@ def main() -> None:
         texts = [f"---- {end.part.name}: {end.outcome}\n{end.output}\n" for end in ended]
         Path(os.environ["OUT"], "gpu-test.txt").write_text("".join(texts))
     for end in ended:
-        if end.outcome != "passed":
+        if end.outcome not in GOOD:
             print(f"\n---- {end.part.name}", *end.output.splitlines()[-LINES:], sep="\n")
     print()
     for end in ended:
         print(f"{end.part.name:24} {end.outcome:12} {end.seconds:6.1f} s  {end.summary[:100]}")
-    if not ended or any(end.outcome != "passed" for end in ended):
+    outcomes = {end.outcome for end in ended}
+    if "passed" not in outcomes or outcomes - GOOD:
         sys.exit(1)
 
 

@@ -59,8 +59,7 @@ EXPORT(copy_left_pending)
 
 // A tile of 64 rows, all zeros, in dynamic shared memory.
 DEVICE uint4* zero_tile() {
-    DYNAMIC_SHARED(unsigned char, bytes);
-    uint4* const tile = reinterpret_cast<uint4*>((size_t(bytes) + 1023) / 1024 * 1024);
+    uint4* const tile = first_tile();
     for (int i = threadIdx.x; i < 64 * TILE_WORDS; i += blockDim.x) tile[i] = {0, 0, 0, 0};
     __syncthreads();
     return tile;

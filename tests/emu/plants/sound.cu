@@ -117,9 +117,7 @@ MULTIPLY(fp8_32, 4, float, mma_fp8)
 // d = a * b for tiles of 64 x 64 and 32 x 64, both by rows, by a warpgroup. Dynamic shared memory: both, swizzled.
 template <class T>
 DEVICE void multiply_tiles(const T* a, const T* b, float* d) {
-    DYNAMIC_SHARED(unsigned char, bytes);
-    const size_t aligned = (size_t(bytes) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT;
-    uint4* const tile = reinterpret_cast<uint4*>(aligned);
+    uint4* const tile = first_tile();
     uint4* const other = tile + 64 * TILE_WORDS;
     for (int i = threadIdx.x; i < 96 * TILE_WORDS; i += blockDim.x) {
         const int row = i / TILE_WORDS, word = i % TILE_WORDS;

@@ -79,7 +79,7 @@ unsafe impl Parameter for Chains {}
 struct Tiled<'a> {
     kernel: &'a Kernel,
     shape: Shape,
-    /// The segments whose chains are stored, and added by another launch.
+    /// The number of segments, if each block stores the chains of one and a second launch adds them.
     segments: Option<usize>,
 }
 
