@@ -1,21 +1,4 @@
-// Products of activations and a matrix of codes, and rows of a table of codes.
-//
-//     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
-//
-// Data      x [rows][columns] of bf16, or of 8-bit integers or e4m3 with scales (quantised.cuh); w a matrix of codes
-//           (codes.cuh), of e4m3 if x is; out of float32 with rows at a distance of `pitch`, so that it can be some
-//           columns of a wider matrix. The number of columns is a multiple of 8.
-//
-// The order of the sum is the same for every number of rows and in all kernels:
-//
-// - A chunk is the columns of a scale in a block of 64: 16, 32 or 64. Its chain is `mma` after `mma` of x and the codes
-//   less their centre; if there are minima, another chain has the sum of x, as the product with ones.
-// - The sum of a segment of 512 columns is a chain over its chunks: a fused multiply-add of the scale and the chunk's
-//   chain, then of the minimum and the sum of x.
-// - If x is quantised, a chunk is the columns of a segment that have the same scales of w and x, and the factor of its
-//   chain is the product of the two. Chains of integers are exact. A chunk of e4m3 is at most 128 columns, because the
-//   sums of its mma have fewer bits than float32 on some devices.
-// - Segments are added in order; the total is added to out, or replaces it; then the bias is added.
+// Products of activations and a matrix of codes (codes_product.cuh), and rows of a table of codes.
 //
 // Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
 //           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
@@ -31,33 +14,13 @@
 //           int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels read the first weights
 //           before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
-// Sources   codes.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps); Lin
-//           et al., "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving", section 5 (products
-//           of integers, scaled by group); DeepSeek-AI, "DeepSeek-V3 Technical Report", section 3.3.2 (the precision of
-//           sums of e4m3).
-#include "codes.cuh"
-#include "quantised.cuh"
+//
+//           For sm_90a and more than 32 rows, those of codes_warpgroup.cu replace middle and wide, if it has the format.
+// Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
+#include "codes_product.cuh"
 #include "tokens.cuh"
 
-constexpr int SEGMENT_BLOCKS = 8;
 constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
-
-struct CodesProduct {
-    Codes w;
-    const uint8_t* x;
-    const float* bias;  // or null
-    float* out;
-    int rows, pitch, accumulates;
-    int span_shift;  // if x is quantised: a span is 2^span_shift columns; 31 if it is a row
-};
-
-// Bytes of a block of a row of x, and of a row.
-template <class F>
-constexpr int X_BYTES = F::has_quantised_rows ? QUANTISED_BYTES : BLOCK * 2;
-template <class F>
-DEVICE size_t row_bytes(const Codes& codes) {
-    return F::has_quantised_rows ? size_t(count_blocks(codes)) * QUANTISED_BYTES : size_t(codes.columns) * 2;
-}
 
 // ---- The product of a block of columns
 
@@ -226,7 +189,7 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
             for (int j = 0; j < ROWS; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float scale = __fmul_rn(factors.scale[e / 2], span(j, e % 2).scale) * UNIT;
+                    const float scale = __fmul_rn(factors.scale[e / 2] * UNIT, span(j, e % 2).scale);
                     float& d = to.d[i][j][e];
                     d = __fmaf_rn(scale, to.chains[i][j][e], d);
                     if constexpr (F::has_minima) d = __fmaf_rn(factors.minimum[e / 2], to.scaled_sums[j][e % 2], d);
@@ -239,14 +202,6 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
     }
 }
 
-// Blocks of a chunk of quantised rows, of 64 columns and more: a power of two.
-template <class F>
-DEVICE int chunk_blocks(const CodesProduct& call) {
-    constexpr int MOST = F::Code::centre == 0 ? 2 : SEGMENT_BLOCKS;  // e4m3
-    const int blocks = 1 << (max(min(call.w.group_shift, call.span_shift), 6) - 6);
-    return min(blocks, MOST);
-}
-
 template <class F, int OUTPUTS, int ROWS>
 DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
@@ -255,13 +210,6 @@ DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, cons
                      ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == count_blocks(call.w));
     else
         add_floats<F>(to, call.w, w, x, quad);
-}
-
-// Writes the total of an element to `out`.
-DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
-    float& out = call.out[size_t(row) * call.pitch + output];
-    if (call.accumulates) total = out + total;
-    out = call.bias != nullptr ? total + call.bias[output] : total;
 }
 
 // ---- gemv, narrow: grid (outputs / (16 OUTPUTS), rows / (8 ROWS)), rounded up; a warp per segment, at most 8 warps

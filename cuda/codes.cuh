@@ -34,7 +34,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, TILE_ALIGNMENT = 64;
+constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, CODES_ALIGNMENT = 64;
 
 constexpr uint32_t ONES = twice(ONE<bf16>), MINUS_ZEROS = twice(0x8000);
 
@@ -173,7 +173,7 @@ DEVICE const uint8_t* tile_of(const Codes& codes, int tile) {
     const int outers = F::is_nested ? ceil_div(codes.columns, OUTER_GROUP) : 0;
     const int scales = 8 * (count_units<F>(codes) * F::record_bytes + outers * F::outer_bytes);
     const int bytes = count_blocks(codes) * F::block_bytes + scales;
-    return codes.data + size_t(tile) * (ceil_div(bytes, TILE_ALIGNMENT) * TILE_ALIGNMENT);
+    return codes.data + size_t(tile) * (ceil_div(bytes, CODES_ALIGNMENT) * CODES_ALIGNMENT);
 }
 
 // The first of the 4 columns of a lane for mma `m` of a block.

@@ -361,6 +361,15 @@ DEVICE void copy_async8(void* shared, const void* global, uint32_t filled = 8) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
 #endif
 }
+// The same for 4 bytes.
+DEVICE void copy_async4(void* shared, const void* global, uint32_t filled = 4) {
+#ifdef PENSTOCK_HOST
+    emu::copy_async(shared, global, 4, filled);
+#else
+    const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
+#endif
+}
 // Makes a group of the copies begun since the last one.
 DEVICE void copy_commit() {
 #ifdef PENSTOCK_HOST

@@ -158,7 +158,7 @@ DEVICE void gemm(const Product<T>& product) {
     constexpr int STAGES = Shape::stages, WORDS = STEP / 8;  // 16-byte words of a row of a stage
     __shared__ uint4 w_stages[STAGES][Shape::outputs][WORDS], x_stages[STAGES][Shape::rows][WORDS];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const TilePlace place = place_of_block<Shape>(product);
+    const TilePlace place = place_of_block<Shape>(product.rows, product.outputs);
     const int segment = Shape::may_be_divided ? blockIdx.y : 0, first = segment * SEGMENT;
     const bool is_divided = Shape::may_be_divided && gridDim.y > 1;
     const Columns columns = {first, is_divided ? min(product.inner, first + SEGMENT) : product.inner};

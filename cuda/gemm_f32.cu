@@ -104,6 +104,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemv_f32(Product<float> pr
 EXPORT(gemv_f32)
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_narrow_f32(Product<float> product) {
-    gemm<Narrow>(product, place_of_block<Narrow>(product));
+    gemm<Narrow>(product, place_of_block<Narrow>(product.rows, product.outputs));
 }
 EXPORT(gemm_narrow_f32)

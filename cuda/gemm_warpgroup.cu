@@ -27,7 +27,7 @@ DEVICE void gemm(const Product<T>& product) {
     constexpr int STAGES = Shape::stages, STAGE_WORDS = (Shape::outputs + Shape::rows) * TILE_WORDS;
     using Row = uint4[TILE_WORDS];
     uint4* const stages = first_tile();
-    const TilePlace place = place_of_block<Shape>(product);
+    const TilePlace place = place_of_block<Shape>(product.rows, product.outputs);
     const int first = blockIdx.y * SEGMENT;
     const Columns columns = {first, gridDim.y > 1 ? min(product.inner, first + SEGMENT) : product.inner};
     constexpr int THREADS = Shape::threads;

@@ -18,10 +18,10 @@ struct Product {
 struct TilePlace {
     int output, row;
 };
-template <class Shape, class T>
-DEVICE TilePlace place_of_block(const Product<T>& product) {
+template <class Shape>
+DEVICE TilePlace place_of_block(int rows, int outputs) {
     constexpr int GROUP = 8;
-    const int output_tiles = ceil_div(product.outputs, Shape::outputs), row_tiles = ceil_div(product.rows, Shape::rows);
+    const int output_tiles = ceil_div(outputs, Shape::outputs), row_tiles = ceil_div(rows, Shape::rows);
     const int group = blockIdx.x / (GROUP * output_tiles), within = blockIdx.x % (GROUP * output_tiles);
     const int height = min(GROUP, row_tiles - group * GROUP);
     return {within / height * Shape::outputs, (group * GROUP + within % height) * Shape::rows};

@@ -1,12 +1,12 @@
-// Products by a group of four warps: wgmma, for sm_90a only. Both operands are in shared memory; the tensor cores read
-// them asynchronously.
+// Products by a group of four warps: wgmma, for sm_90a only. The tensor cores read the operands asynchronously: both
+// from shared memory, or the first one from registers.
 //
 // A tile in shared memory has rows of 64 columns of 16 bits: 8 words of 16 bytes, of which word w of row r is at
 // w ^ r % 8 (PTX ISA, "128-byte swizzle"). It begins at a multiple of 1024 bytes.
 //
 // The order of a product: the threads that wrote the tiles call products_see_writes() before a barrier; then
 // begin_products(), multiply() once or several times, commit_products(), wait_for_products(). Between begin_products()
-// and the end of the wait, the sums must not be read or written, nor the tiles written.
+// and the end of the wait, the sums must not be read or written, nor the tiles and registers of operands written.
 #pragma once
 #include "common.cuh"
 
@@ -32,13 +32,14 @@ DEVICE uint4* first_tile() {
 #define SUMS_256                                                                                            \
     TEN() "," TEN(1) "," TEN(2) "," TEN(3) "," TEN(4) "," TEN(5) "," TEN(6) "," TEN(7) "," TEN(8) "," TEN(9) \
     "," TEN(10) "," TEN(11) ",%120,%121,%122,%123,%124,%125,%126,%127"
-#define OF_TILE(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define OF_4(i) OF_TILE(i), OF_TILE(i + 1), OF_TILE(i + 2), OF_TILE(i + 3)
-#define OF_16(i) OF_4(i), OF_4(i + 4), OF_4(i + 8), OF_4(i + 12)
-#define OF_32 OF_4(0)
-#define OF_64 OF_4(0), OF_4(4)
-#define OF_128 OF_16(0)
-#define OF_256 OF_16(0), OF_16(16)
+// The sums as operands of type C.
+#define OF_TILE(C, i) C(d[i][0]), C(d[i][1]), C(d[i][2]), C(d[i][3])
+#define OF_4(C, i) OF_TILE(C, i), OF_TILE(C, i + 1), OF_TILE(C, i + 2), OF_TILE(C, i + 3)
+#define OF_16(C, i) OF_4(C, i), OF_4(C, i + 4), OF_4(C, i + 8), OF_4(C, i + 12)
+#define OF_32(C) OF_4(C, 0)
+#define OF_64(C) OF_4(C, 0), OF_4(C, 4)
+#define OF_128(C) OF_16(C, 0)
+#define OF_256(C) OF_16(C, 0), OF_16(C, 16)
 
 // The matrix descriptor of a tile: its address, and 1024 bytes from 8 rows to the next 8 (PTX ISA).
 DEVICE uint64_t descriptor(const uint4* tile, int part) {
@@ -54,7 +55,7 @@ struct Instruction;
         DEVICE static void multiply(float (&d)[ROWS / 8][4], uint64_t a, uint64_t b) {                          \
             asm volatile("{.reg .pred adds; setp.eq.u32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n" #ROWS    \
                          "k16.f32." #T "." #T " {" SUMS_##ROWS "}, " A ", " B ", adds, 1, 1, 0, 0;}"            \
-                         : OF_##ROWS                                                                            \
+                         : OF_##ROWS("+f")                                                                      \
                          : "l"(a), "l"(b));                                                                     \
         }                                                                                                       \
     };
@@ -65,6 +66,20 @@ struct Instruction;
     INSTRUCTION(T, 256, "%128", "%129")
 INSTRUCTIONS(bf16)
 INSTRUCTIONS(f16)
+
+// The same with the first operand in registers.
+#define REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, ROWS, A, B, ADDS)                                             \
+    DEVICE void multiply_registers(SUM (&d)[ROWS / 8][4], const uint32_t (&a)[4], uint64_t b, int adds) {        \
+        asm volatile("{.reg .pred adds; setp.ne.s32 adds, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #ROWS  \
+                     TYPE " {" SUMS_##ROWS "}, {" A "}, " B ", adds" FLAGS ";}"                                  \
+                     : OF_##ROWS(C)                                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                           \
+    }
+#define REGISTER_INSTRUCTIONS(SUM, C, TYPE, FLAGS)                                              \
+    REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, 64, "%32, %33, %34, %35", "%36", "%37")           \
+    REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, 128, "%64, %65, %66, %67", "%68", "%69")
+REGISTER_INSTRUCTIONS(float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 0")
+REGISTER_INSTRUCTIONS(int, "+r", "k32.s32.s8.s8", "")
 #endif
 
 // d[64][ROWS] += a[64][16] * b[ROWS][16], of the columns 16 part to 16 part + 15 of both tiles. Warp w of the four has
@@ -76,6 +91,20 @@ DEVICE void multiply(float (&d)[ROWS / 8][4], const uint4* a, const uint4* b, in
     emu::multiply_tiles(d[0], ROWS, a, b, part, std::is_same_v<T, f16>);
 #elif defined(HAS_WARPGROUPS)
     Instruction<T, ROWS>::multiply(d, descriptor(a, part), descriptor(b, part));
+#else
+    asm volatile("trap;");
+#endif
+}
+
+// d[64][8 N] += a[64][32 bytes] * b[8 N][32 bytes], or = if not `adds`: of bf16 for sums of float32, of 8-bit integers
+// with signs for those of 32 bits. `a` is the operand of mma (common.cuh) for the warp's 16 rows; `b` is the bytes
+// 32 part to 32 part + 31 of a tile.
+template <class Sum, int N>
+DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int part, bool adds) {
+#ifdef PENSTOCK_HOST
+    emu::multiply_registers(d[0], 8 * N, a, b, part, adds);
+#elif defined(HAS_WARPGROUPS)
+    multiply_registers(d, a, descriptor(b, part), adds);
 #else
     asm volatile("trap;");
 #endif
@@ -109,7 +138,7 @@ DEVICE void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #endif
 }
-// The compiler does not move reads or writes of the sums to before or behind this place.
+// The compiler does not move reads or writes of these registers to before or behind this place.
 template <int N>
 DEVICE void keep_sums(float (&d)[N][4]) {
 #if !defined(PENSTOCK_HOST)
@@ -117,4 +146,16 @@ DEVICE void keep_sums(float (&d)[N][4]) {
     for (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
 #endif
+}
+template <class Word, int N>
+DEVICE void keep_words(Word (&d)[N][4]) {
+#if !defined(PENSTOCK_HOST)
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])::"memory");
+#endif
+}
+template <int N>
+DEVICE void keep_sums(int (&d)[N][4]) {
+    keep_words(d);
 }

@@ -104,7 +104,7 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
     ended = run()
     assert ended.output.splitlines()[-1] == "cpu"
     assert "NVRTC is not available" in ended.errors
-    files = [file for file, variant in builder().sources() if not variant]
+    files = [file for file, variant in builder().sources("sm_90a") if not variant]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda file: hooks.archive_cuda_kernel(file, "", "sm_90a"), files))
     ended = run()
@@ -113,7 +113,10 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_tool_lists_every_file_of_kernels_once() -> None:
-    sources = builder().sources()
-    assert {file for file, _ in sources} == {path.name for path in (ROOT / "cuda").glob("*.cu")}
+    sources = builder().sources("sm_90a")
+    files = {path.name for path in (ROOT / "cuda").glob("*.cu")}
+    assert {file for file, _ in sources} == files
     assert len(set(sources)) == len(sources)
     assert {("attention.cu", f"bf16,u4,uint4,{size}") for size in (80, 128, 256)} <= set(sources)
+    others = {file for file, _ in builder().sources("sm_80")}
+    assert files - others == {"codes_warpgroup.cu", "gemm_warpgroup.cu"}

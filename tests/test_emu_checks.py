@@ -131,6 +131,10 @@ KERNELS_CHECKED = {
 #: Defects that end a kernel.
 KERNELS_FAIL = {
     "copy_left_pending": (LAUNCH_FAILED, "an asynchronous copy is pending at the end"),
+    "product_of_used_registers": (
+        ILLEGAL_ADDRESS,
+        r"wgmma: registers of an operand were written before the wait at warpgroup\.cuh:\d+",
+    ),
     "product_left_pending": (LAUNCH_FAILED, "a product of tiles is pending at the end"),
     "copy_misaligned": (
         ILLEGAL_ADDRESS,

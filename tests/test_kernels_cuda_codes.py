@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from support import cuda
-from support.cuda_codes import FORMATS, Format, Matrix, hash_lines, packed, random_matrix
+from support.cuda_codes import CODES, FORMATS, Format, Matrix, hash_lines, packed, random_matrix
 from support.cuda_quantised_rows import QuantisedRows, quantised
+from support.gpu import GpuKernels
 
 if TYPE_CHECKING:
     from support.cuda import Array
@@ -20,16 +22,31 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
-TILES = {"gemv": (16, 8), "gemm_narrow": (32, 32), "gemm_middle": (128, 32), "gemm_wide": (128, 64)}
-THREADS = {"gemm_middle": 128, "gemm_wide": 256}
+TILES = {
+    "gemv": (16, 8),
+    "gemm_narrow": (32, 32),
+    "gemm_middle": (128, 32),
+    "gemm_wide": (128, 64),
+    "gemm_warpgroup_middle": (128, 64),
+    "gemm_warpgroup_wide": (128, 128),
+}
+THREADS = {
+    "gemm_middle": 128,
+    "gemm_wide": 256,
+    "gemm_warpgroup_middle": 256,
+    "gemm_warpgroup_wide": 256,
+}
 SEGMENT = 512
 FOLLOWS = 1 << 31
+HAS_WARPGROUPS = not cuda.ON_GPU or GpuKernels().has_warpgroups
 #: Formats, and the type of the rows.
 PRODUCTS = [
     *((format_, "bf16") for format_ in FORMATS),
     *((format_, "fp8" if format_.code == "e4m3" else "int8") for format_ in FORMATS),
 ]
 product_parameters = pytest.mark.parametrize(("format_", "dtype"), PRODUCTS, ids=str)
+KERNELS = [kernel for kernel in TILES if HAS_WARPGROUPS or "warpgroup" not in kernel]
+kernel_parameters = pytest.mark.parametrize("kernel", KERNELS)
 HASHES = Path(__file__).parent / "data" / "cuda_codes.txt"
 
 
@@ -85,6 +102,37 @@ class Rows(ctypes.Structure):
     )
 
 
+def kernels_of(format_: Format, dtype: str) -> list[str]:
+    """The kernels for a format and the type of the rows on this device."""
+    has_groups = dtype != "fp8" and format_.group != 16
+    return [kernel for kernel in KERNELS if has_groups or "warpgroup" not in kernel]
+
+
+def shared_bytes(kernel: str, format_: Format, dtype: str) -> int:
+    """The dynamic shared memory of a block: ``Shared`` of ``cuda/codes_warpgroup.cu``, from a tile on."""
+    if "warpgroup" not in kernel:
+        return 0
+    outputs, rows = TILES[kernel]
+    is_quantised = dtype != "bf16"
+    blocks, stages = (2, 4) if is_quantised else (1, 6)
+    chunks = 64 // min(format_.group or 64, 64)
+    codes = blocks * outputs // 16 * 128 * CODES[format_.code][0]
+    spans = blocks * rows * 16 * (stages if is_quantised else 1)
+    totals, factors = 4 * rows * outputs, 2 * blocks * chunks * rows * 8
+    return 1024 + stages * (rows * 128 + codes) + spans + totals + factors
+
+
+def launch_of(
+    kernel: str, format_: Format, dtype: str, rows: int, outputs: int, inner: int
+) -> tuple[list[int], int, int]:
+    """The grid of a product, the threads of a block and its dynamic shared memory."""
+    tile_outputs, tile_rows = TILES[kernel]
+    tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
+    shared = shared_bytes(kernel, format_, dtype)
+    threads = THREADS.get(kernel, 32 * min(8, -(-inner // SEGMENT)))
+    return [math.prod(tiles)] if shared else tiles, threads, shared
+
+
 @dataclass
 class Operands:
     """A product."""
@@ -97,7 +145,6 @@ class Operands:
     def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
         """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
         rows, (outputs, inner) = len(self.x), self.matrix.codes.shape
-        tile_outputs, tile_rows = TILES[kernel]
         out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
         if self.base is not None:
             out[:rows, :outputs] = self.base
@@ -108,9 +155,9 @@ class Operands:
             x, dtype, span_shift = self.x, "bf16", 0
         call = [*cuda.addresses(x, self.bias, out), rows, outputs + 3, self.base is not None, span_shift]
         product = Product(Codes.of(self.matrix, data), *call)
-        tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
-        threads = THREADS.get(kernel, 32 * min(8, -(-inner // SEGMENT)))
-        kernels.launch(f"{kernel}_{self.matrix.format.kernels(dtype)}", tiles, threads, product)
+        grid, threads, shared = launch_of(kernel, self.matrix.format, dtype, rows, outputs, inner)
+        name = f"{kernel}_{self.matrix.format.kernels(dtype)}"
+        kernels.launch(name, grid, threads, product, shared=shared)
         assert np.isnan(out[rows]).all()
         assert np.isnan(out[:, outputs:]).all()
         return np.ascontiguousarray(out[:rows, :outputs])
@@ -147,16 +194,16 @@ def check(operands: Operands, out: Array) -> None:
     assert (np.abs(out - expected) <= 1e-6 * magnitude).all(), np.max(np.abs(out - expected) / magnitude)
 
 
-@pytest.mark.parametrize("kernel", TILES)
 @product_parameters
-def test_product_equals_float64(kernels: cuda.HostKernels, kernel: str, format_: Format, dtype: str) -> None:
+def test_product_equals_float64(kernels: cuda.HostKernels, format_: Format, dtype: str) -> None:
     for shape in [(1, 16, 64), (3, 19, 288), (9, 40, 40)]:
         operands = random_operands(format_, *shape, dtype)
-        check(operands, operands.run(kernels, kernel))
+        for kernel in kernels_of(format_, dtype):
+            check(operands, operands.run(kernels, kernel))
 
 
-@pytest.mark.parametrize("kernel", TILES)
-@pytest.mark.parametrize("shape", [(1, 1, 8), (8, 33, 512), (35, 150, 576), (70, 130, 1096)], ids=str)
+@kernel_parameters
+@pytest.mark.parametrize("shape", [(1, 1, 8), (8, 33, 512), (35, 150, 576), (140, 130, 1096)], ids=str)
 def test_every_tile_and_segment_is_computed(
     kernels: cuda.HostKernels, kernel: str, shape: tuple[int, int, int]
 ) -> None:
@@ -164,7 +211,7 @@ def test_every_tile_and_segment_is_computed(
     check(operands, operands.run(kernels, kernel))
 
 
-@pytest.mark.parametrize("kernel", TILES)
+@kernel_parameters
 @pytest.mark.parametrize(
     ("group", "span"), [(64, 64), (64, 128), (128, 64), (0, 256), (1024, 0), (1024, 1024)]
 )
@@ -174,10 +221,11 @@ def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, kernel: str, gro
         (Format("e4m3", group, "f32"), "fp8"),
     ]:
         operands = random_operands(format_, 3, 20, 1160, dtype, span)
-        check(operands, operands.run(kernels, kernel))
+        if kernel in kernels_of(format_, dtype):
+            check(operands, operands.run(kernels, kernel))
 
 
-@pytest.mark.parametrize("kernel", TILES)
+@kernel_parameters
 @pytest.mark.parametrize("inner", [64, 1032])
 def test_epilogues_add_to_out_and_add_the_bias(kernels: cuda.HostKernels, kernel: str, inner: int) -> None:
     operands = random_operands(Format("code8", 128, "bf16"), 5, 37, inner)
@@ -198,7 +246,7 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
     expected = operands.run(kernels, "gemm_wide").view(np.uint32)
     for first, last in [(0, 41), (7, 8), (40, 41), (3, 12)]:
         part = Operands(operands.x[first:last], operands.matrix)
-        for kernel in TILES:
+        for kernel in kernels_of(format_, dtype):
             out = part.run(kernels, kernel)
             assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
 
@@ -214,7 +262,7 @@ def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(
         assert np.array_equal(operands.run(kernels, kernel), expected)
 
 
-@pytest.mark.parametrize("kernel", TILES)
+@kernel_parameters
 @pytest.mark.parametrize(("group", "dtype"), [(32, "bf16"), (32, "int8"), (64, "int8")])
 def test_a_row_of_nan_does_not_change_others(
     kernels: cuda.HostKernels, kernel: str, group: int, dtype: str
@@ -243,6 +291,16 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
     expected = table.weights()[[0, 36, 7, 8, 29, 15, 16]]
     assert np.array_equal(out[:-1].view(np.uint32), expected.view(np.uint32))
     assert np.isnan(out[-1]).all()
+
+
+def test_shared_memory_in_rust_is_tested_with_these_sizes() -> None:
+    middle, wide = (kernel for kernel in TILES if "warpgroup" in kernel)
+    small, large = Format("code4", 32, "f16"), Format("code8", 32, "f16")
+    assert shared_bytes(middle, small, "int8") == 111_616
+    assert shared_bytes(wide, large, "int8") == 222_208
+    small, large = Format("code4", 128, "f16"), Format("code8", 128, "f16")
+    assert shared_bytes(middle, small, "bf16") == 109_568
+    assert shared_bytes(wide, large, "bf16") == 218_112
 
 
 def test_packing_in_rust_is_tested_with_this_layout() -> None:

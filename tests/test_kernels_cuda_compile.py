@@ -15,14 +15,15 @@ SHARED_LIMIT = 48 * 1024
 
 
 COMPILATIONS = [
-    pytest.param(path, defines, id=" ".join([path.stem, *defines]))
+    pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]))
     for path in sorted(cuda.SOURCES.glob("*.cu"))
     for defines in cuda.variants(path)
+    for target in cuda.TARGETS
+    if target == "sm_90a" or not path.stem.endswith("_warpgroup")  # no other device loads those
 ]
 
 
-@pytest.mark.parametrize("target", cuda.TARGETS)
-@pytest.mark.parametrize(("path", "defines"), COMPILATIONS)
+@pytest.mark.parametrize(("path", "defines", "target"), COMPILATIONS)
 def test_file_compiles_without_spills(path: Path, defines: list[str], target: str) -> None:
     for name in compile_without_spills(path, target, *defines):
         assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"

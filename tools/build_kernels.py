@@ -27,11 +27,18 @@ ATTENTION = [
 ]
 
 
-def sources() -> list[tuple[str, str]]:
-    """Files of kernels with the variants that are compiled."""
+#: The architecture that loads the kernels of files "*_warpgroup.cu".
+WARPGROUPS = "sm_90a"
+
+
+def sources(architecture: str) -> list[tuple[str, str]]:
+    """Files of kernels of an architecture, with the variants that are compiled."""
     codes = (ROOT / "tests" / "data" / "cuda_code_variants.txt").read_text().splitlines()
-    variants = {"attention.cu": ATTENTION, "codes.cu": codes}
+    of_warpgroups = [variant for variant in codes if ",16," not in variant and not variant.endswith("fp8")]
+    variants = {"attention.cu": ATTENTION, "codes.cu": codes, "codes_warpgroup.cu": of_warpgroups}
     files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
+    if architecture != WARPGROUPS:
+        files = [file for file in files if not file.endswith("_warpgroup.cu")]
     return [(file, variant) for file in files for variant in variants.get(file, [""])]
 
 
@@ -45,7 +52,11 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from support import hooks
 
-    jobs = [(*source, architecture) for architecture in arguments.architectures for source in sources()]
+    jobs = [
+        (*source, architecture)
+        for architecture in arguments.architectures
+        for source in sources(architecture)
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for _ in threads.map(lambda job: hooks.archive_cuda_kernel(*job), jobs):
             pass

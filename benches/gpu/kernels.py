@@ -32,8 +32,6 @@ FORMATS = {
     "int8": (Format("code8", 128, "bf16"), "int8"),
     "fp8": (Format("e4m3", 0, "f32"), "fp8"),
 }
-#: Tiles for which wide ones are better, as in the engine: three quarters of the multiprocessors of an H200.
-ENOUGH_TILES = 99
 #: Packed rows of a work of decode and of prefill; threads of a block.
 WORK_ROWS, THREADS = {"decode": 16, "prefill": 64}, {"decode": 32, "prefill": 128, "combine": 128}
 #: Blocks of a launch of combine; with fewer, 4 share a work.
@@ -160,13 +158,8 @@ def kernels_of(bench: Bench, case: Product) -> list[tuple[str, tuple[Any, ...]]]
 
 
 def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]]:
-    """The launches of a product of 8-bit activations with each copy of its weights."""
+    """The launches of a product of 8-bit activations with each copy of its weights, by the fastest kernel."""
     format_, dtype = FORMATS[case.weights]
-    is_wide = -(-case.rows // 64) * -(-case.outputs // 128) >= ENOUGH_TILES
-    name = "gemv" if case.rows <= MOST_GEMV_ROWS else "gemm_wide" if is_wide else "gemm_middle"
-    outputs, rows = codes.TILES[name]
-    threads = codes.THREADS.get(name, 32 * min(8, -(-case.inner // codes.SEGMENT)))
-    shape = ((-(-case.outputs // outputs), -(-case.rows // rows)), threads)
     bench.reset_output(4 * case.rows * case.outputs)
     row_bytes = -(-case.inner // 64) * 80
     shift = format_.group.bit_length() - 1 if format_.group else 31
@@ -182,8 +175,17 @@ def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]
         codes.Codes(bench.random(size), case.outputs, case.inner, shift, format_.scales == "bf16", 0)
         for _ in range(case.copies)
     ]
-    kernel = f"{name}_{format_.kernels(dtype)}"
-    return [[(kernel, shape, codes.Product(w=matrix, **operands))] for matrix in matrices]
+    names = ["gemv"]
+    if case.rows > MOST_GEMV_ROWS:
+        names = [name for name in codes.kernels_of(format_, dtype) if name != "gemv"]
+        names = [name for name in names if bench.has_warpgroups or "warpgroup" not in name]
+    candidates = []
+    for name in names:
+        shape = codes.launch_of(name, format_, dtype, case.rows, case.outputs, case.inner)
+        kernel = f"{name}_{format_.kernels(dtype)}"
+        bench.allow_shared(kernel, shape[2])
+        candidates.append([[(kernel, shape, codes.Product(w=matrix, **operands))] for matrix in matrices])
+    return min(candidates, key=lambda launches: min(bench.times(launches)))
 
 
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:

@@ -11,6 +11,7 @@ namespace emu {
 // ------------------------------------------------------------------------------------------------ tensor cores
 
 typedef float Row __attribute__((vector_size(32)));  // eight columns
+typedef int IntRow __attribute__((vector_size(32)));
 
 struct Bf16 {
     static float low(uint32_t pair) { return high(pair << 16); }
@@ -208,41 +209,97 @@ static void read_row(const void* tile, unsigned row, unsigned part, float (&even
     }
 }
 
+// The even and the odd elements of row `row` of the 16 rows in the registers of a warp.
+template <class Type>
+static void read_registers(const uint32_t (&a)[WARP][4], unsigned row, float (&even)[8], float (&odd)[8]) {
+    for (unsigned i = 0; i < 8; i++) {
+        const uint32_t pair = a[row % 8 * 4 + i % 4][row / 8 + i / 4 * 2];
+        even[i] = Type::low(pair), odd[i] = Type::high(pair);
+    }
+}
+
+// Changes the sums of a tile of 8 rows of `b`.
+template <class Sum, class Sums, class Change>
+static void change_sums(const Products::Product& p, unsigned tile, Change change) {
+    Sums d[16];
+    auto element = [&](unsigned lane, unsigned e) -> Sum& { return static_cast<Sum*>(p.d[lane])[4 * tile + e]; };
+    for (unsigned lane = 0; lane < WARP; lane++)
+        for (unsigned e = 0; e < 4; e++)
+            d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2] = p.adds ? element(lane, e) : Sum(0);
+    change(d);
+    for (unsigned lane = 0; lane < WARP; lane++)
+        for (unsigned e = 0; e < 4; e++) element(lane, e) = d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
+}
+
 template <class Type>
 static void execute(const Products::Product& p, unsigned first_row) {
     float a_even[16][8], a_odd[16][8];
-    for (unsigned m = 0; m < 16; m++) read_row<Type>(p.a, first_row + m, p.part, a_even[m], a_odd[m]);
+    for (unsigned m = 0; m < 16; m++) {
+        if (p.a) read_row<Type>(p.a, first_row + m, p.part, a_even[m], a_odd[m]);
+        else read_registers<Type>(p.a_values, m, a_even[m], a_odd[m]);
+    }
     for (unsigned tile = 0; tile < p.rows / 8; tile++) {
-        Row even[8], odd[8], d[16];
+        Row even[8], odd[8];
         for (unsigned n = 0; n < 8; n++) {
             float row_even[8], row_odd[8];
             read_row<Type>(p.b, 8 * tile + n, p.part, row_even, row_odd);
             for (unsigned k = 0; k < 8; k++) even[k][n] = row_even[k], odd[k][n] = row_odd[k];
         }
-        for (unsigned lane = 0; lane < WARP; lane++)
-            for (unsigned e = 0; e < 4; e++)
-                d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2] = p.d[lane][4 * tile + e];
-        add_products(d, a_even, a_odd, even, odd);
-        for (unsigned lane = 0; lane < WARP; lane++)
-            for (unsigned e = 0; e < 4; e++)
-                p.d[lane][4 * tile + e] = d[lane / 4 + e / 2 * 8][lane % 4 * 2 + e % 2];
+        change_sums<float, Row>(p, tile, [&](Row (&d)[16]) { add_products(d, a_even, a_odd, even, odd); });
     }
 }
 
-void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsigned part, bool is_f16, const char* file,
-                    int line) {
-    void* pc = __builtin_return_address(0);
-    if (uintptr_t(a) % 1024 || uintptr_t(b) % 1024) fail_at(pc, "wgmma: a tile is not aligned to 1024 bytes");
-    Products::Product mine{{}, a, b, rows, part, is_f16, pc};
-    mine.d[0] = d;
+static void execute_bytes(const Products::Product& p) {
+    int8_t a[16][32];
+    for (unsigned m = 0; m < 16; m++)
+        for (unsigned k = 0; k < 32; k += 4)
+            memcpy(&a[m][k], &p.a_values[m % 8 * 4 + k / 4 % 4][m / 8 + k / 16 * 2], 4);
+    for (unsigned tile = 0; tile < p.rows / 8; tile++) {
+        IntRow b[32];
+        for (unsigned n = 0; n < 8; n++)
+            for (unsigned half = 0; half < 2; half++) {
+                const char* bytes = word_of(p.b, 8 * tile + n, 2 * p.part + half);
+                for (unsigned k = 0; k < 16; k++) b[16 * half + k][n] = int8_t(bytes[k]);
+            }
+        change_sums<int, IntRow>(p, tile, [&](IntRow (&d)[16]) {
+            for (unsigned m = 0; m < 16; m++)
+                for (unsigned k = 0; k < 32; k++) d[m] += int(a[m][k]) * b[k];
+        });
+    }
+}
+
+// Begins a product. A lane has its own sums, and its own registers of the first operand.
+static void begin_product(Products::Product mine, void* d, const uint32_t* a_words, const char* file, int line) {
+    if ((uintptr_t(mine.a) | uintptr_t(mine.b)) % 1024)
+        fail_at(mine.pc, "wgmma: a tile is not aligned to 1024 bytes");
+    mine.d[0] = d, mine.a_words[0] = a_words;
     collective(ALL_LANES, &mine, [](void** slots, unsigned lanes) {
         if (lanes != ALL_LANES) fail("wgmma needs all lanes of the warp");
         Products& products = runner->products[self->warp->number];
         Products::Product product = *static_cast<Products::Product*>(slots[0]);
-        for (unsigned lane = 0; lane < WARP; lane++)
-            product.d[lane] = static_cast<Products::Product*>(slots[lane])->d[0];
+        for (unsigned lane = 0; lane < WARP; lane++) {
+            const Products::Product& part = *static_cast<Products::Product*>(slots[lane]);
+            product.d[lane] = part.d[0], product.a_words[lane] = part.a_words[0];
+            if (!product.a) memcpy(product.a_values[lane], part.a_words[0], sizeof product.a_values[lane]);
+        }
         products.pending.push_back(product);
     }, file, line);
+}
+
+void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsigned part, bool is_f16, const char* file,
+                    int line) {
+    const Products::Type type = is_f16 ? Products::F16 : Products::BF16;
+    begin_product({a, b, rows, part, type, true, __builtin_return_address(0)}, d, nullptr, file, line);
+}
+
+void multiply_registers(float* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
+                        const char* file, int line) {
+    begin_product({nullptr, b, rows, part, Products::BF16, adds, __builtin_return_address(0)}, d, a, file, line);
+}
+
+void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
+                        const char* file, int line) {
+    begin_product({nullptr, b, rows, part, Products::INT8, adds, __builtin_return_address(0)}, d, a, file, line);
 }
 
 void commit_products(const char* file, int line) {
@@ -263,10 +320,14 @@ void wait_for_products(unsigned pending, const char* file, int line) {
             const Products::Product& p = all.pending[i];
             for (unsigned half = 0; half < 2; half++) {
                 const unsigned word = 2 * p.part + half;
-                for (unsigned m = 0; m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, READ, p.pc);
+                for (unsigned m = 0; p.a && m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, READ, p.pc);
                 for (unsigned n = 0; n < p.rows; n++) observe(word_of(p.b, n, word), 16, READ, p.pc);
             }
-            if (p.is_f16) execute<F16>(p, first_row);
+            for (unsigned lane = 0; !p.a && lane < WARP; lane++)
+                if (memcmp(p.a_words[lane], p.a_values[lane], sizeof p.a_values[lane]))
+                    fail_at(p.pc, "wgmma: registers of an operand were written before the wait");
+            if (p.type == Products::INT8) execute_bytes(p);
+            else if (p.type == Products::F16) execute<F16>(p, first_row);
             else execute<Bf16>(p, first_row);
         }
         all.pending.erase(all.pending.begin(), all.pending.begin() + count);

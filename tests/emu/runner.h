@@ -8,12 +8,16 @@ namespace emu {
 
 // Products of tiles (wgmma) of a warp that are not yet executed.
 struct Products {
+    enum Type { BF16, F16, INT8 };
     struct Product {
-        float* d[WARP];  // the sums of each lane
-        const void *a, *b;
+        const void *a, *b;  // tiles; `a` is null if the operand is in registers
         unsigned rows, part;
-        bool is_f16;
+        Type type;
+        bool adds;
         void* pc;
+        void* d[WARP] = {};                  // the sums of each lane
+        const uint32_t* a_words[WARP] = {};  // its registers, and their values when the product began
+        uint32_t a_values[WARP][4] = {};
     };
     std::vector<Product> pending;
     std::vector<size_t> groups;  // the end of each committed group

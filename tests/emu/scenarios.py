@@ -328,6 +328,7 @@ def kernel(name: str) -> list[float]:
         "copy_left_pending": ((1, 32), (x,)),
         "product_left_pending": ((1, 128, 9 << 10), ()),
         "product_of_used_tile": ((1, 128, 9 << 10), ()),
+        "product_of_used_registers": ((1, 128, 9 << 10), ()),
         "copy_misaligned": ((1, 32), (x,)),
         "shared_out_of_bounds": ((1, 32, 128), (out,)),
         "shared_never_written": ((1, 32, 128), (out,)),

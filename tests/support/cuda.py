@@ -58,6 +58,11 @@ VARIANTS = {
         *("code6,16,nested,centred,int8", "code8,64,scale32,centred,int8"),
         "e4m3,64,scale32,centred,fp8",
     ],
+    # Two blocks on a multiprocessor; the most registers; and the formats of quantisation and of AWQ.
+    "codes_warpgroup": [
+        *("code4,64,scale16,centred,int8", "code5,32,scale16,affine,int8", "code4,32,scale16,affine,int8"),
+        *("code8,64,scale16,centred,int8", "code4,64,scale16,affine,bf16", "e4m3,64,scale32,centred,bf16"),
+    ],
 }
 
 Array = np.ndarray[Any, Any]

@@ -28,6 +28,11 @@ VARIANTS = [
         "{type},{element},{kv},{dim}",
     ),
     (
+        "codes_warpgroup.cu",
+        r"gemm_warpgroup_[a-z]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+_[a-z]+\d+)",
+        "{code},{format}",
+    ),
+    (
         "codes.cu",
         r"[a-z_]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+_[a-z]+\d+)",
         "{code},{format}",

@@ -83,6 +83,17 @@ extern "C" __global__ void product_of_used_tile() {
 }
 EXPORT(product_of_used_tile)
 
+extern "C" __global__ void product_of_used_registers() {
+    const uint4* tile = zero_tile();
+    int sums[8][4] = {};
+    uint32_t operand[4] = {};
+    multiply(sums, operand, tile, 0, true);
+    commit_products();
+    operand[0] = 1;  // wait_for_products is missing
+    wait_for_products<0>();
+}
+EXPORT(product_of_used_registers)
+
 extern "C" __global__ void copy_misaligned(const float* in) {
     __shared__ __align__(16) float stage[128];
     copy_async16(&stage[1], in);

@@ -141,6 +141,41 @@ EXPORT(multiply_tiles_bf16)
 extern "C" __global__ void multiply_tiles_f16(const f16* a, const f16* b, float* d) { multiply_tiles(a, b, d); }
 EXPORT(multiply_tiles_f16)
 
+// The same with `a` in registers, and `b` of 64 rows; all in words of 4 bytes.
+template <class Sum>
+DEVICE void multiply_registers(const uint32_t* a, const uint32_t* b, Sum* d) {
+    uint4* const tile = first_tile();
+    for (int i = threadIdx.x; i < 64 * TILE_WORDS; i += blockDim.x) {
+        const int row = i / TILE_WORDS, word = i % TILE_WORDS;
+        tile[row * TILE_WORDS + (word ^ row % 8)] = reinterpret_cast<const uint4*>(b)[i];
+    }
+    products_see_writes();
+    __syncthreads();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t operands[4][4];
+    for (int part = 0; part < 4; part++)
+        for (int r = 0; r < 4; r++)
+            operands[part][r] = a[(warp * 16 + lane / 4 + r % 2 * 8) * 32 + part * 8 + r / 2 * 4 + lane % 4];
+    Sum sums[8][4];
+    begin_products();
+    for (int part = 0; part < 4; part++) multiply(sums, operands[part], tile, part, part > 0);
+    commit_products();
+    wait_for_products<0>();
+    keep_sums(sums);
+    keep_words(operands);
+    for (int j = 0; j < 8; j++)
+        for (int e = 0; e < 4; e++)
+            d[(warp * 16 + lane / 4 + e / 2 * 8) * 64 + j * 8 + lane % 4 * 2 + e % 2] = sums[j][e];
+}
+extern "C" __global__ void multiply_registers_bf16(const uint32_t* a, const uint32_t* b, float* d) {
+    multiply_registers(a, b, d);
+}
+EXPORT(multiply_registers_bf16)
+extern "C" __global__ void multiply_registers_int8(const uint32_t* a, const uint32_t* b, int* d) {
+    multiply_registers(a, b, d);
+}
+EXPORT(multiply_registers_int8)
+
 // out[lane][i] = the fragment of matrix i, of four transposed matrices of 8 x 8.
 extern "C" __global__ void transpose_tiles(const uint4* in, uint32_t* out) {
     __shared__ uint4 rows[32];

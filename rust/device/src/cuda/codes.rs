@@ -13,7 +13,7 @@ use crate::backend::WeightSource;
 /// Rows of a tile. Ranges of rows that are packed begin at a multiple of it.
 pub(super) const TILE_ROWS: usize = 16;
 /// Columns of a block.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 const TILE_ALIGNMENT: usize = 64;
 const LANES: usize = 32;
 
@@ -207,7 +207,12 @@ pub(super) fn chunk(grid: &Grid) -> usize {
     grid.group.map_or(BLOCK, usize::from).min(BLOCK)
 }
 
-/// The variant of `codes.cu` that has the kernels of a format and its activations.
+/// Whether `codes_warpgroup.cu` has kernels of a format and its activations.
+pub(super) fn has_warpgroups(grid: &Grid) -> bool {
+    grid.activations != Activations::Fp8 && chunk(grid) >= 32
+}
+
+/// The variant of `codes.cu`, and of `codes_warpgroup.cu`, that has the kernels of a format and its activations.
 pub(super) fn variant(grid: &Grid) -> String {
     let code = match grid.bits {
         CodeBits::Four => "code4",

@@ -4,7 +4,9 @@
 use std::mem::size_of;
 
 use penstock_cuda::Device;
+use penstock_types::{Activations, Grid};
 
+use super::codes;
 use crate::arena::Region;
 
 /// Columns of a chain: a partial sum of a product, as in `gemm.cu`.
@@ -91,6 +93,52 @@ impl GroupTiles {
     }
 }
 
+/// The tiles of the kernels of warpgroups for codes, by their rows: all have 128 outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CodesTiles {
+    Middle,
+    Wide,
+}
+
+impl CodesTiles {
+    pub const ALL: [Self; 2] = [Self::Middle, Self::Wide];
+    /// Outputs of a tile, and threads of a block.
+    pub const OUTPUTS: usize = 128;
+    pub const THREADS: usize = 256;
+
+    /// The name of the kernel, without its variant.
+    pub fn kernel(self) -> &'static str {
+        match self {
+            Self::Middle => "gemm_warpgroup_middle",
+            Self::Wide => "gemm_warpgroup_wide",
+        }
+    }
+
+    const fn rows(self) -> usize {
+        match self {
+            Self::Middle => 64,
+            Self::Wide => 128,
+        }
+    }
+
+    /// The tiles of a product.
+    pub fn count(self, rows: usize, outputs: usize) -> usize {
+        rows.div_ceil(self.rows()) * outputs.div_ceil(Self::OUTPUTS)
+    }
+
+    /// Dynamic shared memory of a block, as `Shared` of `codes_warpgroup.cu`, from a multiple of 1024 bytes on.
+    pub fn shared_bytes(self, grid: &Grid) -> usize {
+        let rows = self.rows();
+        let is_quantised = grid.activations != Activations::Float;
+        let (blocks, stages) = if is_quantised { (2, 4) } else { (1, 6) };
+        let codes = blocks * Self::OUTPUTS / codes::TILE_ROWS * 128 * grid.bits.count() as usize;
+        let spans = blocks * rows * 16 * if is_quantised { stages } else { 1 };
+        let totals = rows * Self::OUTPUTS * size_of::<f32>();
+        let factors = 2 * blocks * (codes::BLOCK / codes::chunk(grid)) * rows * 2 * size_of::<f32>();
+        1024 + stages * (rows * 128 + codes) + spans + totals + factors
+    }
+}
+
 /// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each
 /// block computes a segment of the columns and stores a chain, and another launch adds the chains in order.
 pub(super) struct Division {
@@ -122,6 +170,15 @@ impl Division {
             33.. if are_enough(64) => Tiles::Wide,
             _ if rows > 64 || are_enough(32) => Tiles::Middle,
             _ => Tiles::Narrow,
+        }
+    }
+
+    /// The kernel of a product of codes by warpgroups, on devices and of formats that have them; `None` for few rows.
+    pub fn tiles_of_codes_by_warpgroups(&self, rows: usize, outputs: usize) -> Option<CodesTiles> {
+        match rows {
+            0..=32 => None,
+            65.. if self.are_enough(CodesTiles::Wide.count(rows, outputs)) => Some(CodesTiles::Wide),
+            _ => Some(CodesTiles::Middle),
         }
     }
 
@@ -211,6 +268,31 @@ mod tests {
         assert_eq!(of(1024), [Wide, Widest, Widest]);
         assert_eq!(of(8192), [Widest; 3]);
         assert_eq!(GroupTiles::ALL.map(GroupTiles::shared_bytes), [99_328, 99_328, 197_632, 197_632]);
+    }
+
+    #[test]
+    fn codes_of_more_than_32_rows_are_multiplied_by_warpgroups() {
+        use CodesTiles::{Middle, Wide};
+        let of = |rows| [4096, 28672].map(|outputs| DIVISION.tiles_of_codes_by_warpgroups(rows, outputs));
+        assert_eq!(of(32), [None; 2]);
+        assert_eq!(of(64), [Some(Middle); 2]);
+        assert_eq!(of(128), [Some(Middle), Some(Wide)]);
+        assert_eq!(of(512), [Some(Wide); 2]);
+    }
+
+    #[test]
+    fn shared_memory_of_codes_is_that_of_the_kernel_tests() {
+        use penstock_types::{CodeBits, Minimum, ScaleFormat};
+        let bytes = |tiles: CodesTiles, bits, group, activations| {
+            let (scales, minimum) = (ScaleFormat::F16, Minimum::Centred);
+            tiles.shared_bytes(&Grid { bits, group: Some(group), scales, minimum, activations })
+        };
+        let integers = |tiles, bits| bytes(tiles, bits, 32, Activations::Int8);
+        assert_eq!(integers(CodesTiles::Middle, CodeBits::Four), 111_616);
+        assert_eq!(integers(CodesTiles::Wide, CodeBits::Eight), 222_208);
+        let floats = |tiles, bits| bytes(tiles, bits, 128, Activations::Float);
+        assert_eq!(floats(CodesTiles::Middle, CodeBits::Four), 109_568);
+        assert_eq!(floats(CodesTiles::Wide, CodeBits::Eight), 218_112);
     }
 
     #[test]

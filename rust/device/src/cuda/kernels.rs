@@ -47,6 +47,11 @@ pub(super) struct Loader {
 }
 
 impl Loader {
+    /// Whether the device has warpgroups.
+    pub fn has_warpgroups(&self) -> bool {
+        self.architecture == WARPGROUP_ARCHITECTURE
+    }
+
     pub fn new(context: &Arc<Context>, compiler: KernelCompiler, device: &Device, threads: usize) -> Self {
         let architecture = device.architecture();
         Self { context: Arc::clone(context), compiler, architecture, threads, modules: HashMap::new() }
@@ -216,7 +221,7 @@ pub(super) struct CommonKernels {
 
 impl CommonKernels {
     pub fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
-        let has_warpgroups = loader.architecture == WARPGROUP_ARCHITECTURE;
+        let has_warpgroups = loader.has_warpgroups();
         let own = has_warpgroups.then_some(WARPGROUPS);
         let files: Vec<Source> = COMMON.into_iter().chain(own).map(|file| (file, String::new())).collect();
         loader.load_all(&files)?;

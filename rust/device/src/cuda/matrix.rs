@@ -193,7 +193,7 @@ impl Cuda {
                 WeightFormat::Float(_) => None,
                 WeightFormat::Grid(grid) => Some(grid),
             });
-            sources.extend(grids.map(|grid| ("codes.cu", codes::variant(&grid))));
+            sources.extend(grids.flat_map(|grid| CodesKernels::sources(&self.loader, &grid)));
         }
         sources.sort_unstable();
         sources.dedup();

@@ -10,10 +10,10 @@ use penstock_cuda::{Argument, DevicePointer, Kernel, Parameter, ProductOperands,
 use penstock_types::{Dtype, Epilogue, Grid, Minimum, ScaleFormat};
 
 use super::cublas::{alignment_of, is_aligned};
-use super::division::{Division, SEGMENT, TILE, Tiles};
-use super::kernels::{Loader, WarpgroupKernels};
+use super::division::{CodesTiles, Division, SEGMENT, TILE, Tiles};
+use super::kernels::{Loader, Source, WarpgroupKernels};
 use super::queue::{Queue, Shape};
-use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes};
+use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes, start};
 use crate::backend::DeviceError;
 
 /// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
@@ -137,16 +137,40 @@ pub(super) struct CodesKernels {
     gemm_narrow: Kernel,
     gemm_middle: Kernel,
     gemm_wide: Kernel,
+    /// On devices with warpgroups, if the format has them: a kernel for each of `CodesTiles::ALL`.
+    warpgroups: Option<[Kernel; 2]>,
     embed: Kernel,
 }
 
+/// The files of the kernels of codes.
+const CODES: &str = "codes.cu";
+const CODES_WARPGROUP: &str = "codes_warpgroup.cu";
+
 impl CodesKernels {
+    /// The sources of the kernels of a format.
+    pub fn sources(loader: &Loader, grid: &Grid) -> impl Iterator<Item = Source> + use<> {
+        let has_warpgroups = loader.has_warpgroups() && codes::has_warpgroups(grid);
+        let files = std::iter::once(CODES).chain(has_warpgroups.then_some(CODES_WARPGROUP));
+        let variant = codes::variant(grid);
+        files.map(move |file| (file, variant.clone()))
+    }
+
     fn load(loader: &mut Loader, grid: &Grid) -> Result<Self, DeviceError> {
         let variant = codes::variant(grid);
         let suffix = variant.replace(',', "_");
-        let mut kernel = |name| loader.kernel("codes.cu", &variant, &format!("{name}_{suffix}"));
+        let has_warpgroups = loader.has_warpgroups() && codes::has_warpgroups(grid);
+        let mut kernel = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
+        let mut warpgroup = |tiles: CodesTiles| {
+            let kernel = kernel(CODES_WARPGROUP, tiles.kernel())?;
+            kernel.set_shared_limit(tiles.shared_bytes(grid) as u32).map_err(start)?;
+            Ok::<_, DeviceError>(kernel)
+        };
+        let [middle, wide] = CodesTiles::ALL;
+        let warpgroups = if has_warpgroups { Some([warpgroup(middle)?, warpgroup(wide)?]) } else { None };
+        let mut kernel = |name| kernel(CODES, name);
         Ok(Self {
             grid: *grid,
+            warpgroups,
             gemv: kernel("gemv")?,
             gemm_narrow: kernel("gemm_narrow")?,
             gemm_middle: kernel("gemm_middle")?,
@@ -170,13 +194,6 @@ impl CodesKernels {
     /// Launches a product.
     fn multiply(&self, queue: &Queue, division: &Division, product: &PartProduct) -> Result<(), DeviceError> {
         let PartProduct { rows, outputs, inner, .. } = *product;
-        let warps = inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
-        let (kernel, tile_outputs, tile_rows, threads) = match division.tiles_of_codes(rows, outputs) {
-            Tiles::Vectors => (&self.gemv, 16, 8, 32 * warps),
-            Tiles::Narrow => (&self.gemm_narrow, 32, 32, 32 * warps),
-            Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
-            Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
-        };
         let call = CodesProduct {
             w: self.codes(product.w, outputs, inner),
             x: product.x,
@@ -187,8 +204,23 @@ impl CodesKernels {
             accumulates: product.accumulates.into(),
             span_shift: product.span_shift,
         };
-        let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
-        queue.launch(kernel, Shape::of(blocks, threads), &[(&call).into()])
+        let by_warpgroups =
+            self.warpgroups.as_ref().zip(division.tiles_of_codes_by_warpgroups(rows, outputs));
+        let (kernel, shape) = if let Some((kernels, tiles)) = by_warpgroups {
+            let shape = Shape::new(tiles.count(rows, outputs), CodesTiles::THREADS);
+            (&kernels[tiles as usize], shape.with_shared(tiles.shared_bytes(&self.grid)))
+        } else {
+            let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
+            let (kernel, tile_outputs, tile_rows, threads) = match division.tiles_of_codes(rows, outputs) {
+                Tiles::Vectors => (&self.gemv, 16, 8, threads),
+                Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
+                Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
+                Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
+            };
+            let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
+            (kernel, Shape::of(blocks, threads))
+        };
+        queue.launch(kernel, shape, &[(&call).into()])
     }
 }
 

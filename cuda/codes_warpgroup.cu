@@ -1,0 +1,347 @@
+// Products of activations and a matrix of codes (codes_product.cuh) by wgmma, with the bits of codes.cu: for sm_90a, and
+// more than 32 rows.
+//
+// Operands  The codes of a lane, as codes.cuh packs them, are unpacked into registers, which are the first operand. x
+//           is the second one, in shared memory. Of 32 bytes of a row of x, lane `quad` has 8 adjacent ones in mma (of
+//           bf16: of 64 bytes, 16 adjacent ones for two mma); wgmma reads those of a lane from two words of 16 bytes.
+//           So x is copied in quarters of words, which are permuted.
+// Tiles     of 128 outputs, 64 for each of two groups of four warps, and ROWS rows. A stage has 128 bytes of a row of
+//           x: a block of 64 columns of bf16, or two blocks of 8-bit integers, with their codes. cp.async copies it.
+// Units     The columns of a chunk in a block are a unit: its products are begun together. If the chunk ends with it,
+//           its chains are scaled and added before the products of the next unit begin. In the meantime, the tensor
+//           cores compute those of the other group, and of another block on the multiprocessor.
+// Limits    Few rows: bytes of w. Many rows: flops, and about as many instructions of other units: three for a sum of
+//           128 columns of 8-bit integers, one or two for one of 64 columns of bf16. None of it is measured yet.
+// Sources   PTX ISA, "Asynchronous warpgroup level matrix instructions" (first operand in registers); Frantar et al.,
+//           "MARLIN", section 3 (codes in the order of the operands); codes_product.cuh.
+#include "codes_product.cuh"
+#include "product.cuh"
+#include "warpgroup.cuh"
+
+template <int ROWS>
+struct Tile {
+    static constexpr int warps = 8, threads = 32 * warps, outputs = warps * TILE_OUTPUTS, rows = ROWS;
+};
+using Middle = Tile<64>;
+using Wide = Tile<128>;
+
+// What the sum of a chunk of a row is multiplied by: the scale of x, and by the minima of w: the sum of x, scaled.
+struct __align__(8) RowFactors {
+    float scale, sum;
+};
+struct __align__(16) RowSpans {
+    Span halves[2];
+};
+
+// Dynamic shared memory.
+template <class F, class Shape>
+struct Shared {
+    static constexpr bool has_spans = F::has_quantised_rows;
+    static constexpr bool has_factors = has_spans || F::has_minima;
+    static constexpr int blocks = has_spans ? 2 : 1, stages = has_spans ? 4 : 6;
+    static constexpr int units = blocks * F::chunks, parts = 4 / units;  // parts of 32 bytes, of a unit
+    uint4 x[stages][Shape::rows][TILE_WORDS], w[stages][blocks][Shape::warps][F::block_bytes / 16];
+    float4 totals[Shape::rows / 8][Shape::threads];  // of each thread
+    RowSpans spans[has_spans ? stages : 1][blocks][Shape::rows];
+    RowFactors factors[2][units][Shape::rows];  // of this stage and the one before it
+};
+
+// The place of a quarter of a word in a row of a stage.
+template <class F>
+DEVICE int place_of_quarter(int quarter) {
+    if constexpr (F::has_quantised_rows) return (quarter & ~7) + quarter % 2 * 4 + quarter % 8 / 2;
+    return (quarter & ~15) + quarter % 4 * 4 + quarter % 16 / 4;
+}
+
+// The quarter at a place of a row of x.
+template <class Row>
+DEVICE uint32_t quarter_at(const Row& x, int row, int place) {
+    return reinterpret_cast<const uint32_t*>(&x[row][place_of_word<TILE_WORDS>(row, place / 4)])[place % 4];
+}
+
+// Copies stages of a tile of x, with their spans, and of w.
+template <class F, class Shape>
+struct StageCopy {
+    using Memory = Shared<F, Shape>;
+    static constexpr int BLOCKS = Memory::blocks, ROWS_APART = Shape::threads / 32;
+    static_assert(ROWS_APART == 8, "the rows of a thread have their words at the same place");
+    const CodesProduct& call;
+    const uint8_t *tile, *from;  // the tile of w of this warp; the quarter of this thread in its first row and block
+    int first_row, num_blocks, quarter;
+
+    DEVICE StageCopy(const CodesProduct& call, TilePlace place) : call(call), first_row(place.row) {
+        num_blocks = count_blocks(call.w);
+        quarter = threadIdx.x % 32;
+        const int warp = threadIdx.x / 32, last = (call.w.rows - 1) / TILE_OUTPUTS;
+        tile = tile_of<F>(call.w, min(place.output / TILE_OUTPUTS + warp, last));
+        from = call.x + (first_row + warp) * row_bytes<F>(call.w);
+        from += quarter / (32 / BLOCKS) * X_BYTES<F> + quarter % (32 / BLOCKS) * 4;
+    }
+
+    DEVICE void copy_codes(Memory& to, int stage, int slot) const {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            if (stage * BLOCKS >= num_blocks) break;
+            // The block behind the last one is multiplied by zeros.
+            const uint8_t* codes = tile + min(stage * BLOCKS + b, num_blocks - 1) * F::block_bytes;
+#pragma unroll
+            for (int n = lane; n < F::block_bytes / 16; n += 32)
+                copy_async16(&to.w[slot][b][warp][n], codes + n * 16);
+        }
+    }
+
+    DEVICE void copy_x(Memory& to, int stage, int slot) const {
+        const int block = stage * BLOCKS + quarter / (32 / BLOCKS);
+        const bool has_columns = Memory::has_spans ? block < num_blocks : block * BLOCK + quarter * 2 < call.w.columns;
+        const uint8_t* source = from + stage * BLOCKS * X_BYTES<F>;
+        const int first = threadIdx.x / 32, place = place_of_quarter<F>(quarter);
+        uint4* const word = &to.x[slot][first][place_of_word<TILE_WORDS>(first, place / 4)];
+#pragma unroll
+        for (int n = 0; n < Shape::rows / ROWS_APART; n++) {
+            const bool exists = has_columns && first_row + first + n * ROWS_APART < call.rows;
+            uint32_t* const target = reinterpret_cast<uint32_t*>(word + n * ROWS_APART * TILE_WORDS) + place % 4;
+            copy_async4(target, exists ? source + n * ROWS_APART * row_bytes<F>(call.w) : call.x, exists ? 4 : 0);
+        }
+        if constexpr (Memory::has_spans) {
+            const int row = threadIdx.x;
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++) {
+                if (row >= Shape::rows) break;
+                const int block = stage * BLOCKS + b;
+                const bool exists = block < num_blocks && first_row + row < call.rows;
+                const uint8_t* spans = call.x + (first_row + row) * row_bytes<F>(call.w) + block * X_BYTES<F> + BLOCK;
+                copy_async16(&to.spans[slot][b][row], exists ? spans : call.x, exists ? 16 : 0);
+            }
+        }
+        copy_commit();
+    }
+};
+
+// The factors of the rows for the units of a stage. The sums of x are those of codes.cu: chains of products with ones,
+// or, of quantised rows, the sums of the blocks of the chunk in order, of which `scaled_sum` has those before.
+template <class F, class Shape, class IsEnd>
+DEVICE void find_factors(Shared<F, Shape>& shared, int stage, int slot, float& scaled_sum, IsEnd is_end) {
+    using Memory = Shared<F, Shape>;
+    RowFactors(&to)[Memory::units][Shape::rows] = shared.factors[stage % 2];
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
+    if constexpr (Memory::has_spans) {
+        const int row = threadIdx.x;
+        if (row >= Shape::rows) return;
+#pragma unroll
+        for (int u = 0; u < Memory::units; u++) {
+            const Span(&spans)[2] = shared.spans[slot][u / F::chunks][row].halves;
+            const int chunk = u % F::chunks;
+            scaled_sum += F::chunks > 1 ? spans[chunk].scaled_sum : spans[0].scaled_sum + spans[1].scaled_sum;
+            if (!is_end(u)) continue;
+            to[u][row] = {spans[F::chunks > 1 ? chunk : 0].scale, scaled_sum};
+            scaled_sum = 0;
+        }
+    } else {
+        if (warp >= Shape::rows / 16) return;
+#pragma unroll
+        for (int u = 0; u < Memory::units; u++) {
+            float d[4] = {};
+#pragma unroll
+            for (int part = u * Memory::parts; part < (u + 1) * Memory::parts; part++) {
+                uint32_t a[4];
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    a[r] = quarter_at(shared.x[slot], warp * 16 + group + r % 2 * 8, part * 8 + r / 2 * 4 + quad);
+                mma<bf16>(d, a, {ONES, ONES});
+            }
+            if (quad != 0) continue;
+            to[u][warp * 16 + group].sum = d[0];
+            to[u][warp * 16 + group + 8].sum = d[2];
+        }
+    }
+}
+
+// Adds the chains of a chunk to the sums of its segment.
+template <class F, int N>
+DEVICE void add_chunk(float (&sums)[N][4], typename F::Sum (&chains)[N][4], const Factors& factors,
+                      const RowFactors* rows, int quad) {
+    constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const float4 pair = *reinterpret_cast<const float4*>(rows + j * 8 + quad * 2);
+        const RowFactors row[2] = {{pair.x, pair.y}, {pair.z, pair.w}};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            float scale = factors.scale[e / 2];
+            if constexpr (F::has_quantised_rows) scale = __fmul_rn(scale * UNIT, row[e % 2].scale);
+            sums[j][e] = __fmaf_rn(scale, chains[j][e], sums[j][e]);
+            if constexpr (F::has_minima) sums[j][e] = __fmaf_rn(factors.minimum[e / 2], row[e % 2].sum, sums[j][e]);
+        }
+    }
+}
+
+// Unpacks the codes of block `number` of a stage to operands.
+template <class F>
+DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes, int lane) {
+    LaneBlock<F> block;
+    load_codes(block, codes, lane);
+    constexpr int PARTS = F::has_quantised_rows ? 2 : 4;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            operands[number * PARTS + part][r] = F::has_quantised_rows
+                                                     ? F::Code::four(block.codes, 2 * part + r / 2, r % 2)
+                                                     : F::Code::pair(block.codes, part, r);
+}
+
+// Grid (tiles).
+template <class F, class Shape>
+DEVICE void gemm(const CodesProduct& call) {
+    using Memory = Shared<F, Shape>;
+    constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, UNITS = Memory::units, PARTS = Memory::parts;
+    constexpr int TILES = Shape::rows / 8;
+    Memory& shared = *reinterpret_cast<Memory*>(first_tile());
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
+    const TilePlace place = place_of_block<Shape>(call.rows, call.w.rows);
+    const StageCopy<F, Shape> copy(call, place);
+    const int num_blocks = copy.num_blocks, num_stages = ceil_div(num_blocks, BLOCKS);
+    using Scales = LaneBlock<F>[BLOCKS];  // without codes
+    auto load = [&](Scales& scales, int stage) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+            if (stage * BLOCKS + b < num_blocks) load_scales(scales[b], call.w, copy.tile, stage * BLOCKS + b, lane);
+    };
+
+    Scales scales = {};
+    for (int stage = 0; stage < STAGES - 2; stage++) copy.copy_codes(shared, stage, stage);
+    dependency_wait();
+    dependency_launch();
+    for (int stage = 0; stage < STAGES - 2; stage++) copy.copy_x(shared, stage, stage);
+    typename F::Sum chains[TILES][4] = {};
+    float sums[TILES][4] = {}, scaled_sum = 0;
+    uint32_t operands[4][4];
+#pragma unroll
+    for (int j = 0; j < TILES; j++) shared.totals[j][threadIdx.x] = {0, 0, 0, 0};
+
+    bool is_new = true;  // the next products begin a chunk
+    auto block_of = [&](int stage, int unit) { return stage * BLOCKS + (unit < 0 ? -1 : unit / F::chunks); };
+    auto is_end = [&](int block) {
+        if (!F::has_quantised_rows || F::chunks > 1) return true;
+        return ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == num_blocks;
+    };
+    // Before the products of a unit: those before are complete, and if a chunk ends with them, it is added.
+    auto end_unit_before = [&](int stage, int unit, const LaneBlock<F>& scales) {
+        const int block = block_of(stage, unit - 1);
+        const bool has_chunk = block >= 0 && block < num_blocks && is_end(block);
+        if (unit == 0 || has_chunk) {
+            wait_for_products<0>();
+            keep_sums(chains);
+            keep_words(operands);
+        }
+        if (!has_chunk) return;
+        const int before = (unit - 1 + UNITS) % UNITS, chunk = before % F::chunks;
+        const RowFactors* rows = shared.factors[(unit == 0 ? stage + 1 : stage) % 2][before];
+        add_chunk<F>(sums, chains, factors_of<F>(call.w, scales, chunk), rows, quad);
+        is_new = true;
+        if (chunk < F::chunks - 1 || ((block + 1) % SEGMENT_BLOCKS != 0 && block + 1 < num_blocks)) return;
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            float4& total = shared.totals[j][threadIdx.x];
+            total = {total.x + sums[j][0], total.y + sums[j][1], total.z + sums[j][2], total.w + sums[j][3]};
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[j][e] = 0;
+        }
+    };
+    int slot = 0, free_slot = STAGES - 2;
+    for (int stage = 0; stage < num_stages; stage++) {
+        const LaneBlock<F> last_scales = scales[BLOCKS - 1];
+        load(scales, stage);
+        copy_wait<STAGES - 3>();
+        products_see_writes();
+        __syncthreads();  // the stage is complete, and the one before the last has been read
+        copy.copy_codes(shared, stage + STAGES - 2, free_slot);
+        copy.copy_x(shared, stage + STAGES - 2, free_slot);
+        if constexpr (Memory::has_factors) {
+            find_factors(shared, stage, slot, scaled_sum, [&](int unit) { return is_end(block_of(stage, unit)); });
+            __syncthreads();
+        }
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            end_unit_before(stage, unit, unit == 0 ? last_scales : scales[(unit - 1) / F::chunks]);
+            if (unit == 0)
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++)
+                    unpack<F>(operands, b, reinterpret_cast<const uint8_t*>(shared.w[slot][b][warp]), lane);
+            begin_products();
+#pragma unroll
+            for (int part = unit * PARTS; part < (unit + 1) * PARTS; part++)
+                multiply(chains, operands[part], shared.x[slot][0], part, !is_new || part > unit * PARTS);
+            commit_products();
+            is_new = false;
+        }
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        free_slot = free_slot + 1 == STAGES ? 0 : free_slot + 1;
+    }
+    end_unit_before(num_stages, 0, scales[BLOCKS - 1]);
+    copy_wait<0>();  // zeros, behind the last stage
+#pragma unroll
+    for (int j = 0; j < TILES; j++) {
+        const float4 total = shared.totals[j][threadIdx.x];
+        const float elements[4] = {total.x, total.y, total.z, total.w};
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int output = place.output + warp * TILE_OUTPUTS + group + e / 2 * 8;
+            const int row = place.row + j * 8 + quad * 2 + e % 2;
+            if (output < call.w.rows && row < call.rows) finish(call, row, output, elements[e]);
+        }
+    }
+}
+
+// Blocks that a multiprocessor has shared memory for, and registers: those for minima and small chunks leave none.
+template <class F, class Shape>
+constexpr int blocks_at_a_time() {
+    constexpr bool has_registers = !F::has_minima && F::chunk == BLOCK && F::Scale::bytes < scale32::bytes;
+    constexpr bool has_memory = 2 * (sizeof(Shared<F, Shape>) + 2 * TILE_ALIGNMENT) <= (228 << 10);
+    return has_registers && has_memory ? 2 : 1;
+}
+
+#define KERNEL(NAME, SHAPE, CODE, CHUNK, SCALE, MINIMUM, X)                                                     \
+    extern "C" __global__ void                                                                                 \
+    __launch_bounds__(SHAPE::threads, (blocks_at_a_time<Format<CODE, CHUNK, SCALE, MINIMUM, X>, SHAPE>()))      \
+    NAME##_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {                                \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, SHAPE>(product);                                          \
+    }                                                                                                          \
+    EXPORT(NAME##_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
+#define KERNELS(...)                                      \
+    KERNEL(gemm_warpgroup_middle, Middle, __VA_ARGS__)    \
+    KERNEL(gemm_warpgroup_wide, Wide, __VA_ARGS__)
+// Formats with chunks of 32 and 64 columns, for bf16 and 8-bit integers. For a model, its variants alone are compiled.
+#ifdef VARIANT
+KERNELS(VARIANT)
+#else
+KERNELS(code4, 32, scale16, centred, bf16)
+KERNELS(code4, 32, scale16, affine, bf16)
+KERNELS(code4, 32, nested, affine, bf16)
+KERNELS(code4, 64, scale16, centred, bf16)
+KERNELS(code4, 64, scale16, affine, bf16)
+KERNELS(code5, 32, scale16, centred, bf16)
+KERNELS(code5, 32, scale16, affine, bf16)
+KERNELS(code5, 32, nested, affine, bf16)
+KERNELS(code8, 32, scale16, centred, bf16)
+KERNELS(code8, 32, scale16, affine, bf16)
+KERNELS(code8, 64, scale16, centred, bf16)
+KERNELS(code8, 64, scale16, affine, bf16)
+KERNELS(code8, 64, scale32, centred, bf16)
+KERNELS(e4m3, 64, scale16, centred, bf16)
+KERNELS(e4m3, 64, scale32, centred, bf16)
+KERNELS(code4, 32, scale16, centred, int8)
+KERNELS(code4, 32, scale16, affine, int8)
+KERNELS(code4, 32, nested, affine, int8)
+KERNELS(code4, 64, scale16, centred, int8)
+KERNELS(code4, 64, scale16, affine, int8)
+KERNELS(code5, 32, scale16, centred, int8)
+KERNELS(code5, 32, scale16, affine, int8)
+KERNELS(code5, 32, nested, affine, int8)
+KERNELS(code8, 32, scale16, centred, int8)
+KERNELS(code8, 32, scale16, affine, int8)
+KERNELS(code8, 64, scale16, centred, int8)
+KERNELS(code8, 64, scale16, affine, int8)
+KERNELS(code8, 64, scale32, centred, int8)
+#endif
