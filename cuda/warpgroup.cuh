@@ -112,7 +112,9 @@ DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int
 
 // Lets wgmma see what this thread has written to shared memory, after the next barrier.
 DEVICE void products_see_writes() {
-#if !defined(PENSTOCK_HOST) && __CUDA_ARCH__ >= 900
+#ifdef PENSTOCK_HOST
+    emu::products_see_writes();
+#elif __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }

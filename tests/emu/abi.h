@@ -19,6 +19,7 @@ struct Access {
     unsigned size;
     bool is_write, is_atomic;
     bool is_pending;      // the begin of an asynchronous copy: the destination has no defined value yet
+    bool is_of_product;   // by the tensor cores (wgmma)
     bool is_early;        // this thread has not yet waited for the previous launch (dependency_wait)
     unsigned block, thread;
     unsigned interval;    // barriers that the block has passed
@@ -30,6 +31,7 @@ struct Access {
 struct Observer {
     void (*access)(const Access&);
     void (*begin_block)(const Observer&);  // the content of shared memory is undefined again
+    void (*products_see_writes)(unsigned thread);  // wgmma may read what the thread has written so far
     bool (*is_pinned)(const void*, size_t);  // memory of the host that kernels may use
     uintptr_t device, device_end;
     uintptr_t dynamic_shared, dynamic_shared_end;

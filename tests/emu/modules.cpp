@@ -136,12 +136,14 @@ struct Arguments {
 
 static void observe_access(const Access& access) { shadow.access(access); }
 static void observe_block(const Observer& observer) { shadow.begin_block(observer); }
+static void observe_fence(unsigned thread) { shadow.products_see_writes(thread); }
 
 static CUresult run_kernel(const Kernel* kernel, Launch launch) {
     if (!launch.grid[0] || !launch.grid[1] || !launch.grid[2]) return CUDA_SUCCESS;  // without its only block
     Observer observer{};
     if (shadow.is_on) {
         observer.access = observe_access, observer.begin_block = observe_block, observer.is_pinned = is_pinned;
+        observer.products_see_writes = observe_fence;
         device_range(observer.device, observer.device_end);
         launch.observer = &observer;
         shadow.begin_launch();

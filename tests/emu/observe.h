@@ -5,10 +5,11 @@
 namespace emu {
 
 struct AccessKind {
-    bool is_write, is_atomic, is_pending;
+    bool is_write, is_atomic, is_pending, is_of_product = false;
 };
 constexpr AccessKind READ{false, false, false}, WRITE{true, false, false}, PENDING{true, false, true};
 constexpr AccessKind ATOMIC_READ{false, true, false}, ATOMIC_WRITE{true, true, false};
+constexpr AccessKind PRODUCT_READ{false, false, false, true};
 
 inline __attribute__((always_inline)) void observe(const volatile void* pointer, size_t size, AccessKind kind,
                                                    void* pc) {
@@ -25,8 +26,8 @@ inline __attribute__((always_inline)) void observe(const volatile void* pointer,
         if (o.is_pinned(const_cast<const void*>(pointer), size)) return;
         fail_at(pc, "%s of host memory at %p", kind.is_write ? "write" : "read", const_cast<const void*>(pointer));
     }
-    o.access({p, unsigned(size), kind.is_write, kind.is_atomic, kind.is_pending, b->is_dependent && !self->has_waited,
-              b->linear, self->linear, b->interval, self->warp->syncs, pc});
+    o.access({p, unsigned(size), kind.is_write, kind.is_atomic, kind.is_pending, kind.is_of_product,
+              b->is_dependent && !self->has_waited, b->linear, self->linear, b->interval, self->warp->syncs, pc});
 }
 
 }  // namespace emu

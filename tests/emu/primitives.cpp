@@ -302,6 +302,10 @@ void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const voi
     begin_product({nullptr, b, rows, part, Products::INT8, adds, __builtin_return_address(0)}, d, a, file, line);
 }
 
+void products_see_writes() {
+    if (const Observer* observer = block->observer) observer->products_see_writes(self->linear);
+}
+
 void commit_products(const char* file, int line) {
     collective(ALL_LANES, self, [](void**, unsigned) {
         Products& products = runner->products[self->warp->number];
@@ -320,8 +324,8 @@ void wait_for_products(unsigned pending, const char* file, int line) {
             const Products::Product& p = all.pending[i];
             for (unsigned half = 0; half < 2; half++) {
                 const unsigned word = 2 * p.part + half;
-                for (unsigned m = 0; p.a && m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, READ, p.pc);
-                for (unsigned n = 0; n < p.rows; n++) observe(word_of(p.b, n, word), 16, READ, p.pc);
+                for (unsigned m = 0; p.a && m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, PRODUCT_READ, p.pc);
+                for (unsigned n = 0; n < p.rows; n++) observe(word_of(p.b, n, word), 16, PRODUCT_READ, p.pc);
             }
             for (unsigned lane = 0; !p.a && lane < WARP; lane++)
                 if (memcmp(p.a_words[lane], p.a_values[lane], sizeof p.a_values[lane]))

@@ -327,6 +327,7 @@ def kernel(name: str) -> list[float]:
         "histogram_without_atomics": ((2, 64), (x, out, 128)),
         "copy_left_pending": ((1, 32), (x,)),
         "product_left_pending": ((1, 128, 9 << 10), ()),
+        "product_of_unseen_tile": ((1, 128, 9 << 10), ()),
         "product_of_used_tile": ((1, 128, 9 << 10), ()),
         "product_of_used_registers": ((1, 128, 9 << 10), ()),
         "copy_misaligned": ((1, 32), (x,)),

@@ -46,6 +46,7 @@ class Shadow {
     // A kernel of `doing`.
     void begin_launch() { launch++; }
     void begin_block(const Observer&);
+    void products_see_writes(unsigned thread) { fences[thread]++; }
     void access(const Access&);
 
   private:
@@ -60,6 +61,7 @@ class Shadow {
         uint16_t thread, interval;
         uint8_t bytes;
         bool is_atomic;
+        uint32_t fences;  // calls of products_see_writes by the thread before it
     };
     struct Threads {
         Last write, read;
@@ -77,6 +79,7 @@ class Shadow {
     uint32_t block_run = 0;  // a number of the block, of all launches
     std::vector<Threads> shared_threads;    // per 4 bytes of shared memory, dynamic and then static
     std::vector<uint32_t> shared_written;  // the block that wrote them
+    uint32_t fences[1024] = {};            // calls of products_see_writes by each thread of a block
 
     State state_of(size_t offset) const;
     void check_operation(uintptr_t begin, size_t size, bool is_write, const Doing&, const Access*);

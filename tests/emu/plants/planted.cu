@@ -61,9 +61,21 @@ EXPORT(copy_left_pending)
 DEVICE uint4* zero_tile() {
     uint4* const tile = first_tile();
     for (int i = threadIdx.x; i < 64 * TILE_WORDS; i += blockDim.x) tile[i] = {0, 0, 0, 0};
+    products_see_writes();
     __syncthreads();
     return tile;
 }
+
+extern "C" __global__ void product_of_unseen_tile() {
+    uint4* tile = zero_tile();
+    tile[threadIdx.x] = {0, 0, 0, 0};  // products_see_writes is missing
+    __syncthreads();
+    float sums[4][4] = {};
+    multiply<bf16, 32>(sums, tile, tile, 0);
+    commit_products();
+    wait_for_products<0>();
+}
+EXPORT(product_of_unseen_tile)
 
 extern "C" __global__ void product_left_pending() {
     const uint4* tile = zero_tile();
