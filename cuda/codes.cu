@@ -15,7 +15,7 @@
 //           before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
-//           For sm_90a and more than 32 rows, those of codes_warpgroup.cu replace middle and wide, if it has the format.
+//           codes_warpgroup.cu replaces middle and wide on sm_90a, for more than 32 rows and most formats.
 // Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
 #include "codes_product.cuh"
 #include "tokens.cuh"

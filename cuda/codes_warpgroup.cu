@@ -1,17 +1,22 @@
-// Products of activations and a matrix of codes (codes_product.cuh) by wgmma, with the bits of codes.cu: for sm_90a, and
+// Products of activations and a matrix of codes (codes_product.cuh) by wgmma, in the order of codes.cu: for sm_90a and
 // more than 32 rows.
 //
-// Operands  The codes of a lane, as codes.cuh packs them, are unpacked into registers, which are the first operand. x
-//           is the second one, in shared memory. Of 32 bytes of a row of x, lane `quad` has 8 adjacent ones in mma (of
-//           bf16: of 64 bytes, 16 adjacent ones for two mma); wgmma reads those of a lane from two words of 16 bytes.
-//           So x is copied in quarters of words, which are permuted.
+// Operands  The first operand is the codes, which each lane unpacks into registers, as codes.cuh packs them. The second
+//           one is x, in shared memory. The registers of a lane hold other columns than wgmma expects, so x is permuted
+//           accordingly when it is copied, in quarters of 16-byte words. Quarter i of a row of a stage goes to
+//
+//               8-bit integers    i = 8 a + 2 quad + b            to    8 a + 4 b + quad
+//               bf16              i = 16 a + 4 quad + b           to    16 a + 4 b + quad
+//
 // Tiles     of 128 outputs, 64 for each of two groups of four warps, and ROWS rows. A stage has 128 bytes of a row of
 //           x: a block of 64 columns of bf16, or two blocks of 8-bit integers, with their codes. cp.async copies it.
-// Units     The columns of a chunk in a block are a unit: its products are begun together. If the chunk ends with it,
-//           its chains are scaled and added before the products of the next unit begin. In the meantime, the tensor
-//           cores compute those of the other group, and of another block on the multiprocessor.
-// Limits    Few rows: bytes of w. Many rows: flops, and about as many instructions of other units: three for a sum of
-//           128 columns of 8-bit integers, one or two for one of 64 columns of bf16. None of it is measured yet.
+// Slices    The columns of a chunk in a block are a slice: its products are begun together. If the chunk ends with it,
+//           its chains are scaled and added before the products of the next slice begin. In the meantime, the tensor
+//           cores compute those of the other group.
+// Limits    Few rows: bytes of w. Many rows: flops of the tensor cores, or of the other units: for each sum and chunk,
+//           bf16 takes one fused multiply-add, two with minima; 8-bit integers a conversion and a multiplication more.
+//           For 128 columns in groups of 32, with minima and integers, that is 16 operations instead of 3. It is not
+//           measured.
 // Sources   PTX ISA, "Asynchronous warpgroup level matrix instructions" (first operand in registers); Frantar et al.,
 //           "MARLIN", section 3 (codes in the order of the operands); codes_product.cuh.
 #include "codes_product.cuh"
@@ -25,7 +30,7 @@ struct Tile {
 using Middle = Tile<64>;
 using Wide = Tile<128>;
 
-// What the sum of a chunk of a row is multiplied by: the scale of x, and by the minima of w: the sum of x, scaled.
+// The factors of a row of x for a chunk: of the chain, its scale; of the minimum of w, the scaled sum.
 struct __align__(8) RowFactors {
     float scale, sum;
 };
@@ -33,17 +38,35 @@ struct __align__(16) RowSpans {
     Span halves[2];
 };
 
+// The stages of a block.
+template <class F, class Shape>
+struct Ring {
+    static constexpr int blocks = F::has_quantised_rows ? 2 : 1, stages = F::has_quantised_rows ? 4 : 6;
+    static constexpr int slices = blocks * F::chunks, parts = 4 / slices;  // parts of 32 bytes, of a slice
+    uint4 x[stages][Shape::rows][TILE_WORDS], w[stages][blocks][Shape::warps][F::block_bytes / 16];
+};
+// The spans of x in the stages, if it has any.
+template <class F, class Shape, bool = F::has_quantised_rows>
+struct Spans {};
+template <class F, class Shape>
+struct Spans<F, Shape, true> {
+    using Stages = Ring<F, Shape>;
+    RowSpans spans[Stages::stages][Stages::blocks][Shape::rows];
+};
+// The factors of the slices of this stage and the one before it, if they are needed.
+template <class F, class Shape, bool = F::has_quantised_rows || F::has_minima>
+struct SliceFactors {
+    static constexpr bool has_factors = false;
+};
+template <class F, class Shape>
+struct SliceFactors<F, Shape, true> {
+    static constexpr bool has_factors = true;
+    RowFactors factors[2][Ring<F, Shape>::slices][Shape::rows];
+};
 // Dynamic shared memory.
 template <class F, class Shape>
-struct Shared {
-    static constexpr bool has_spans = F::has_quantised_rows;
-    static constexpr bool has_factors = has_spans || F::has_minima;
-    static constexpr int blocks = has_spans ? 2 : 1, stages = has_spans ? 4 : 6;
-    static constexpr int units = blocks * F::chunks, parts = 4 / units;  // parts of 32 bytes, of a unit
-    uint4 x[stages][Shape::rows][TILE_WORDS], w[stages][blocks][Shape::warps][F::block_bytes / 16];
+struct Shared : Ring<F, Shape>, Spans<F, Shape>, SliceFactors<F, Shape> {
     float4 totals[Shape::rows / 8][Shape::threads];  // of each thread
-    RowSpans spans[has_spans ? stages : 1][blocks][Shape::rows];
-    RowFactors factors[2][units][Shape::rows];  // of this stage and the one before it
 };
 
 // The place of a quarter of a word in a row of a stage.
@@ -93,7 +116,8 @@ struct StageCopy {
 
     DEVICE void copy_x(Memory& to, int stage, int slot) const {
         const int block = stage * BLOCKS + quarter / (32 / BLOCKS);
-        const bool has_columns = Memory::has_spans ? block < num_blocks : block * BLOCK + quarter * 2 < call.w.columns;
+        const bool has_columns =
+            F::has_quantised_rows ? block < num_blocks : block * BLOCK + quarter * 2 < call.w.columns;
         const uint8_t* source = from + stage * BLOCKS * X_BYTES<F>;
         const int first = threadIdx.x / 32, place = place_of_quarter<F>(quarter);
         uint4* const word = &to.x[slot][first][place_of_word<TILE_WORDS>(first, place / 4)];
@@ -103,7 +127,7 @@ struct StageCopy {
             uint32_t* const target = reinterpret_cast<uint32_t*>(word + n * ROWS_APART * TILE_WORDS) + place % 4;
             copy_async4(target, exists ? source + n * ROWS_APART * row_bytes<F>(call.w) : call.x, exists ? 4 : 0);
         }
-        if constexpr (Memory::has_spans) {
+        if constexpr (F::has_quantised_rows) {
             const int row = threadIdx.x;
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
@@ -118,32 +142,32 @@ struct StageCopy {
     }
 };
 
-// The factors of the rows for the units of a stage. The sums of x are those of codes.cu: chains of products with ones,
+// The factors of the rows for the slices of a stage. The sums of x are those of codes.cu: chains of products with ones,
 // or, of quantised rows, the sums of the blocks of the chunk in order, of which `scaled_sum` has those before.
 template <class F, class Shape, class IsEnd>
 DEVICE void find_factors(Shared<F, Shape>& shared, int stage, int slot, float& scaled_sum, IsEnd is_end) {
     using Memory = Shared<F, Shape>;
-    RowFactors(&to)[Memory::units][Shape::rows] = shared.factors[stage % 2];
+    RowFactors(&to)[Memory::slices][Shape::rows] = shared.factors[stage % 2];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    if constexpr (Memory::has_spans) {
+    if constexpr (F::has_quantised_rows) {
         const int row = threadIdx.x;
         if (row >= Shape::rows) return;
 #pragma unroll
-        for (int u = 0; u < Memory::units; u++) {
-            const Span(&spans)[2] = shared.spans[slot][u / F::chunks][row].halves;
-            const int chunk = u % F::chunks;
+        for (int slice = 0; slice < Memory::slices; slice++) {
+            const Span(&spans)[2] = shared.spans[slot][slice / F::chunks][row].halves;
+            const int chunk = slice % F::chunks;
             scaled_sum += F::chunks > 1 ? spans[chunk].scaled_sum : spans[0].scaled_sum + spans[1].scaled_sum;
-            if (!is_end(u)) continue;
-            to[u][row] = {spans[F::chunks > 1 ? chunk : 0].scale, scaled_sum};
+            if (!is_end(slice)) continue;
+            to[slice][row] = {spans[F::chunks > 1 ? chunk : 0].scale, scaled_sum};
             scaled_sum = 0;
         }
     } else {
         if (warp >= Shape::rows / 16) return;
 #pragma unroll
-        for (int u = 0; u < Memory::units; u++) {
+        for (int slice = 0; slice < Memory::slices; slice++) {
             float d[4] = {};
 #pragma unroll
-            for (int part = u * Memory::parts; part < (u + 1) * Memory::parts; part++) {
+            for (int part = slice * Memory::parts; part < (slice + 1) * Memory::parts; part++) {
                 uint32_t a[4];
 #pragma unroll
                 for (int r = 0; r < 4; r++)
@@ -151,27 +175,30 @@ DEVICE void find_factors(Shared<F, Shape>& shared, int stage, int slot, float& s
                 mma<bf16>(d, a, {ONES, ONES});
             }
             if (quad != 0) continue;
-            to[u][warp * 16 + group].sum = d[0];
-            to[u][warp * 16 + group + 8].sum = d[2];
+            to[slice][warp * 16 + group] = {1, d[0]};
+            to[slice][warp * 16 + group + 8] = {1, d[2]};
         }
     }
 }
 
-// Adds the chains of a chunk to the sums of its segment.
+// Adds the chains of a chunk to the sums of its segment. `rows` are the factors, if there are any.
 template <class F, int N>
 DEVICE void add_chunk(float (&sums)[N][4], typename F::Sum (&chains)[N][4], const Factors& factors,
-                      const RowFactors* rows, int quad) {
+                      const RowFactors* rows) {
     constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const float4 pair = *reinterpret_cast<const float4*>(rows + j * 8 + quad * 2);
-        const RowFactors row[2] = {{pair.x, pair.y}, {pair.z, pair.w}};
+        RowFactors pair[2] = {};
+        if constexpr (F::has_quantised_rows || F::has_minima) {
+            const float4 both = *reinterpret_cast<const float4*>(rows + j * 8 + threadIdx.x % 4 * 2);
+            pair[0] = {both.x, both.y}, pair[1] = {both.z, both.w};
+        }
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float scale = factors.scale[e / 2];
-            if constexpr (F::has_quantised_rows) scale = __fmul_rn(scale * UNIT, row[e % 2].scale);
+            if constexpr (F::has_quantised_rows) scale = __fmul_rn(scale * UNIT, pair[e % 2].scale);
             sums[j][e] = __fmaf_rn(scale, chains[j][e], sums[j][e]);
-            if constexpr (F::has_minima) sums[j][e] = __fmaf_rn(factors.minimum[e / 2], row[e % 2].sum, sums[j][e]);
+            if constexpr (F::has_minima) sums[j][e] = __fmaf_rn(factors.minimum[e / 2], pair[e % 2].sum, sums[j][e]);
         }
     }
 }
@@ -181,12 +208,12 @@ template <class F>
 DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes, int lane) {
     LaneBlock<F> block;
     load_codes(block, codes, lane);
-    constexpr int PARTS = F::has_quantised_rows ? 2 : 4;
+    constexpr int BLOCK_PARTS = F::has_quantised_rows ? 2 : 4;
 #pragma unroll
-    for (int part = 0; part < PARTS; part++)
+    for (int part = 0; part < BLOCK_PARTS; part++)
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            operands[number * PARTS + part][r] = F::has_quantised_rows
+            operands[number * BLOCK_PARTS + part][r] = F::has_quantised_rows
                                                      ? F::Code::four(block.codes, 2 * part + r / 2, r % 2)
                                                      : F::Code::pair(block.codes, part, r);
 }
@@ -195,7 +222,7 @@ DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes,
 template <class F, class Shape>
 DEVICE void gemm(const CodesProduct& call) {
     using Memory = Shared<F, Shape>;
-    constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, UNITS = Memory::units, PARTS = Memory::parts;
+    constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, SLICES = Memory::slices, PARTS = Memory::parts;
     constexpr int TILES = Shape::rows / 8;
     Memory& shared = *reinterpret_cast<Memory*>(first_tile());
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
@@ -221,24 +248,24 @@ DEVICE void gemm(const CodesProduct& call) {
     for (int j = 0; j < TILES; j++) shared.totals[j][threadIdx.x] = {0, 0, 0, 0};
 
     bool is_new = true;  // the next products begin a chunk
-    auto block_of = [&](int stage, int unit) { return stage * BLOCKS + (unit < 0 ? -1 : unit / F::chunks); };
+    auto block_of = [&](int stage, int slice) { return stage * BLOCKS + slice / F::chunks; };
     auto is_end = [&](int block) {
         if (!F::has_quantised_rows || F::chunks > 1) return true;
         return ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == num_blocks;
     };
-    // Before the products of a unit: those before are complete, and if a chunk ends with them, it is added.
-    auto end_unit_before = [&](int stage, int unit, const LaneBlock<F>& scales) {
-        const int block = block_of(stage, unit - 1);
-        const bool has_chunk = block >= 0 && block < num_blocks && is_end(block);
-        if (unit == 0 || has_chunk) {
+    // After a slice: if a chunk ends with it, waits for the products, and adds its chains.
+    auto end_slice = [&](int stage, int slice, const LaneBlock<F>& scales, bool always_waits) {
+        const int block = block_of(stage, slice), chunk = slice % F::chunks;
+        const bool has_chunk = stage >= 0 && block < num_blocks && is_end(block);
+        if (always_waits || has_chunk) {
             wait_for_products<0>();
-            keep_sums(chains);
-            keep_words(operands);
+            keep_registers(chains);
+            keep_registers(operands);
         }
         if (!has_chunk) return;
-        const int before = (unit - 1 + UNITS) % UNITS, chunk = before % F::chunks;
-        const RowFactors* rows = shared.factors[(unit == 0 ? stage + 1 : stage) % 2][before];
-        add_chunk<F>(sums, chains, factors_of<F>(call.w, scales, chunk), rows, quad);
+        const RowFactors* rows = nullptr;
+        if constexpr (Memory::has_factors) rows = shared.factors[stage % 2][slice];
+        add_chunk<F>(sums, chains, factors_of<F>(call.w, scales, chunk), rows);
         is_new = true;
         if (chunk < F::chunks - 1 || ((block + 1) % SEGMENT_BLOCKS != 0 && block + 1 < num_blocks)) return;
 #pragma unroll
@@ -259,27 +286,30 @@ DEVICE void gemm(const CodesProduct& call) {
         copy.copy_codes(shared, stage + STAGES - 2, free_slot);
         copy.copy_x(shared, stage + STAGES - 2, free_slot);
         if constexpr (Memory::has_factors) {
-            find_factors(shared, stage, slot, scaled_sum, [&](int unit) { return is_end(block_of(stage, unit)); });
+            find_factors(shared, stage, slot, scaled_sum, [&](int slice) { return is_end(block_of(stage, slice)); });
             __syncthreads();
         }
 #pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            end_unit_before(stage, unit, unit == 0 ? last_scales : scales[(unit - 1) / F::chunks]);
-            if (unit == 0)
+        for (int slice = 0; slice < SLICES; slice++) {
+            if (slice == 0)
+                end_slice(stage - 1, SLICES - 1, last_scales, true);
+            else
+                end_slice(stage, slice - 1, scales[(slice - 1) / F::chunks], false);
+            if (slice == 0)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; b++)
                     unpack<F>(operands, b, reinterpret_cast<const uint8_t*>(shared.w[slot][b][warp]), lane);
             begin_products();
 #pragma unroll
-            for (int part = unit * PARTS; part < (unit + 1) * PARTS; part++)
-                multiply(chains, operands[part], shared.x[slot][0], part, !is_new || part > unit * PARTS);
+            for (int part = slice * PARTS; part < (slice + 1) * PARTS; part++)
+                multiply(chains, operands[part], shared.x[slot][0], part, !is_new || part > slice * PARTS);
             commit_products();
             is_new = false;
         }
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         free_slot = free_slot + 1 == STAGES ? 0 : free_slot + 1;
     }
-    end_unit_before(num_stages, 0, scales[BLOCKS - 1]);
+    end_slice(num_stages - 1, SLICES - 1, scales[BLOCKS - 1], true);
     copy_wait<0>();  // zeros, behind the last stage
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
@@ -294,13 +324,22 @@ DEVICE void gemm(const CodesProduct& call) {
     }
 }
 
-// Blocks that a multiprocessor has shared memory for, and registers: those for minima and small chunks leave none.
+// Blocks on a multiprocessor: two, if shared memory and 128 registers of a thread are enough. Integers, minima, small
+// chunks and scales of float32 need more registers.
 template <class F, class Shape>
 constexpr int blocks_at_a_time() {
-    constexpr bool has_registers = !F::has_minima && F::chunk == BLOCK && F::Scale::bytes < scale32::bytes;
-    constexpr bool has_memory = 2 * (sizeof(Shared<F, Shape>) + 2 * TILE_ALIGNMENT) <= (228 << 10);
+    constexpr int MULTIPROCESSOR = 228 << 10, SYSTEM = 1 << 10;  // bytes of shared memory; those that a block loses
+    constexpr bool is_simple = !F::has_quantised_rows && !F::has_minima && F::chunk == BLOCK;
+    constexpr bool has_registers = is_simple && F::Scale::bytes < scale32::bytes;
+    constexpr bool has_memory = 2 * (sizeof(Shared<F, Shape>) + TILE_ALIGNMENT + SYSTEM) <= MULTIPROCESSOR;
     return has_registers && has_memory ? 2 : 1;
 }
+
+// Sizes that the host knows, too (division.rs).
+template <class Code, int CHUNK, class X, class Shape>
+constexpr int SHARED_BYTES = sizeof(Shared<Format<Code, CHUNK, scale16, centred, X>, Shape>) + TILE_ALIGNMENT;
+static_assert(SHARED_BYTES<code4, 32, int8, Middle> == 111616 && SHARED_BYTES<code8, 32, int8, Wide> == 222208);
+static_assert(SHARED_BYTES<code4, 64, bf16, Middle> == 107520 && SHARED_BYTES<code8, 64, bf16, Wide> == 214016);
 
 #define KERNEL(NAME, SHAPE, CODE, CHUNK, SCALE, MINIMUM, X)                                                     \
     extern "C" __global__ void                                                                                 \

@@ -49,7 +49,7 @@ DEVICE void gemm(const Product<T>& product) {
     float d[Shape::row_tiles][4] = {};
     for (int column = first, segment = 0; column < columns.end; segment++) {
         const int end = min(columns.end, column + SEGMENT);
-        keep_sums(d);
+        keep_registers(d);
         for (; column < end; column += TILE_COLUMNS) {
             copy_wait<STAGES - 3>();
             products_see_writes();
@@ -67,7 +67,7 @@ DEVICE void gemm(const Product<T>& product) {
             free_stage = free_stage + 1 == STAGES ? 0 : free_stage + 1;
         }
         wait_for_products<0>();
-        keep_sums(d);
+        keep_registers(d);
         add_segment<Shape>(product, reinterpret_cast<float(&)[1][Shape::row_tiles][4]>(d),
                            place.output + warp * 16 + lane / 4, place.row + lane % 4 * 2, segment);
     }

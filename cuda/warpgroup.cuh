@@ -18,11 +18,10 @@ DEVICE uint4* first_tile() {
     return reinterpret_cast<uint4*>((size_t(bytes) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT);
 }
 
-#if defined(PENSTOCK_HOST) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define HAS_WARPGROUPS 1
+#ifndef PENSTOCK_HOST
+#ifndef __CUDA_ARCH_FEAT_SM90_ALL
+#error "wgmma exists on sm_90a only"
 #endif
-
-#if !defined(PENSTOCK_HOST) && defined(HAS_WARPGROUPS)
 
 // The registers %(10 t) to %(10 t + 9).
 #define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
@@ -89,10 +88,8 @@ template <class T, int ROWS>
 DEVICE void multiply(float (&d)[ROWS / 8][4], const uint4* a, const uint4* b, int part) {
 #ifdef PENSTOCK_HOST
     emu::multiply_tiles(d[0], ROWS, a, b, part, std::is_same_v<T, f16>);
-#elif defined(HAS_WARPGROUPS)
-    Instruction<T, ROWS>::multiply(d, descriptor(a, part), descriptor(b, part));
 #else
-    asm volatile("trap;");
+    Instruction<T, ROWS>::multiply(d, descriptor(a, part), descriptor(b, part));
 #endif
 }
 
@@ -103,10 +100,8 @@ template <class Sum, int N>
 DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int part, bool adds) {
 #ifdef PENSTOCK_HOST
     emu::multiply_registers(d[0], 8 * N, a, b, part, adds);
-#elif defined(HAS_WARPGROUPS)
-    multiply_registers(d, a, descriptor(b, part), adds);
 #else
-    asm volatile("trap;");
+    multiply_registers(d, a, descriptor(b, part), adds);
 #endif
 }
 
@@ -114,12 +109,14 @@ DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int
 DEVICE void products_see_writes() {
 #ifdef PENSTOCK_HOST
     emu::products_see_writes();
-#elif __CUDA_ARCH__ >= 900
+#else
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 DEVICE void begin_products() {
-#if !defined(PENSTOCK_HOST) && defined(HAS_WARPGROUPS)
+#ifdef PENSTOCK_HOST
+    emu::begin_products();
+#else
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
@@ -127,7 +124,7 @@ DEVICE void begin_products() {
 DEVICE void commit_products() {
 #ifdef PENSTOCK_HOST
     emu::commit_products();
-#elif defined(HAS_WARPGROUPS)
+#else
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
@@ -136,28 +133,26 @@ template <int PENDING>
 DEVICE void wait_for_products() {
 #ifdef PENSTOCK_HOST
     emu::wait_for_products(PENDING);
-#elif defined(HAS_WARPGROUPS)
+#else
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #endif
 }
 // The compiler does not move reads or writes of these registers to before or behind this place.
-template <int N>
-DEVICE void keep_sums(float (&d)[N][4]) {
-#if !defined(PENSTOCK_HOST)
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])::"memory");
+DEVICE void keep_register(float& x) {
+#ifndef PENSTOCK_HOST
+    asm volatile("" : "+f"(x)::"memory");
+#endif
+}
+template <class Word>
+DEVICE void keep_register(Word& x) {
+#ifndef PENSTOCK_HOST
+    asm volatile("" : "+r"(x)::"memory");
 #endif
 }
 template <class Word, int N>
-DEVICE void keep_words(Word (&d)[N][4]) {
-#if !defined(PENSTOCK_HOST)
+DEVICE void keep_registers(Word (&d)[N][4]) {
 #pragma unroll
     for (int i = 0; i < N; i++)
-        asm volatile("" : "+r"(d[i][0]), "+r"(d[i][1]), "+r"(d[i][2]), "+r"(d[i][3])::"memory");
-#endif
-}
-template <int N>
-DEVICE void keep_sums(int (&d)[N][4]) {
-    keep_words(d);
+#pragma unroll
+        for (int e = 0; e < 4; e++) keep_register(d[i][e]);
 }

@@ -171,7 +171,6 @@ make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
         ({"byte_offset": 2**64 - 1}, "input_ids must be a list of token ids, or an array"),
         ({"data": None}, "the tensor has values but no data"),
     ],
-    ids=str,
 )
 def test_capsule_is_checked_and_deleted_once(
     engine: Engine, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str | None
@@ -345,7 +344,6 @@ def test_defect_of_a_tokenizer_is_not_hidden(engine: Engine) -> None:
         {"response_format": {"type": "json_object", "json_schema": "{"}},
         {"response_format": {"type": "json_object", "json_schema": "[1]"}},
     ],
-    ids=str,
 )
 def test_invalid_parameter_is_refused_with_param_error(engine: Engine, config: dict[str, Any]) -> None:
     assert refusal(engine, config) is PARAM_ERROR

@@ -123,8 +123,12 @@ KERNELS_CHECKED = {
     "exchange_without_syncwarp": {"race in shared memory"},
     "copy_without_wait": {"read of shared memory that was never written"},
     "copy_into_used_stage": {"race in shared memory", "read of shared memory that was never written"},
-    "product_of_unseen_tile": {"read by wgmma before products_see_writes"},
-    "product_of_used_tile": {"race in shared memory", "read by wgmma before products_see_writes"},
+    "product_of_unseen_tile": {"read by wgmma before products_see_writes and a barrier"},
+    "product_of_tile_seen_late": {"read by wgmma before products_see_writes and a barrier"},
+    "product_of_used_tile": {
+        "race in shared memory",
+        "read by wgmma before products_see_writes and a barrier",
+    },
     "shared_never_written": {"read of shared memory that was never written"},
     "histogram_without_atomics": {"race in device memory"},
 }
@@ -136,6 +140,7 @@ KERNELS_FAIL = {
         ILLEGAL_ADDRESS,
         r"wgmma: registers of an operand were written before the wait at warpgroup\.cuh:\d+",
     ),
+    "product_without_begin": (LAUNCH_FAILED, "wgmma before begin_products"),
     "product_left_pending": (LAUNCH_FAILED, "a product of tiles is pending at the end"),
     "copy_misaligned": (
         ILLEGAL_ADDRESS,

@@ -79,18 +79,17 @@ def test_product_of_tiles_equals_the_product_of_matrices(dtype: str) -> None:
 
 
 def test_product_of_registers_and_a_tile_is_that_of_matrices() -> None:
-    shape = ((1,), 128)
-    a, b = (RANDOM.uniform(-2, 2, (64, 64)).astype(np.float32) for _ in "ab")
-    a, b = to_bits(a, "bf16"), to_bits(b, "bf16")
+    floats = (RANDOM.uniform(-2, 2, (64, 64)).astype(np.float32) for _ in "ab")
+    a, b = (to_bits(matrix, "bf16") for matrix in floats)
     d = np.zeros((64, 64), np.float32)
-    kernels().launch("multiply_registers_bf16", *shape, a, b, d, shared=9 << 10)
+    kernels().launch("multiply_registers_bf16", (1,), 128, a, b, d, shared=9 << 10)
     expected = to_floats(a).astype(np.float64) @ to_floats(b).astype(np.float64).T
     np.testing.assert_allclose(d, expected, rtol=0, atol=1e-4)
 
-    a, b = (RANDOM.integers(-128, 128, (64, 128)).astype(np.int8) for _ in "ab")
+    x, y = (RANDOM.integers(-128, 128, (64, 128)).astype(np.int8) for _ in "ab")
     sums = np.zeros((64, 64), np.int32)
-    kernels().launch("multiply_registers_int8", *shape, a, b, sums, shared=9 << 10)
-    assert np.array_equal(sums, a.astype(np.int32) @ b.astype(np.int32).T)
+    kernels().launch("multiply_registers_int8", (1,), 128, x, y, sums, shared=9 << 10)
+    assert np.array_equal(sums, x.astype(np.int32) @ y.astype(np.int32).T)
 
 
 @pytest.mark.parametrize("inner", [16, 32])

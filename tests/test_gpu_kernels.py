@@ -75,6 +75,10 @@ def test_variants_of_kernels_by_their_names() -> None:
         "codes.cu",
         "VARIANT=e4m3,32,scale16,centred,bf16",
     ]
+    assert definition("gemm_warpgroup_wide_code4_32_nested_affine_int8") == [
+        "codes_warpgroup.cu",
+        "VARIANT=code4,32,nested,affine,int8",
+    ]
     assert definition("embed_code4_32_nested_affine_int8") == [
         "codes.cu",
         "VARIANT=code4,32,nested,affine,int8",

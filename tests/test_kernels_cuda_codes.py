@@ -77,7 +77,7 @@ class Codes(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """``CodesProduct`` of ``cuda/codes.cu``."""
+    """``CodesProduct`` of ``cuda/codes_product.cuh``."""
 
     _fields_ = (
         ("w", Codes),
@@ -104,7 +104,7 @@ class Rows(ctypes.Structure):
 
 def kernels_of(format_: Format, dtype: str) -> list[str]:
     """The kernels for a format and the type of the rows on this device."""
-    has_groups = dtype != "fp8" and format_.group != 16
+    has_groups = cuda.CODE_VARIANTS[format_.kernels(dtype).replace("_", ",")]
     return [kernel for kernel in KERNELS if has_groups or "warpgroup" not in kernel]
 
 
@@ -116,10 +116,11 @@ def shared_bytes(kernel: str, format_: Format, dtype: str) -> int:
     is_quantised = dtype != "bf16"
     blocks, stages = (2, 4) if is_quantised else (1, 6)
     chunks = 64 // min(format_.group or 64, 64)
-    codes = blocks * outputs // 16 * 128 * CODES[format_.code][0]
-    spans = blocks * rows * 16 * (stages if is_quantised else 1)
+    codes, spans = blocks * outputs * 8 * CODES[format_.code][0], blocks * rows * 16
+    has_factors = is_quantised or format_.has_minima
     totals, factors = 4 * rows * outputs, 2 * blocks * chunks * rows * 8
-    return 1024 + stages * (rows * 128 + codes) + spans + totals + factors
+    stage = rows * 128 + codes + is_quantised * spans
+    return 1024 + stages * stage + has_factors * factors + totals
 
 
 def launch_of(
@@ -189,9 +190,10 @@ def random_operands(
     return Operands(quantised(x, default if span is None else span, dtype), matrix)
 
 
-def check(operands: Operands, out: Array) -> None:
+def check(operands: Operands, out: Array, kernel: str = "") -> None:
     expected, magnitude = operands.expected()
-    assert (np.abs(out - expected) <= 1e-6 * magnitude).all(), np.max(np.abs(out - expected) / magnitude)
+    errors = np.abs(out - expected)
+    assert (errors <= 1e-6 * magnitude).all(), (kernel, np.max(errors / magnitude))
 
 
 @product_parameters
@@ -199,7 +201,7 @@ def test_product_equals_float64(kernels: cuda.HostKernels, format_: Format, dtyp
     for shape in [(1, 16, 64), (3, 19, 288), (9, 40, 40)]:
         operands = random_operands(format_, *shape, dtype)
         for kernel in kernels_of(format_, dtype):
-            check(operands, operands.run(kernels, kernel))
+            check(operands, operands.run(kernels, kernel), kernel)
 
 
 @kernel_parameters
@@ -211,18 +213,43 @@ def test_every_tile_and_segment_is_computed(
     check(operands, operands.run(kernels, kernel))
 
 
-@kernel_parameters
 @pytest.mark.parametrize(
-    ("group", "span"), [(64, 64), (64, 128), (128, 64), (0, 256), (1024, 0), (1024, 1024)]
+    ("group", "span"),
+    [(32, 128), (64, 64), (64, 128), (128, 64), (0, 256), (256, 512), (1024, 0), (1024, 1024)],
 )
-def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, kernel: str, group: int, span: int) -> None:
-    for format_, dtype in [
+def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, group: int, span: int) -> None:
+    formats = [
         (Format("code4", group, "f16", "stored"), "int8"),
+        (Format("code8", group, "f32" if group == 0 else "bf16"), "int8"),
         (Format("e4m3", group, "f32"), "fp8"),
-    ]:
+    ]
+    for format_, dtype in formats[: 2 if group == 32 else 3]:
         operands = random_operands(format_, 3, 20, 1160, dtype, span)
-        if kernel in kernels_of(format_, dtype):
-            check(operands, operands.run(kernels, kernel))
+        expected = operands.run(kernels, "gemv")
+        check(operands, expected)
+        for kernel in kernels_of(format_, dtype):
+            assert np.array_equal(operands.run(kernels, kernel), expected), (kernel, format_)
+
+
+#: Products of warpgroups that differ in the order of their steps.
+BY_WARPGROUPS = [
+    (Format("code4", 32, "bf16", "stored"), "int8"),
+    (Format("code4", 128, "f16", "zero_point"), "int8"),
+    (Format("code8", 128, "bf16"), "int8"),
+    (Format("code4", 128, "f16", "zero_point"), "bf16"),
+    (Format("code5", 32, "f16"), "bf16"),
+]
+
+
+@pytest.mark.skipif(not HAS_WARPGROUPS, reason="the device has no warpgroups")
+@pytest.mark.parametrize(("format_", "dtype"), BY_WARPGROUPS, ids=str)
+def test_bits_by_warpgroups_are_those_of_other_kernels(
+    kernels: cuda.HostKernels, format_: Format, dtype: str
+) -> None:
+    operands = random_operands(format_, 140, 150, 1096, dtype)
+    expected = operands.run(kernels, "gemm_middle")
+    for kernel in kernels_of(format_, dtype)[-2:]:
+        assert np.array_equal(operands.run(kernels, kernel), expected), kernel
 
 
 @kernel_parameters
@@ -293,14 +320,14 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
     assert np.isnan(out[-1]).all()
 
 
-def test_shared_memory_in_rust_is_tested_with_these_sizes() -> None:
+def test_shared_memory_is_that_of_the_kernels() -> None:
     middle, wide = (kernel for kernel in TILES if "warpgroup" in kernel)
     small, large = Format("code4", 32, "f16"), Format("code8", 32, "f16")
     assert shared_bytes(middle, small, "int8") == 111_616
     assert shared_bytes(wide, large, "int8") == 222_208
     small, large = Format("code4", 128, "f16"), Format("code8", 128, "f16")
-    assert shared_bytes(middle, small, "bf16") == 109_568
-    assert shared_bytes(wide, large, "bf16") == 218_112
+    assert shared_bytes(middle, small, "bf16") == 107_520
+    assert shared_bytes(wide, large, "bf16") == 214_016
 
 
 def test_packing_in_rust_is_tested_with_this_layout() -> None:

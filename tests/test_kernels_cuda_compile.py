@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support import cuda
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # compilers are slow on a machine with other work
 
@@ -19,7 +22,7 @@ COMPILATIONS = [
     for path in sorted(cuda.SOURCES.glob("*.cu"))
     for defines in cuda.variants(path)
     for target in cuda.TARGETS
-    if target == "sm_90a" or not path.stem.endswith("_warpgroup")  # no other device loads those
+    if target == cuda.WARPGROUP_TARGET or not path.stem.endswith("_warpgroup")
 ]
 
 
@@ -32,9 +35,7 @@ def test_file_compiles_without_spills(path: Path, defines: list[str], target: st
 #: The variants for all formats of matrices that the loader accepts, each with one of the targets.
 CODES = [
     pytest.param(variant, cuda.TARGETS[index % len(cuda.TARGETS)], id=variant)
-    for index, variant in enumerate(
-        (Path(__file__).parent / "data" / "cuda_code_variants.txt").read_text().splitlines()
-    )
+    for index, variant in enumerate(cuda.CODE_VARIANTS)
 ]
 
 
@@ -44,12 +45,20 @@ def test_every_format_of_codes_compiles_without_spills(variant: str, target: str
     assert len(kernels) == 5
 
 
+@pytest.mark.parametrize("variant", [variant for variant, has in cuda.CODE_VARIANTS.items() if has])
+def test_every_format_by_warpgroups_compiles_without_spills(variant: str) -> None:
+    path = cuda.SOURCES / "codes_warpgroup.cu"
+    assert len(compile_without_spills(path, cuda.WARPGROUP_TARGET, f"VARIANT={variant}")) == 2
+
+
 def compile_without_spills(path: Path, target: str, *defines: str) -> set[str]:
     """The kernels of a file, which keep their values in registers."""
     cubin, log = cuda.compiled(path, target, *defines)
     assert cubin[:4] == b"\x7fELF"
     kernels = cuda.resources(log)
     assert kernels
+    # The messages on products of warpgroups that are serialised, and on waits for them that are added.
+    assert "(C75" not in log, log
     for name, used in kernels.items():
         assert used.spilled_bytes == 0, f"{name}: {used}"
         assert used.stack_bytes == 0, f"{name}: {used}"

@@ -10,12 +10,12 @@ from support import cuda, cuda_codes, cuda_kv
 from support.cuda import sparse, to_bits
 from support.cuda_quantised_rows import QuantisedRowsArgument, quantised
 from test_kernels_cuda_attention import Case, Filled
-from test_kernels_cuda_codes import THREADS as CODES_THREADS
 from test_kernels_cuda_codes import TILES as CODES_TILES
 from test_kernels_cuda_codes import Codes
 from test_kernels_cuda_codes import Operands as CodesOperands
 from test_kernels_cuda_codes import Product as CodesProduct
-from test_kernels_cuda_gemm import DIVIDED, KERNELS, TILES, Product
+from test_kernels_cuda_codes import launch_of as launch_of_codes
+from test_kernels_cuda_gemm import DIVIDED, KERNELS, TILES, Product, launch_of
 from test_kernels_cuda_rows import Strides
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
@@ -104,16 +104,16 @@ def test_far_rows_are_quantised(kernels: cuda.LastBlock) -> None:
 
 @pytest.mark.parametrize("kernel", CODES_TILES)
 def test_product_reads_far_rows_of_integers(kernels: cuda.LastBlock, kernel: str) -> None:
-    inner, (tile_outputs, tile_rows) = 1 << 14, CODES_TILES[kernel]
+    inner, (tile_outputs, _) = 1 << 14, CODES_TILES[kernel]
     matrix = cuda_codes.random_matrix(cuda_codes.FORMATS[0], tile_outputs, inner)
     data = cuda_codes.packed(matrix)
     last = quantised(normal(1, inner), 32)
     rows = FAR // (inner // 64 * 80) + 1
     x, out = zeros_like_far((rows, inner // 64 * 80), last.packed()), sparse(rows, tile_outputs)
     call = [*cuda.addresses(x, None, out), rows, tile_outputs, 0, last.span_shift]
-    threads = CODES_THREADS.get(kernel, 256)
+    grid, threads, shared = launch_of_codes(kernel, matrix.format, "int8", rows, tile_outputs, inner)
     name = f"{kernel}_{matrix.format.kernels('int8')}"
-    kernels.launch(name, [1, -(-rows // tile_rows)], threads, CodesProduct(Codes.of(matrix, data), *call))
+    kernels.launch(name, grid, threads, CodesProduct(Codes.of(matrix, data), *call), shared=shared)
     expected, magnitude = CodesOperands(last, matrix).expected()
     assert (np.abs(out[-1] - expected[0]) <= 1e-6 * magnitude[0]).all()
 
@@ -127,9 +127,10 @@ def multiply(
     out = sparse(rows, pitch)
     product = Product(*cuda.addresses(x, w, None, out), rows, outputs, inner, pitch, 0)
     tiles = [-(-outputs // TILES[kernel][0]), -(-rows // TILES[kernel][1])]
-    threads = {"gemv": 128 if dtype == "f32" else 32, "gemm_any": 256}.get(kernel, 128)
+    threads, shared = launch_of(kernel)
+    threads = {"gemv": 128 if dtype == "f32" else 32, "gemm_any": 256}.get(kernel, threads)
     grid = {"gemv": tiles, "gemm_any": tiles[::-1]}.get(kernel, [tiles[0] * tiles[1]])
-    kernels.launch(f"{kernel}_{dtype}", grid, threads, product)
+    kernels.launch(f"{kernel}_{dtype}", grid, threads, product, shared=shared)
     return out[-1, :outputs][-8:]
 
 
@@ -158,7 +159,7 @@ def test_product_reads_and_writes_far_rows(kernels: cuda.LastBlock, name: tuple[
     assert np.allclose(result, (cuda.to_floats(x) @ cuda.to_floats(w).T)[0], atol=1e-2)
 
 
-@pytest.mark.parametrize("kernel", ["gemv", "gemm_narrow", "gemm_wide"])
+@pytest.mark.parametrize("kernel", CODES_TILES)
 def test_product_reads_far_codes(kernels: cuda.LastBlock, kernel: str) -> None:
     inner, tile_outputs = 4096, CODES_TILES[kernel][0]
     small = cuda_codes.random_matrix(cuda_codes.FORMATS[0], 16, inner)
@@ -170,8 +171,8 @@ def test_product_reads_far_codes(kernels: cuda.LastBlock, kernel: str) -> None:
     codes = Codes.of(small, data)
     codes.rows = outputs
     product = CodesProduct(codes, *cuda.addresses(x, None, out), 1, outputs, 0)
-    threads = 256 if kernel == "gemm_wide" else 64
-    kernels.launch(f"{kernel}_{small.format.kernels()}", [outputs // tile_outputs, 1], threads, product)
+    grid, threads, shared = launch_of_codes(kernel, small.format, "bf16", 1, outputs, inner)
+    kernels.launch(f"{kernel}_{small.format.kernels()}", grid, threads, product, shared=shared)
     expected = CodesOperands(x, small).expected()[0]
     assert np.allclose(out[0, -16:], expected[0], rtol=1e-3, atol=1e-2)
 

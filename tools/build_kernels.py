@@ -27,17 +27,19 @@ ATTENTION = [
 ]
 
 
-#: The architecture that loads the kernels of files "*_warpgroup.cu".
-WARPGROUPS = "sm_90a"
-
-
 def sources(architecture: str) -> list[tuple[str, str]]:
     """Files of kernels of an architecture, with the variants that are compiled."""
-    codes = (ROOT / "tests" / "data" / "cuda_code_variants.txt").read_text().splitlines()
-    of_warpgroups = [variant for variant in codes if ",16," not in variant and not variant.endswith("fp8")]
-    variants = {"attention.cu": ATTENTION, "codes.cu": codes, "codes_warpgroup.cu": of_warpgroups}
-    files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
-    if architecture != WARPGROUPS:
+    sys.path.insert(0, str(ROOT / "tests"))
+    from support import cuda
+
+    of_warpgroups = [variant for variant, has_warpgroups in cuda.CODE_VARIANTS.items() if has_warpgroups]
+    variants = {
+        "attention.cu": ATTENTION,
+        "codes.cu": [*cuda.CODE_VARIANTS],
+        "codes_warpgroup.cu": of_warpgroups,
+    }
+    files = sorted(path.name for path in cuda.SOURCES.glob("*.cu"))
+    if architecture != cuda.WARPGROUP_TARGET:
         files = [file for file in files if not file.endswith("_warpgroup.cu")]
     return [(file, variant) for file in files for variant in variants.get(file, [""])]
 

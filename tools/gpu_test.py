@@ -31,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
-SANITIZERS = {"memcheck": ["rows", "gemm", "kv", "lora"], "racecheck": ["rows", "gemm"]}
+SANITIZERS = {"memcheck": ["rows", "gemm", "kv", "lora"], "racecheck": ["rows", "gemm", "codes"]}
 #: Tests that let calls of the emulated driver fail.
 EMULATED = "test_cuda_engine_failures"
 #: Parts that run at the same time. A sanitised one has most of the device to itself.

@@ -31,7 +31,7 @@ struct Access {
 struct Observer {
     void (*access)(const Access&);
     void (*begin_block)(const Observer&);  // the content of shared memory is undefined again
-    void (*products_see_writes)(unsigned thread);  // wgmma may read what the thread has written so far
+    void (*products_see_writes)(unsigned thread, unsigned interval);  // wgmma may read what it has written so far
     bool (*is_pinned)(const void*, size_t);  // memory of the host that kernels may use
     uintptr_t device, device_end;
     uintptr_t dynamic_shared, dynamic_shared_end;

@@ -136,7 +136,7 @@ struct Arguments {
 
 static void observe_access(const Access& access) { shadow.access(access); }
 static void observe_block(const Observer& observer) { shadow.begin_block(observer); }
-static void observe_fence(unsigned thread) { shadow.products_see_writes(thread); }
+static void observe_fence(unsigned thread, unsigned interval) { shadow.products_see_writes(thread, interval); }
 
 static CUresult run_kernel(const Kernel* kernel, Launch launch) {
     if (!launch.grid[0] || !launch.grid[1] || !launch.grid[2]) return CUDA_SUCCESS;  // without its only block

@@ -276,9 +276,12 @@ static void begin_product(Products::Product mine, void* d, const uint32_t* a_wor
     collective(ALL_LANES, &mine, [](void** slots, unsigned lanes) {
         if (lanes != ALL_LANES) fail("wgmma needs all lanes of the warp");
         Products& products = runner->products[self->warp->number];
+        if (!products.has_begun) fail("wgmma before begin_products");
         Products::Product product = *static_cast<Products::Product*>(slots[0]);
         for (unsigned lane = 0; lane < WARP; lane++) {
             const Products::Product& part = *static_cast<Products::Product*>(slots[lane]);
+            if (part.a != product.a || part.b != product.b || part.part != product.part || part.adds != product.adds)
+                fail("wgmma: the lanes of a warp have different operands");
             product.d[lane] = part.d[0], product.a_words[lane] = part.a_words[0];
             if (!product.a) memcpy(product.a_values[lane], part.a_words[0], sizeof product.a_values[lane]);
         }
@@ -303,13 +306,19 @@ void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const voi
 }
 
 void products_see_writes() {
-    if (const Observer* observer = block->observer) observer->products_see_writes(self->linear);
+    if (const Observer* observer = block->observer) observer->products_see_writes(self->linear, block->interval);
+}
+
+void begin_products(const char* file, int line) {
+    collective(ALL_LANES, self, [](void**, unsigned) { runner->products[self->warp->number].has_begun = true; }, file,
+               line);
 }
 
 void commit_products(const char* file, int line) {
     collective(ALL_LANES, self, [](void**, unsigned) {
         Products& products = runner->products[self->warp->number];
         products.groups.push_back(products.pending.size());
+        products.has_begun = false;
     }, file, line);
 }
 
@@ -324,7 +333,8 @@ void wait_for_products(unsigned pending, const char* file, int line) {
             const Products::Product& p = all.pending[i];
             for (unsigned half = 0; half < 2; half++) {
                 const unsigned word = 2 * p.part + half;
-                for (unsigned m = 0; p.a && m < 16; m++) observe(word_of(p.a, first_row + m, word), 16, PRODUCT_READ, p.pc);
+                for (unsigned m = 0; p.a && m < 16; m++)
+                    observe(word_of(p.a, first_row + m, word), 16, PRODUCT_READ, p.pc);
                 for (unsigned n = 0; n < p.rows; n++) observe(word_of(p.b, n, word), 16, PRODUCT_READ, p.pc);
             }
             for (unsigned lane = 0; !p.a && lane < WARP; lane++)

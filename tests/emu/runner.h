@@ -21,6 +21,7 @@ struct Products {
     };
     std::vector<Product> pending;
     std::vector<size_t> groups;  // the end of each committed group
+    bool has_begun = false;      // begin_products was called for the next group
 };
 
 struct Runner {

@@ -328,6 +328,8 @@ def kernel(name: str) -> list[float]:
         "copy_left_pending": ((1, 32), (x,)),
         "product_left_pending": ((1, 128, 9 << 10), ()),
         "product_of_unseen_tile": ((1, 128, 9 << 10), ()),
+        "product_of_tile_seen_late": ((1, 128, 9 << 10), ()),
+        "product_without_begin": ((1, 128, 9 << 10), ()),
         "product_of_used_tile": ((1, 128, 9 << 10), ()),
         "product_of_used_registers": ((1, 128, 9 << 10), ()),
         "copy_misaligned": ((1, 32), (x,)),

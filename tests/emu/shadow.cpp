@@ -136,7 +136,7 @@ static void for_each_cell(size_t offset, size_t length, F check) {
 
 // Records an access in a cell; true if it races with the recorded one of another thread, whose number is in `other`.
 template <class Cell>
-static bool is_race(Cell& cell, uint8_t bytes, uint32_t run, uint32_t fences, const Access& a, unsigned& other) {
+static bool is_race(Cell& cell, uint8_t bytes, uint32_t run, const Access& a, unsigned& other) {
     auto conflicts = [&](const auto& last) {
         if (last.run != run || !(last.bytes & bytes) || (a.is_atomic && last.is_atomic)) return false;
         if (!is_parallel(last, a)) return false;
@@ -146,7 +146,7 @@ static bool is_race(Cell& cell, uint8_t bytes, uint32_t run, uint32_t fences, co
     bool found = conflicts(cell.write);
     if (a.is_write) found = conflicts(cell.read) || found;
     (a.is_write ? cell.write : cell.read) = {run,    a.block, uint32_t(a.warp_syncs), uint16_t(a.thread),
-                                             uint16_t(a.interval), bytes, a.is_atomic, fences};
+                                             uint16_t(a.interval), bytes, a.is_atomic};
     return found;
 }
 
@@ -167,13 +167,18 @@ void Shadow::access_shared(const Access& a) {
                                      : dynamic_size + (a.address - block.static_shared);
     if (is_dynamic && a.size > block.dynamic_shared_end - a.address) report("out of bounds", a);
     for_each_cell(offset, a.size, [&](size_t cell, uint8_t bytes) {
-        if (!a.is_write && shared_written[cell] != block_run) report("read of shared memory that was never written", a);
-        if (a.is_write) shared_written[cell] = a.is_pending ? 0 : block_run;
+        Written& written = shared_written[cell];
+        if (!a.is_write && written.run != block_run) report("read of shared memory that was never written", a);
+        if (a.is_write) written = {a.is_pending ? 0 : block_run, fences[a.thread].count};
         const Last& write = shared_threads[cell].write;
-        if (a.is_of_product && write.run == block_run && write.fences == fences[write.thread])
-            report("read by wgmma before products_see_writes", a, " by thread " + std::to_string(write.thread));
+        if (a.is_of_product && write.run == block_run) {
+            const Fences& last = fences[write.thread];
+            if (last.count == written.fences || last.interval >= a.interval)
+                report("read by wgmma before products_see_writes and a barrier", a,
+                       " by thread " + std::to_string(write.thread));
+        }
         unsigned other;
-        if (is_race(shared_threads[cell], bytes, block_run, fences[a.thread], a, other))
+        if (is_race(shared_threads[cell], bytes, block_run, a, other))
             report("race in shared memory", a,
                    " by threads " + std::to_string(a.thread) + " and " + std::to_string(other));
     });
@@ -184,7 +189,7 @@ void Shadow::access(const Access& a) {
     check_operation(a.address, a.size, a.is_write, *doing, &a);
     for_each_cell(a.address - base, a.size, [&](size_t cell, uint8_t bytes) {
         unsigned other;
-        if (is_race(threads[cell], bytes, launch, 0, a, other))
+        if (is_race(threads[cell], bytes, launch, a, other))
             report("race in device memory", a,
                    " by threads " + std::to_string(a.thread) + " and " + std::to_string(other));
     });

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string>
 #include <vector>
-#include "abi.h"
+#include "runtime.h"
 
 namespace emu {
 
@@ -46,7 +46,9 @@ class Shadow {
     // A kernel of `doing`.
     void begin_launch() { launch++; }
     void begin_block(const Observer&);
-    void products_see_writes(unsigned thread) { fences[thread]++; }
+    void products_see_writes(unsigned thread, unsigned interval) {
+        fences[thread] = {fences[thread].count + 1, interval};
+    }
     void access(const Access&);
 
   private:
@@ -61,7 +63,6 @@ class Shadow {
         uint16_t thread, interval;
         uint8_t bytes;
         bool is_atomic;
-        uint32_t fences;  // calls of products_see_writes by the thread before it
     };
     struct Threads {
         Last write, read;
@@ -78,8 +79,15 @@ class Shadow {
     Observer block{};
     uint32_t block_run = 0;  // a number of the block, of all launches
     std::vector<Threads> shared_threads;    // per 4 bytes of shared memory, dynamic and then static
-    std::vector<uint32_t> shared_written;  // the block that wrote them
-    uint32_t fences[1024] = {};            // calls of products_see_writes by each thread of a block
+    // Calls of products_see_writes by a thread, and the interval of the last one.
+    struct Fences {
+        uint32_t count, interval;
+    };
+    struct Written {
+        uint32_t run, fences;  // the block, and the fences of the thread before
+    };
+    std::vector<Written> shared_written;  // of the last writes
+    Fences fences[MAX_THREADS] = {};
 
     State state_of(size_t offset) const;
     void check_operation(uintptr_t begin, size_t size, bool is_write, const Doing&, const Access*);

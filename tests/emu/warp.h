@@ -91,6 +91,7 @@ void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const voi
                         EMU_HERE);
 void commit_products(EMU_HERE);
 void products_see_writes();  // of this thread, so far
+void begin_products(EMU_HERE);
 void wait_for_products(unsigned pending, EMU_HERE);  // until at most this number of groups is pending
 
 inline float f16_to_float(uint16_t bits) {

@@ -106,7 +106,7 @@ class Gpu(Device):
     @property
     def has_warpgroups(self) -> bool:
         """Whether the device has the instructions of `warpgroup.cuh`."""
-        return self.architecture == "sm_90a"
+        return self.architecture == cuda.WARPGROUP_TARGET
 
     def allow_shared(self, name: str, size: int) -> None:
         """Allow launches of a kernel with dynamic shared memory of a size."""

@@ -66,20 +66,36 @@ DEVICE uint4* zero_tile() {
     return tile;
 }
 
-extern "C" __global__ void product_of_unseen_tile() {
+template <bool IS_SEEN_LATE>
+DEVICE void multiply_unseen_tile() {
     uint4* tile = zero_tile();
-    tile[threadIdx.x] = {0, 0, 0, 0};  // products_see_writes is missing
+    tile[threadIdx.x] = {0, 0, 0, 0};  // products_see_writes is missing, or behind the barrier
     __syncthreads();
+    if (IS_SEEN_LATE) products_see_writes();
+    float sums[4][4] = {};
+    begin_products();
+    multiply<bf16, 32>(sums, tile, tile, 0);
+    commit_products();
+    wait_for_products<0>();
+}
+extern "C" __global__ void product_of_unseen_tile() { multiply_unseen_tile<false>(); }
+EXPORT(product_of_unseen_tile)
+extern "C" __global__ void product_of_tile_seen_late() { multiply_unseen_tile<true>(); }
+EXPORT(product_of_tile_seen_late)
+
+extern "C" __global__ void product_without_begin() {
+    const uint4* tile = zero_tile();
     float sums[4][4] = {};
     multiply<bf16, 32>(sums, tile, tile, 0);
     commit_products();
     wait_for_products<0>();
 }
-EXPORT(product_of_unseen_tile)
+EXPORT(product_without_begin)
 
 extern "C" __global__ void product_left_pending() {
     const uint4* tile = zero_tile();
     float sums[4][4] = {};
+    begin_products();
     multiply<bf16, 32>(sums, tile, tile, 0);
     commit_products();
 }
@@ -88,6 +104,7 @@ EXPORT(product_left_pending)
 extern "C" __global__ void product_of_used_tile() {
     uint4* tile = zero_tile();
     float sums[4][4] = {};
+    begin_products();
     multiply<bf16, 32>(sums, tile, tile, 0);
     commit_products();
     tile[threadIdx.x] = {0, 0, 0, 0};  // wait_for_products and __syncthreads() are missing
@@ -99,6 +116,7 @@ extern "C" __global__ void product_of_used_registers() {
     const uint4* tile = zero_tile();
     int sums[8][4] = {};
     uint32_t operand[4] = {};
+    begin_products();
     multiply(sums, operand, tile, 0, true);
     commit_products();
     operand[0] = 1;  // wait_for_products is missing

@@ -161,8 +161,8 @@ DEVICE void multiply_registers(const uint32_t* a, const uint32_t* b, Sum* d) {
     for (int part = 0; part < 4; part++) multiply(sums, operands[part], tile, part, part > 0);
     commit_products();
     wait_for_products<0>();
-    keep_sums(sums);
-    keep_words(operands);
+    keep_registers(sums);
+    keep_registers(operands);
     for (int j = 0; j < 8; j++)
         for (int e = 0; e < 4; e++)
             d[(warp * 16 + lane / 4 + e / 2 * 8) * 64 + j * 8 + lane % 4 * 2 + e % 2] = sums[j][e];

@@ -14,7 +14,7 @@ use crate::backend::WeightSource;
 pub(super) const TILE_ROWS: usize = 16;
 /// Columns of a block.
 pub(super) const BLOCK: usize = 64;
-const TILE_ALIGNMENT: usize = 64;
+const CODES_ALIGNMENT: usize = 64;
 const LANES: usize = 32;
 
 /// Whether a matrix can have this format: all that the CPU has, with groups of any power of two from 32 columns on,
@@ -97,7 +97,7 @@ impl<'a> Tile<'a> {
         let scales = blocks * LANES * size_of::<u32>() * grid.bits.count() as usize;
         let outers = scales + units * 8 * (BLOCK / chunk) * values * grid.scales.bytes();
         let bytes = outers + grid.outer_groups(columns) * 8 * values * size_of::<f16>();
-        let bytes = bytes.next_multiple_of(TILE_ALIGNMENT);
+        let bytes = bytes.next_multiple_of(CODES_ALIGNMENT);
         Self { grid, columns, chunk, values, blocks, units, scales, outers, bytes }
     }
 
@@ -244,13 +244,18 @@ mod tests {
     const HASHES: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_codes.txt"));
 
-    /// The variants of `codes.cu` that a matrix can have, which tests/test_kernels_cuda_compile.py compiles.
+    /// The variants of `codes.cu` that a matrix can have, which tests/test_kernels_cuda_compile.py compiles. Those of
+    /// `codes_warpgroup.cu` are marked.
     const VARIANTS: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_code_variants.txt"));
 
     #[test]
     fn variants_of_the_tests_are_those_of_supported_formats() {
         let mut found = std::collections::BTreeSet::new();
+        let mut add = |grid: &Grid| {
+            let mark = if has_warpgroups(grid) { " warpgroups" } else { "" };
+            found.insert(variant(grid) + mark);
+        };
         for bits in ["code4", "code5", "code6", "code8", "e4m3"] {
             for scales in ["f32", "f16", "bf16", "nested"] {
                 for minimum in ["centred", "stored", "zero_point"] {
@@ -259,13 +264,13 @@ mod tests {
                         if !supports(&grid, 4096) {
                             continue;
                         }
-                        found.insert(variant(&grid));
+                        add(&grid);
                         let activations = match grid.bits {
                             CodeBits::E4m3 if chunk(&grid) < BLOCK => continue,
                             CodeBits::E4m3 => Activations::Fp8,
                             _ => Activations::Int8,
                         };
-                        found.insert(variant(&Grid { activations, ..grid }));
+                        add(&Grid { activations, ..grid });
                     }
                 }
             }

@@ -3,8 +3,9 @@
 
 use std::mem::size_of;
 
+use half::f16;
 use penstock_cuda::Device;
-use penstock_types::{Activations, Grid};
+use penstock_types::{Activations, Grid, Minimum};
 
 use super::codes;
 use crate::arena::Region;
@@ -102,8 +103,9 @@ pub(super) enum CodesTiles {
 
 impl CodesTiles {
     pub const ALL: [Self; 2] = [Self::Middle, Self::Wide];
-    /// Outputs of a tile, and threads of a block.
-    pub const OUTPUTS: usize = 128;
+    /// Outputs of a tile.
+    const OUTPUTS: usize = 128;
+    /// Threads of a block.
     pub const THREADS: usize = 256;
 
     /// The name of the kernel, without its variant.
@@ -128,14 +130,19 @@ impl CodesTiles {
 
     /// Dynamic shared memory of a block, as `Shared` of `codes_warpgroup.cu`, from a multiple of 1024 bytes on.
     pub fn shared_bytes(self, grid: &Grid) -> usize {
+        const ALIGNMENT: usize = 1024;
+        const SPAN_BYTES: usize = 8; // and those of the factors of a row
         let rows = self.rows();
         let is_quantised = grid.activations != Activations::Float;
         let (blocks, stages) = if is_quantised { (2, 4) } else { (1, 6) };
-        let codes = blocks * Self::OUTPUTS / codes::TILE_ROWS * 128 * grid.bits.count() as usize;
-        let spans = blocks * rows * 16 * if is_quantised { stages } else { 1 };
+        let x = rows * codes::BLOCK * size_of::<f16>(); // or two blocks of bytes
+        let codes = blocks * Self::OUTPUTS * codes::BLOCK * grid.bits.count() as usize / 8;
+        let spans = if is_quantised { 2 * blocks * rows * SPAN_BYTES } else { 0 };
+        let has_factors = is_quantised || grid.minimum != Minimum::Centred;
+        let slices = blocks * codes::BLOCK / codes::chunk(grid);
+        let factors = if has_factors { 2 * slices * rows * SPAN_BYTES } else { 0 };
         let totals = rows * Self::OUTPUTS * size_of::<f32>();
-        let factors = 2 * blocks * (codes::BLOCK / codes::chunk(grid)) * rows * 2 * size_of::<f32>();
-        1024 + stages * (rows * 128 + codes) + spans + totals + factors
+        ALIGNMENT + stages * (x + codes + spans) + factors + totals
     }
 }
 
@@ -173,12 +180,14 @@ impl Division {
         }
     }
 
-    /// The kernel of a product of codes by warpgroups, on devices and of formats that have them; `None` for few rows.
+    /// The kernel of a product of codes by warpgroups, on devices and of formats that have them; `None` if it has few
+    /// rows, or too few tiles for the multiprocessors.
     pub fn tiles_of_codes_by_warpgroups(&self, rows: usize, outputs: usize) -> Option<CodesTiles> {
+        let are_enough = |tiles: &CodesTiles| self.are_enough(tiles.count(rows, outputs));
         match rows {
             0..=32 => None,
-            65.. if self.are_enough(CodesTiles::Wide.count(rows, outputs)) => Some(CodesTiles::Wide),
-            _ => Some(CodesTiles::Middle),
+            33..=64 => Some(CodesTiles::Middle).filter(are_enough),
+            _ => [CodesTiles::Wide, CodesTiles::Middle].into_iter().find(are_enough),
         }
     }
 
@@ -271,18 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_more_than_32_rows_are_multiplied_by_warpgroups() {
+    fn codes_are_multiplied_by_warpgroups_if_there_are_enough_tiles() {
         use CodesTiles::{Middle, Wide};
         let of = |rows| [4096, 28672].map(|outputs| DIVISION.tiles_of_codes_by_warpgroups(rows, outputs));
         assert_eq!(of(32), [None; 2]);
-        assert_eq!(of(64), [Some(Middle); 2]);
-        assert_eq!(of(128), [Some(Middle), Some(Wide)]);
+        assert_eq!(of(64), [None, Some(Middle)]);
+        assert_eq!(of(128), [None, Some(Wide)]);
+        assert_eq!(of(256), [Some(Middle), Some(Wide)]);
         assert_eq!(of(512), [Some(Wide); 2]);
     }
 
     #[test]
-    fn shared_memory_of_codes_is_that_of_the_kernel_tests() {
-        use penstock_types::{CodeBits, Minimum, ScaleFormat};
+    fn shared_memory_of_codes_is_that_of_the_kernels() {
+        use penstock_types::{CodeBits, ScaleFormat};
         let bytes = |tiles: CodesTiles, bits, group, activations| {
             let (scales, minimum) = (ScaleFormat::F16, Minimum::Centred);
             tiles.shared_bytes(&Grid { bits, group: Some(group), scales, minimum, activations })
@@ -291,8 +301,8 @@ mod tests {
         assert_eq!(integers(CodesTiles::Middle, CodeBits::Four), 111_616);
         assert_eq!(integers(CodesTiles::Wide, CodeBits::Eight), 222_208);
         let floats = |tiles, bits| bytes(tiles, bits, 128, Activations::Float);
-        assert_eq!(floats(CodesTiles::Middle, CodeBits::Four), 109_568);
-        assert_eq!(floats(CodesTiles::Wide, CodeBits::Eight), 218_112);
+        assert_eq!(floats(CodesTiles::Middle, CodeBits::Four), 107_520);
+        assert_eq!(floats(CodesTiles::Wide, CodeBits::Eight), 214_016);
     }
 
     #[test]

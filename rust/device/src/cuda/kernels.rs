@@ -47,14 +47,14 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    /// Whether the device has warpgroups.
-    pub fn has_warpgroups(&self) -> bool {
-        self.architecture == WARPGROUP_ARCHITECTURE
-    }
-
     pub fn new(context: &Arc<Context>, compiler: KernelCompiler, device: &Device, threads: usize) -> Self {
         let architecture = device.architecture();
         Self { context: Arc::clone(context), compiler, architecture, threads, modules: HashMap::new() }
+    }
+
+    /// Whether the device has warpgroups.
+    pub fn has_warpgroups(&self) -> bool {
+        self.architecture == WARPGROUP_ARCHITECTURE
     }
 
     /// Loads the modules of these sources. Those that are not in the cache are compiled by several threads.

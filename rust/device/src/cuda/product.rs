@@ -19,7 +19,10 @@ use crate::backend::DeviceError;
 /// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
 const CODES_SEGMENT: usize = 512;
 const MAX_WARPS: usize = 8;
-/// The kernels of a table of codes.
+/// The files of the kernels of codes.
+const CODES: &str = "codes.cu";
+const CODES_WARPGROUP: &str = "codes_warpgroup.cu";
+/// Columns of a thread that reads a table of codes.
 const COLUMNS_OF_A_THREAD: usize = 16;
 
 /// The product of a part of a matrix.
@@ -102,7 +105,7 @@ struct Codes {
     has_zero_points: u16,
 }
 
-/// A product, as `codes.cu` reads it.
+/// A product, as `codes_product.cuh` has it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct CodesProduct {
@@ -142,32 +145,36 @@ pub(super) struct CodesKernels {
     embed: Kernel,
 }
 
-/// The files of the kernels of codes.
-const CODES: &str = "codes.cu";
-const CODES_WARPGROUP: &str = "codes_warpgroup.cu";
-
 impl CodesKernels {
     /// The sources of the kernels of a format.
     pub fn sources(loader: &Loader, grid: &Grid) -> impl Iterator<Item = Source> + use<> {
-        let has_warpgroups = loader.has_warpgroups() && codes::has_warpgroups(grid);
-        let files = std::iter::once(CODES).chain(has_warpgroups.then_some(CODES_WARPGROUP));
+        let files =
+            std::iter::once(CODES).chain(Self::has_warpgroups(loader, grid).then_some(CODES_WARPGROUP));
         let variant = codes::variant(grid);
         files.map(move |file| (file, variant.clone()))
     }
 
+    fn has_warpgroups(loader: &Loader, grid: &Grid) -> bool {
+        loader.has_warpgroups() && codes::has_warpgroups(grid)
+    }
+
     fn load(loader: &mut Loader, grid: &Grid) -> Result<Self, DeviceError> {
+        let has_warpgroups = Self::has_warpgroups(loader, grid);
         let variant = codes::variant(grid);
         let suffix = variant.replace(',', "_");
-        let has_warpgroups = loader.has_warpgroups() && codes::has_warpgroups(grid);
-        let mut kernel = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
-        let mut warpgroup = |tiles: CodesTiles| {
-            let kernel = kernel(CODES_WARPGROUP, tiles.kernel())?;
-            kernel.set_shared_limit(tiles.shared_bytes(grid) as u32).map_err(start)?;
-            Ok::<_, DeviceError>(kernel)
+        let mut load = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
+        let warpgroups = if has_warpgroups {
+            let mut load = |tiles: CodesTiles| {
+                let kernel = load(CODES_WARPGROUP, tiles.kernel())?;
+                kernel.set_shared_limit(tiles.shared_bytes(grid) as u32).map_err(start)?;
+                Ok::<_, DeviceError>(kernel)
+            };
+            let [middle, wide] = CodesTiles::ALL;
+            Some([load(middle)?, load(wide)?])
+        } else {
+            None
         };
-        let [middle, wide] = CodesTiles::ALL;
-        let warpgroups = if has_warpgroups { Some([warpgroup(middle)?, warpgroup(wide)?]) } else { None };
-        let mut kernel = |name| kernel(CODES, name);
+        let mut kernel = |name| load(CODES, name);
         Ok(Self {
             grid: *grid,
             warpgroups,
