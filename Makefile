@@ -7,6 +7,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
+# Processes of pytest. Each runs whole files, in the order of their names.
+WORKERS ?= 2
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CLIENTS ?= target/clients
 # The wheels that a machine with a GPU needs, and the version of its Python.
 GPU := target/gpu
@@ -112,10 +115,10 @@ test-rust-all: test-rust
 	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
 
 test-python: $(CORE) $(DEV) $(DEMO)
-	$(BIN)/pytest -m 'not oracle and not wheel and not clients'
+	$(PYTEST) -m 'not oracle and not wheel and not clients'
 
 test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
-	$(BIN)/pytest -m 'not clients'
+	$(PYTEST) -m 'not clients'
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)
