@@ -149,13 +149,13 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
         const uint8_t* value = key + keys.cache.block_size * tokens.page.row_bytes<E>();
         const int place = Stage<E, D>::place(token, byte / 16);
         if constexpr (BYTES == 16) {
-            if (PARTS & KEYS) copy_async16(&stage.keys[token][place], key, is_visible ? 16 : 0);
-            if (PARTS & VALUES) copy_async16(&stage.values[token][place], value, is_visible ? 16 : 0);
+            if (PARTS & KEYS) copy_async<16>(&stage.keys[token][place], key, is_visible ? 16 : 0);
+            if (PARTS & VALUES) copy_async<16>(&stage.values[token][place], value, is_visible ? 16 : 0);
         } else {
             const uint32_t filled = is_visible && byte < Stage<E, D>::ROW_BYTES ? 8 : 0;
             auto half = [&](uint4& word) { return reinterpret_cast<uint2*>(&word) + byte / 8 % 2; };
-            if (PARTS & KEYS) copy_async8(half(stage.keys[token][place]), key, filled);
-            if (PARTS & VALUES) copy_async8(half(stage.values[token][place]), value, filled);
+            if (PARTS & KEYS) copy_async<8>(half(stage.keys[token][place]), key, filled);
+            if (PARTS & VALUES) copy_async<8>(half(stage.values[token][place]), value, filled);
         }
     }
     if constexpr (PARAMETERS > 0 && (PARTS & KEYS) != 0) {
@@ -164,7 +164,7 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
             const int i = n * THREADS + threadIdx.x, part = i / PARAMETERS, word = i % PARAMETERS;
             if (i >= PARAMETER_COPIES) break;
             const Tokens tokens = Tokens::choose(part == 1, first, second);
-            copy_async16(&stage.parameters[part][word], parameter_word<E>(tokens.page, tokens.first, word),
+            copy_async<16>(&stage.parameters[part][word], parameter_word<E>(tokens.page, tokens.first, word),
                          keys.sees_any(start + part * 16) ? 16 : 0);
         }
     }

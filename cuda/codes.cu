@@ -370,7 +370,7 @@ DEVICE void gemm(const CodesProduct& call) {
 #pragma unroll
             for (int n = 0; n < F::block_bytes / 16; n += 32)
                 if (n + lane < F::block_bytes / 16)
-                    copy_async16(&stages[stage].w[warp_tile + i][n + lane], from + (n + lane) * 16);
+                    copy_async<16>(&stages[stage].w[warp_tile + i][n + lane], from + (n + lane) * 16);
         }
     };
     // The place of a word of a row in a stage: rows that are read at the same time are in different banks.
@@ -386,7 +386,7 @@ DEVICE void gemm(const CodesProduct& call) {
             const size_t byte = block * X_BYTES<F> + word * 16;
             const bool exists = first_row + row < call.rows && byte < row_bytes<F>(codes);
             const uint8_t* from = exists ? call.x + (first_row + row) * row_bytes<F>(codes) + byte : call.x;
-            copy_async16(&stages[stage].x[row][place(row, word)], from, exists ? 16 : 0);
+            copy_async<16>(&stages[stage].x[row][place(row, word)], from, exists ? 16 : 0);
         }
         copy_commit();
     };
@@ -520,36 +520,9 @@ constexpr int MIN_BLOCKS = 2;
 #ifdef VARIANT
 INSTANTIATE(VARIANT)
 #else
-KERNELS(code4, 32, scale16, centred, bf16)
-KERNELS(code4, 32, scale16, affine, bf16)
-KERNELS(code4, 32, nested, affine, bf16)
-KERNELS(code4, 64, scale16, centred, bf16)
-KERNELS(code4, 64, scale16, affine, bf16)
-KERNELS(code5, 32, scale16, centred, bf16)
-KERNELS(code5, 32, scale16, affine, bf16)
-KERNELS(code5, 32, nested, affine, bf16)
+TESTED_VARIANTS(KERNELS)
 KERNELS(code6, 16, nested, centred, bf16)
-KERNELS(code8, 32, scale16, centred, bf16)
-KERNELS(code8, 32, scale16, affine, bf16)
-KERNELS(code8, 64, scale16, centred, bf16)
-KERNELS(code8, 64, scale16, affine, bf16)
-KERNELS(code8, 64, scale32, centred, bf16)
-KERNELS(e4m3, 64, scale16, centred, bf16)
-KERNELS(e4m3, 64, scale32, centred, bf16)
 KERNELS(e4m3, 64, scale16, centred, fp8)
 KERNELS(e4m3, 64, scale32, centred, fp8)
-KERNELS(code4, 32, scale16, centred, int8)
-KERNELS(code4, 32, scale16, affine, int8)
-KERNELS(code4, 32, nested, affine, int8)
-KERNELS(code4, 64, scale16, centred, int8)
-KERNELS(code4, 64, scale16, affine, int8)
-KERNELS(code5, 32, scale16, centred, int8)
-KERNELS(code5, 32, scale16, affine, int8)
-KERNELS(code5, 32, nested, affine, int8)
 KERNELS(code6, 16, nested, centred, int8)
-KERNELS(code8, 32, scale16, centred, int8)
-KERNELS(code8, 32, scale16, affine, int8)
-KERNELS(code8, 64, scale16, centred, int8)
-KERNELS(code8, 64, scale16, affine, int8)
-KERNELS(code8, 64, scale32, centred, int8)
 #endif

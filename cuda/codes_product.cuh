@@ -57,3 +57,34 @@ DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
     if (call.accumulates) total = out + total;
     out = call.bias != nullptr ? total + call.bias[output] : total;
 }
+
+// The variants that the tests use in all files: with chunks of 32 and 64 columns, for bf16 and 8-bit integers.
+#define TESTED_VARIANTS(K) \
+    K(code4, 32, scale16, centred, bf16) \
+    K(code4, 32, scale16, affine, bf16) \
+    K(code4, 32, nested, affine, bf16) \
+    K(code4, 64, scale16, centred, bf16) \
+    K(code4, 64, scale16, affine, bf16) \
+    K(code5, 32, scale16, centred, bf16) \
+    K(code5, 32, scale16, affine, bf16) \
+    K(code5, 32, nested, affine, bf16) \
+    K(code8, 32, scale16, centred, bf16) \
+    K(code8, 32, scale16, affine, bf16) \
+    K(code8, 64, scale16, centred, bf16) \
+    K(code8, 64, scale16, affine, bf16) \
+    K(code8, 64, scale32, centred, bf16) \
+    K(e4m3, 64, scale16, centred, bf16) \
+    K(e4m3, 64, scale32, centred, bf16) \
+    K(code4, 32, scale16, centred, int8) \
+    K(code4, 32, scale16, affine, int8) \
+    K(code4, 32, nested, affine, int8) \
+    K(code4, 64, scale16, centred, int8) \
+    K(code4, 64, scale16, affine, int8) \
+    K(code5, 32, scale16, centred, int8) \
+    K(code5, 32, scale16, affine, int8) \
+    K(code5, 32, nested, affine, int8) \
+    K(code8, 32, scale16, centred, int8) \
+    K(code8, 32, scale16, affine, int8) \
+    K(code8, 64, scale16, centred, int8) \
+    K(code8, 64, scale16, affine, int8) \
+    K(code8, 64, scale32, centred, int8)

@@ -110,7 +110,7 @@ struct StageCopy {
             const uint8_t* codes = tile + min(stage * BLOCKS + b, num_blocks - 1) * F::block_bytes;
 #pragma unroll
             for (int n = lane; n < F::block_bytes / 16; n += 32)
-                copy_async16(&to.w[slot][b][warp][n], codes + n * 16);
+                copy_async<16>(&to.w[slot][b][warp][n], codes + n * 16);
         }
     }
 
@@ -125,7 +125,7 @@ struct StageCopy {
         for (int n = 0; n < Shape::rows / ROWS_APART; n++) {
             const bool exists = has_columns && first_row + first + n * ROWS_APART < call.rows;
             uint32_t* const target = reinterpret_cast<uint32_t*>(word + n * ROWS_APART * TILE_WORDS) + place % 4;
-            copy_async4(target, exists ? source + n * ROWS_APART * row_bytes<F>(call.w) : call.x, exists ? 4 : 0);
+            copy_async<4>(target, exists ? source + n * ROWS_APART * row_bytes<F>(call.w) : call.x, exists ? 4 : 0);
         }
         if constexpr (F::has_quantised_rows) {
             const int row = threadIdx.x;
@@ -135,7 +135,7 @@ struct StageCopy {
                 const int block = stage * BLOCKS + b;
                 const bool exists = block < num_blocks && first_row + row < call.rows;
                 const uint8_t* spans = call.x + (first_row + row) * row_bytes<F>(call.w) + block * X_BYTES<F> + BLOCK;
-                copy_async16(&to.spans[slot][b][row], exists ? spans : call.x, exists ? 16 : 0);
+                copy_async<16>(&to.spans[slot][b][row], exists ? spans : call.x, exists ? 16 : 0);
             }
         }
         copy_commit();
@@ -351,36 +351,9 @@ static_assert(SHARED_BYTES<code4, 64, bf16, Middle> == 107520 && SHARED_BYTES<co
 #define KERNELS(...)                                      \
     KERNEL(gemm_warpgroup_middle, Middle, __VA_ARGS__)    \
     KERNEL(gemm_warpgroup_wide, Wide, __VA_ARGS__)
-// Formats with chunks of 32 and 64 columns, for bf16 and 8-bit integers. For a model, its variants alone are compiled.
+// As in codes.cu.
 #ifdef VARIANT
 KERNELS(VARIANT)
 #else
-KERNELS(code4, 32, scale16, centred, bf16)
-KERNELS(code4, 32, scale16, affine, bf16)
-KERNELS(code4, 32, nested, affine, bf16)
-KERNELS(code4, 64, scale16, centred, bf16)
-KERNELS(code4, 64, scale16, affine, bf16)
-KERNELS(code5, 32, scale16, centred, bf16)
-KERNELS(code5, 32, scale16, affine, bf16)
-KERNELS(code5, 32, nested, affine, bf16)
-KERNELS(code8, 32, scale16, centred, bf16)
-KERNELS(code8, 32, scale16, affine, bf16)
-KERNELS(code8, 64, scale16, centred, bf16)
-KERNELS(code8, 64, scale16, affine, bf16)
-KERNELS(code8, 64, scale32, centred, bf16)
-KERNELS(e4m3, 64, scale16, centred, bf16)
-KERNELS(e4m3, 64, scale32, centred, bf16)
-KERNELS(code4, 32, scale16, centred, int8)
-KERNELS(code4, 32, scale16, affine, int8)
-KERNELS(code4, 32, nested, affine, int8)
-KERNELS(code4, 64, scale16, centred, int8)
-KERNELS(code4, 64, scale16, affine, int8)
-KERNELS(code5, 32, scale16, centred, int8)
-KERNELS(code5, 32, scale16, affine, int8)
-KERNELS(code5, 32, nested, affine, int8)
-KERNELS(code8, 32, scale16, centred, int8)
-KERNELS(code8, 32, scale16, affine, int8)
-KERNELS(code8, 64, scale16, centred, int8)
-KERNELS(code8, 64, scale16, affine, int8)
-KERNELS(code8, 64, scale32, centred, int8)
+TESTED_VARIANTS(KERNELS)
 #endif

@@ -343,32 +343,21 @@ DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
 
 // ---- Asynchronous copies
 
-// Begins to copy 16 bytes from global to shared memory; or to clear them, without reading, if `filled` is 0. The
-// thread sees them after copy_wait, the others of its block after a barrier, too.
-DEVICE void copy_async16(void* shared, const void* global, uint32_t filled = 16) {
+// Begins to copy 4, 8 or 16 bytes from global to shared memory; or to clear them, without reading, if `filled` is 0.
+// The thread sees them after copy_wait, the others of its block after a barrier, too. 16 bytes bypass the first-level
+// cache.
+template <int BYTES>
+DEVICE void copy_async(void* shared, const void* global, uint32_t filled = BYTES) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "bytes of cp.async");
 #ifdef PENSTOCK_HOST
-    emu::copy_async(shared, global, 16, filled);
+    emu::copy_async(shared, global, BYTES, filled);
 #else
     const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
-#endif
-}
-// The same for 8 bytes, which pass through the first-level cache.
-DEVICE void copy_async8(void* shared, const void* global, uint32_t filled = 8) {
-#ifdef PENSTOCK_HOST
-    emu::copy_async(shared, global, 8, filled);
-#else
-    const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
-#endif
-}
-// The same for 4 bytes.
-DEVICE void copy_async4(void* shared, const void* global, uint32_t filled = 4) {
-#ifdef PENSTOCK_HOST
-    emu::copy_async(shared, global, 4, filled);
-#else
-    const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(filled) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(global), "r"(filled), "n"(BYTES)
+                     : "memory");
 #endif
 }
 // Makes a group of the copies begun since the last one.

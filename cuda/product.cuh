@@ -63,7 +63,7 @@ struct TileCopy {
         for (int n = 0; n < (ROWS + APART - 1) / APART; n++) {
             if (ROWS % APART != 0 && int(threadIdx.x) / WORDS >= ROWS - n * APART) break;
             const bool exists = n * APART < rows && column < end;
-            copy_async16(to + n * APART * PITCH, exists ? from + ptrdiff_t(n) * APART * inner : matrix,
+            copy_async<16>(to + n * APART * PITCH, exists ? from + ptrdiff_t(n) * APART * inner : matrix,
                          exists ? 16 : 0);
         }
         from += COLUMNS;

@@ -27,7 +27,7 @@ EXPORT(exchange_without_syncwarp)
 
 extern "C" __global__ void copy_without_wait(const float* in, float* out) {
     __shared__ __align__(16) float stage[128];
-    copy_async16(&stage[threadIdx.x * 4], in + threadIdx.x * 4);
+    copy_async<16>(&stage[threadIdx.x * 4], in + threadIdx.x * 4);
     copy_commit();
     for (int j = 0; j < 4; j++) out[threadIdx.x * 4 + j] = stage[threadIdx.x * 4 + j];
     copy_wait<0>();
@@ -37,13 +37,13 @@ EXPORT(copy_without_wait)
 extern "C" __global__ void copy_into_used_stage(const float* in, float* out) {
     __shared__ __align__(16) float stage[128];
     const int own = threadIdx.x * 4, other = (threadIdx.x ^ 1) * 4;
-    copy_async16(&stage[own], in + own);
+    copy_async<16>(&stage[own], in + own);
     copy_commit();
     copy_wait<0>();
     __syncthreads();
     for (int j = 0; j < 4; j++) out[own + j] = stage[other + j];
     // __syncthreads() is missing: other threads still read the stage.
-    copy_async16(&stage[own], in + own);
+    copy_async<16>(&stage[own], in + own);
     copy_commit();
     __syncthreads();
     copy_wait<0>();
@@ -52,7 +52,7 @@ EXPORT(copy_into_used_stage)
 
 extern "C" __global__ void copy_left_pending(const float* in) {
     __shared__ __align__(16) float stage[128];
-    copy_async16(&stage[threadIdx.x * 4], in + threadIdx.x * 4);
+    copy_async<16>(&stage[threadIdx.x * 4], in + threadIdx.x * 4);
     copy_commit();
 }
 EXPORT(copy_left_pending)
@@ -126,7 +126,7 @@ EXPORT(product_of_used_registers)
 
 extern "C" __global__ void copy_misaligned(const float* in) {
     __shared__ __align__(16) float stage[128];
-    copy_async16(&stage[1], in);
+    copy_async<16>(&stage[1], in);
 }
 EXPORT(copy_misaligned)
 

@@ -58,10 +58,10 @@ EXPORT(row_sums_dynamic)
 extern "C" __global__ void staged_copy(const float* in, float* out, int n) {
     __shared__ __align__(16) float stages[2][128 * 4];
     const int width = blockDim.x * 4, own = threadIdx.x * 4, other = (threadIdx.x ^ 1) * 4;
-    copy_async16(&stages[0][own], in + own);
+    copy_async<16>(&stages[0][own], in + own);
     copy_commit();
     for (int i = 0; i < n; i++) {
-        if (i + 1 < n) copy_async16(&stages[(i + 1) % 2][own], in + (i + 1) * width + own);
+        if (i + 1 < n) copy_async<16>(&stages[(i + 1) % 2][own], in + (i + 1) * width + own);
         copy_commit();
         copy_wait<1>();
         __syncthreads();
