@@ -56,8 +56,9 @@ check: lint test-rust test-python  ## Quick checks: the same without torch, loom
 
 build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c 'import penstock'`
 
+WHEEL = $(BIN)/maturin build --release --locked --out dist
 wheel: $(BASE)  ## Build a release wheel in dist/
-	$(BIN)/maturin build --release --locked --out dist
+	$(WHEEL)
 
 bench:  ## Benchmark the kernels and parts of the engine against the limits of the machine
 	cargo bench -p penstock-device --bench bfc
@@ -117,8 +118,9 @@ test-rust-all: test-rust
 test-python: $(CORE) $(DEV) $(DEMO)
 	$(PYTEST) -m 'not oracle and not wheel and not clients'
 
-test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO) wheel
-	$(PYTEST) -m 'not clients'
+# The wheel takes minutes, mostly of one CPU, so its build begins here; the tests of the wheel wait for it.
+test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO)
+	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) -m 'not clients'
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)
