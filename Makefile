@@ -7,8 +7,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
-# Processes of pytest. Each runs whole files, in the order of their names.
-WORKERS ?= 2
+# Processes of pytest, each of which runs whole files, in the order of their names. 0: all in one process.
+WORKERS ?= 0
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 CLIENTS ?= target/clients
 # The wheels that a machine with a GPU needs, and the version of its Python.

@@ -141,7 +141,7 @@ def test_probe_does_not_wait_behind_other_requests(tiny_model: Path) -> None:
     ):
         for _ in range(3):
             connections.enter_context(server.send(post(PATH, body)))
-        wait_until(lambda: engine.stats().waiting == 2)
+        wait_until(lambda: (engine.stats().running, engine.stats().waiting) == (1, 2))
         assert server.ask(PATH, body)[0] == 429
         status, state = probe(server)
         assert (status, "probe_seconds" in state) == (200, True)

@@ -171,12 +171,9 @@ void Shadow::access_shared(const Access& a) {
         if (!a.is_write && written.run != block_run) report("read of shared memory that was never written", a);
         if (a.is_write) written = {a.is_pending ? 0 : block_run, fences[a.thread].count};
         const Last& write = shared_threads[cell].write;
-        if (a.is_of_product && write.run == block_run) {
-            const Fences& last = fences[write.thread];
-            if (last.count == written.fences || last.interval >= a.interval)
-                report("read by wgmma before products_see_writes and a barrier", a,
-                       " by thread " + std::to_string(write.thread));
-        }
+        if (a.is_of_product && write.run == block_run && !fences[write.thread].has_call(written.fences, a.interval))
+            report("read by wgmma before products_see_writes and a barrier", a,
+                   " by thread " + std::to_string(write.thread));
         unsigned other;
         if (is_race(shared_threads[cell], bytes, block_run, a, other))
             report("race in shared memory", a,

@@ -47,7 +47,8 @@ class Shadow {
     void begin_launch() { launch++; }
     void begin_block(const Observer&);
     void products_see_writes(unsigned thread, unsigned interval) {
-        fences[thread] = {fences[thread].count + 1, interval};
+        Fences& of = fences[thread];
+        of.intervals[of.count++ % Fences::KEPT] = interval;
     }
     void access(const Access&);
 
@@ -79,9 +80,14 @@ class Shadow {
     Observer block{};
     uint32_t block_run = 0;  // a number of the block, of all launches
     std::vector<Threads> shared_threads;    // per 4 bytes of shared memory, dynamic and then static
-    // Calls of products_see_writes by a thread, and the interval of the last one.
+    // Calls of products_see_writes by a thread, and the intervals of the last ones.
     struct Fences {
-        uint32_t count, interval;
+        static constexpr uint32_t KEPT = 8;
+        uint32_t count, intervals[KEPT];
+        // Whether the call after the first `before` ones was in an earlier interval.
+        bool has_call(uint32_t before, uint32_t interval) const {
+            return count > before && (count - before > KEPT || intervals[before % KEPT] < interval);
+        }
     };
     struct Written {
         uint32_t run, fences;  // the block, and the fences of the thread before

@@ -1,6 +1,9 @@
 // Kernels without defects, for the tests of the emulator.
 #include "common.cuh"
+#if defined(PENSTOCK_HOST) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HAS_WARPGROUPS
 #include "warpgroup.cuh"
+#endif
 
 extern "C" __global__ void saxpy(float a, const float* x, float* y, int n) {
     dependency_wait();
@@ -114,6 +117,7 @@ MULTIPLY(int8_16, 2, int, mma_int8)
 MULTIPLY(int8_32, 4, int, mma_int8)
 MULTIPLY(fp8_32, 4, float, mma_fp8)
 
+#ifdef HAS_WARPGROUPS
 // d = a * b for tiles of 64 x 64 and 32 x 64, both by rows, by a warpgroup. Dynamic shared memory: both, swizzled.
 template <class T>
 DEVICE void multiply_tiles(const T* a, const T* b, float* d) {
@@ -175,6 +179,7 @@ extern "C" __global__ void multiply_registers_int8(const uint32_t* a, const uint
     multiply_registers(a, b, d);
 }
 EXPORT(multiply_registers_int8)
+#endif
 
 // out[lane][i] = the fragment of matrix i, of four transposed matrices of 8 x 8.
 extern "C" __global__ void transpose_tiles(const uint4* in, uint32_t* out) {
