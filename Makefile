@@ -9,7 +9,8 @@ QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
 # Processes of pytest, each of which runs whole files, in the order of their names. 0: all in one process.
 WORKERS ?= 0
-PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+WHEEL  := $(BIN)/maturin build --release --locked --out dist
 CLIENTS ?= target/clients
 # The wheels that a machine with a GPU needs, and the version of its Python.
 GPU := target/gpu
@@ -56,7 +57,6 @@ check: lint test-rust test-python  ## Quick checks: the same without torch, loom
 
 build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c 'import penstock'`
 
-WHEEL = $(BIN)/maturin build --release --locked --out dist
 wheel: $(BASE)  ## Build a release wheel in dist/
 	$(WHEEL)
 

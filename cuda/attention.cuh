@@ -165,7 +165,7 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
             if (i >= PARAMETER_COPIES) break;
             const Tokens tokens = Tokens::choose(part == 1, first, second);
             copy_async<16>(&stage.parameters[part][word], parameter_word<E>(tokens.page, tokens.first, word),
-                         keys.sees_any(start + part * 16) ? 16 : 0);
+                           keys.sees_any(start + part * 16) ? 16 : 0);
         }
     }
 }

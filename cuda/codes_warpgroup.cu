@@ -102,10 +102,10 @@ struct StageCopy {
     }
 
     DEVICE void copy_codes(Memory& to, int stage, int slot) const {
+        if (stage * BLOCKS >= num_blocks) return;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            if (stage * BLOCKS >= num_blocks) break;
             // The block behind the last one is multiplied by zeros.
             const uint8_t* codes = tile + min(stage * BLOCKS + b, num_blocks - 1) * F::block_bytes;
 #pragma unroll
@@ -253,11 +253,11 @@ DEVICE void gemm(const CodesProduct& call) {
         if (!F::has_quantised_rows || F::chunks > 1) return true;
         return ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == num_blocks;
     };
-    // After a slice: if a chunk ends with it, waits for the products, and adds its chains.
-    auto end_slice = [&](int stage, int slice, const LaneBlock<F>& scales, bool always_waits) {
+    // After a slice: waits for the products, if the stage or a chunk ends with it, and adds the chains of the chunk.
+    auto end_slice = [&](int stage, int slice, const LaneBlock<F>& scales) {
         const int block = block_of(stage, slice), chunk = slice % F::chunks;
         const bool has_chunk = stage >= 0 && block < num_blocks && is_end(block);
-        if (always_waits || has_chunk) {
+        if (slice == SLICES - 1 || has_chunk) {
             wait_for_products<0>();
             keep_registers(chains);
             keep_registers(operands);
@@ -292,9 +292,9 @@ DEVICE void gemm(const CodesProduct& call) {
 #pragma unroll
         for (int slice = 0; slice < SLICES; slice++) {
             if (slice == 0)
-                end_slice(stage - 1, SLICES - 1, last_scales, true);
+                end_slice(stage - 1, SLICES - 1, last_scales);
             else
-                end_slice(stage, slice - 1, scales[(slice - 1) / F::chunks], false);
+                end_slice(stage, slice - 1, scales[(slice - 1) / F::chunks]);
             if (slice == 0)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; b++)
@@ -309,7 +309,7 @@ DEVICE void gemm(const CodesProduct& call) {
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         free_slot = free_slot + 1 == STAGES ? 0 : free_slot + 1;
     }
-    end_slice(num_stages - 1, SLICES - 1, scales[BLOCKS - 1], true);
+    end_slice(num_stages - 1, SLICES - 1, scales[BLOCKS - 1]);
     copy_wait<0>();  // zeros, behind the last stage
 #pragma unroll
     for (int j = 0; j < TILES; j++) {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,3 +123,14 @@ def test_tool_lists_every_file_of_kernels_once() -> None:
     assert {("attention.cu", f"bf16,u4,uint4,{size}") for size in (80, 128, 256)} <= set(sources)
     others = {file for file, _ in builder().sources("sm_80")}
     assert files - others == {"codes_warpgroup.cu", "gemm_warpgroup.cu"}
+
+
+def test_tool_needs_the_core_alone() -> None:
+    code = "import sys; sys.modules.update(numpy=None, pytest=None); import build_kernels as tool"
+    code += "; print(len(tool.sources('sm_90a')))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tools")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(builder().sources("sm_90a"))

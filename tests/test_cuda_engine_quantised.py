@@ -69,6 +69,14 @@ def test_old_devices_have_no_fp8_activations() -> None:
     assert 1e-5 < ended.result["fp8"]["error"] < MOST_ERROR["bfloat16"]
 
 
+@pytest.mark.parametrize("name", ["int4", "w4a16"])
+def test_large_products_use_warpgroups_where_they_exist(name: str) -> None:
+    for architecture, has_warpgroups in (("90", True), ("80", False)):
+        ended = run_program(cuda_quantised.run_prompts, name, EMU_TRACE="1", EMU_ARCH=architecture)
+        kernels = {line for line in ended.errors.splitlines() if line.startswith("kernel gemm_warpgroup_")}
+        assert any("_code4_" in kernel for kernel in kernels) == has_warpgroups, architecture
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize(("method", "span"), [("fp8", 0), ("fp8-square-blocks", 64)])
 def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp_path: Path) -> None:

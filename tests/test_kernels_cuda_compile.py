@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import cuda
+from support.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ COMPILATIONS = [
     for path in sorted(cuda.SOURCES.glob("*.cu"))
     for defines in cuda.variants(path)
     for target in cuda.TARGETS
-    if target == cuda.WARPGROUP_TARGET or not path.stem.endswith("_warpgroup")
+    if target == WARPGROUP_TARGET or not path.stem.endswith("_warpgroup")
 ]
 
 
@@ -35,7 +36,7 @@ def test_file_compiles_without_spills(path: Path, defines: list[str], target: st
 #: The variants for all formats of matrices that the loader accepts, each with one of the targets.
 CODES = [
     pytest.param(variant, cuda.TARGETS[index % len(cuda.TARGETS)], id=variant)
-    for index, variant in enumerate(cuda.CODE_VARIANTS)
+    for index, variant in enumerate(VARIANTS)
 ]
 
 
@@ -45,10 +46,10 @@ def test_every_format_of_codes_compiles_without_spills(variant: str, target: str
     assert len(kernels) == 5
 
 
-@pytest.mark.parametrize("variant", [variant for variant, has in cuda.CODE_VARIANTS.items() if has])
+@pytest.mark.parametrize("variant", WARPGROUP_VARIANTS)
 def test_every_format_by_warpgroups_compiles_without_spills(variant: str) -> None:
     path = cuda.SOURCES / "codes_warpgroup.cu"
-    assert len(compile_without_spills(path, cuda.WARPGROUP_TARGET, f"VARIANT={variant}")) == 2
+    assert len(compile_without_spills(path, WARPGROUP_TARGET, f"VARIANT={variant}")) == 2
 
 
 def compile_without_spills(path: Path, target: str, *defines: str) -> set[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support import cuda
-from support.gpu import GpuKernels
+from support.gpu import has_warpgroups
 
 if TYPE_CHECKING:
     from support.cuda import Array
@@ -42,7 +42,7 @@ DIVIDED = {
     "divided_middle": "gemm_middle",
     "divided_warpgroup": "gemm_warpgroup_narrow",
 }
-HAS_WARPGROUPS = not cuda.ON_GPU or GpuKernels().has_warpgroups
+HAS_WARPGROUPS = has_warpgroups()
 #: Kernels and types of operands; those of float32 are in a file of their own.
 KERNELS = [
     (kernel, dtype)

@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # of the module `support`, which needs no other package
 #: The sizes of heads, and the types of models with those of their KV caches.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 ATTENTION = [
@@ -29,17 +30,11 @@ ATTENTION = [
 
 def sources(architecture: str) -> list[tuple[str, str]]:
     """Files of kernels of an architecture, with the variants that are compiled."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from support import cuda
+    from support.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
-    of_warpgroups = [variant for variant, has_warpgroups in cuda.CODE_VARIANTS.items() if has_warpgroups]
-    variants = {
-        "attention.cu": ATTENTION,
-        "codes.cu": [*cuda.CODE_VARIANTS],
-        "codes_warpgroup.cu": of_warpgroups,
-    }
-    files = sorted(path.name for path in cuda.SOURCES.glob("*.cu"))
-    if architecture != cuda.WARPGROUP_TARGET:
+    variants = {"attention.cu": ATTENTION, "codes.cu": VARIANTS, "codes_warpgroup.cu": WARPGROUP_VARIANTS}
+    files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
+    if architecture != WARPGROUP_TARGET:
         files = [file for file in files if not file.endswith("_warpgroup.cu")]
     return [(file, variant) for file in files for variant in variants.get(file, [""])]
 
@@ -51,7 +46,6 @@ def main() -> None:
     parser.add_argument("architectures", nargs="+", help="such as sm_90a")
     arguments = parser.parse_args()
     os.environ["PENSTOCK_KERNEL_ARCHIVE"] = str(arguments.folder.absolute())
-    sys.path.insert(0, str(ROOT / "tests"))
     from support import hooks
 
     jobs = [

@@ -1,4 +1,5 @@
 // Modules and launches. A cubin names its kernels; their code is that of the host's library, found by name.
+#include <cstdio>
 #include <algorithm>
 #include <cstring>
 #include <elf.h>
@@ -140,6 +141,7 @@ static void observe_fence(unsigned thread, unsigned interval) { shadow.products_
 
 static CUresult run_kernel(const Kernel* kernel, Launch launch) {
     if (!launch.grid[0] || !launch.grid[1] || !launch.grid[2]) return CUDA_SUCCESS;  // without its only block
+    if (settings.is_traced) fprintf(stderr, "kernel %s\n", kernel->name);
     Observer observer{};
     if (shadow.is_on) {
         observer.access = observe_access, observer.begin_block = observe_block, observer.is_pinned = is_pinned;

@@ -32,8 +32,6 @@ CACHE = ROOT / "target" / "emu" / "cubin"
 
 #: The targets of the tests: the oldest supported one, then those with instructions of their own.
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-#: The only target of the kernels of ``*_warpgroup.cu``.
-WARPGROUP_TARGET = "sm_90a"
 
 #: PENSTOCK_CHECK_KERNELS=1: the emulated driver runs the kernels and checks every access of memory.
 CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
@@ -61,12 +59,6 @@ VARIANTS = {
         "e4m3,64,scale32,centred,fp8",
     ],
     "codes_warpgroup": ["code4,32,scale16,affine,int8", "code4,64,scale16,affine,bf16"],
-}
-
-#: The variants of ``codes.cu`` that a matrix can have, and whether ``codes_warpgroup.cu`` has them, too.
-CODE_VARIANTS = {
-    line.partition(" ")[0]: line.endswith(" warpgroups")
-    for line in (ROOT / "tests" / "data" / "cuda_code_variants.txt").read_text().splitlines()
 }
 
 Array = np.ndarray[Any, Any]

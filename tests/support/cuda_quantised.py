@@ -71,6 +71,13 @@ def compare(*names: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def run_prompts(name: str) -> None:
+    """A prompt of more than 32 tokens with a quantisation."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, vocabulary = write_model(Path(folder), name)
+        logits_of(model, [random_prompt(LENGTHS[-1], vocabulary_size=vocabulary)], name)
+
+
 def odd_columns(*names: str) -> dict[str, list[Any]]:
     """For each quantisation, results of a model in which a matrix has columns that no kernel of codes reads.
 

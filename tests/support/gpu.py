@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from emu.client import Device, DriverError
 from support import cuda
+from support.code_variants import WARPGROUP_TARGET
 from support.emulator import MAX_DYNAMIC_SHARED, on_device, upload
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Gpu(Device):
     @property
     def has_warpgroups(self) -> bool:
         """Whether the device has the instructions of `warpgroup.cuh`."""
-        return self.architecture == cuda.WARPGROUP_TARGET
+        return self.architecture == WARPGROUP_TARGET
 
     def allow_shared(self, name: str, size: int) -> None:
         """Allow launches of a kernel with dynamic shared memory of a size."""
@@ -155,3 +156,8 @@ class GpuKernels(cuda.HostKernels):
         except DriverError as error:
             d.reset()
             raise RuntimeError(f"{name}: {error}") from error
+
+
+def has_warpgroups() -> bool:
+    """Whether the kernels of the tests include those of ``*_warpgroup.cu``: not on every GPU."""
+    return not cuda.ON_GPU or GpuKernels().has_warpgroups

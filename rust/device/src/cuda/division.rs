@@ -94,7 +94,7 @@ impl GroupTiles {
     }
 }
 
-/// The tiles of the kernels of warpgroups for codes, by their rows: all have 128 outputs.
+/// The tiles of the kernels of warpgroups for codes: 128 outputs, and 64 or 128 rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CodesTiles {
     Middle,
@@ -180,8 +180,8 @@ impl Division {
         }
     }
 
-    /// The kernel of a product of codes by warpgroups, on devices and of formats that have them; `None` if it has few
-    /// rows, or too few tiles for the multiprocessors.
+    /// The kernel of warpgroups for a product of codes, if the device and the format have these kernels. `None` for few
+    /// rows, or if there are too few tiles for the multiprocessors: then other kernels compute it.
     pub fn tiles_of_codes_by_warpgroups(&self, rows: usize, outputs: usize) -> Option<CodesTiles> {
         let are_enough = |tiles: &CodesTiles| self.are_enough(tiles.count(rows, outputs));
         match rows {

@@ -140,8 +140,9 @@ pub(super) struct CodesKernels {
     gemm_narrow: Kernel,
     gemm_middle: Kernel,
     gemm_wide: Kernel,
-    /// On devices with warpgroups, if the format has them: a kernel for each of `CodesTiles::ALL`.
-    warpgroups: Option<[Kernel; 2]>,
+    /// On devices with warpgroups, if the format has them: the kernels of `CodesTiles::ALL`, with their dynamic shared
+    /// memory.
+    warpgroups: Option<[(Kernel, usize); 2]>,
     embed: Kernel,
 }
 
@@ -164,13 +165,14 @@ impl CodesKernels {
         let suffix = variant.replace(',', "_");
         let mut load = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
         let warpgroups = if has_warpgroups {
-            let mut load = |tiles: CodesTiles| {
-                let kernel = load(CODES_WARPGROUP, tiles.kernel())?;
-                kernel.set_shared_limit(tiles.shared_bytes(grid) as u32).map_err(start)?;
-                Ok::<_, DeviceError>(kernel)
+            let mut of_tiles = |tiles: CodesTiles| {
+                let (kernel, shared_bytes) =
+                    (load(CODES_WARPGROUP, tiles.kernel())?, tiles.shared_bytes(grid));
+                kernel.set_shared_limit(shared_bytes as u32).map_err(start)?;
+                Ok::<_, DeviceError>((kernel, shared_bytes))
             };
             let [middle, wide] = CodesTiles::ALL;
-            Some([load(middle)?, load(wide)?])
+            Some([of_tiles(middle)?, of_tiles(wide)?])
         } else {
             None
         };
@@ -214,8 +216,9 @@ impl CodesKernels {
         let by_warpgroups =
             self.warpgroups.as_ref().zip(division.tiles_of_codes_by_warpgroups(rows, outputs));
         let (kernel, shape) = if let Some((kernels, tiles)) = by_warpgroups {
+            let (kernel, shared_bytes) = &kernels[tiles as usize];
             let shape = Shape::new(tiles.count(rows, outputs), CodesTiles::THREADS);
-            (&kernels[tiles as usize], shape.with_shared(tiles.shared_bytes(&self.grid)))
+            (kernel, shape.with_shared(*shared_bytes))
         } else {
             let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
             let (kernel, tile_outputs, tile_rows, threads) = match division.tiles_of_codes(rows, outputs) {
