@@ -7,14 +7,17 @@
 // Types     T, bf16 or f16, is that of the tensor cores: that of the cache, if it has floats. Queries and weights are
 //           rounded to it. The result may have another type.
 // Shape     A warp of decode or prefill has 16 rows, so a step of one query fills group of 16 rows of an mma; the 4
-//           warps of prefill share the tiles, which cp.async copies. Where shared memory has room for two tiles, one is
+//           warps of prefill share the tiles, which cp.async copies. decode_wide has 4 warps for the rows and the split
+//           of decode: one sequence has too few splits to occupy a device, and decode takes 15 us for the 8 tiles of a
+//           split, one after the other (an H100). Where shared memory has room for two tiles, one is
 //           copied while the one before it is multiplied. Otherwise keys are copied while values are multiplied, and
 //           values while keys are.
 // Large     Heads of more than 128 dimensions. Their accumulators take up to 128 registers of a thread, so those of the
 //           splits before have no room: prefill keeps them in the place of the queries in qkv, which are copied first
 //           and not needed again. The queries are in dynamic shared memory: 2 D bytes for each row of the warps.
 // Registers Of a thread in decode: 130 to 228 for 32 to 128 dimensions, 218 to 255 for 256. In prefill: 146 to 255, 227
-//           to 255. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4 with 256 dimensions on sm_120a.
+//           to 255. In decode_wide: 113 to 128. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4
+//           with 256 dimensions on sm_120a.
 // Shared    KiB of a block in decode and in prefill:
 //
 //               dimensions    16 bits     int8      uint4
@@ -28,7 +31,11 @@
 #include "attention.cuh"
 #include "attention_combine.cuh"
 
-constexpr int PREFILL_WARPS = 4;
+constexpr int PREFILL_WARPS = 4, WIDE_WARPS = 4;
+constexpr int WIDE_SHARED_BYTES = 64 << 10;  // dynamic, of a block of decode_wide
+// Parts of dimensions are whole words, and the queries are in static shared memory.
+template <class E, int D>
+constexpr bool HAS_WIDE = D <= LARGE && Stage<E, D>::WORDS % WIDE_WARPS == 0;
 constexpr int MOST_STAGES = 40 << 10;  // bytes
 // Blocks on a multiprocessor. Without them, NVRTC limits registers for more blocks until it spills.
 constexpr int MIN_DECODE_BLOCKS = 8, MIN_PREFILL_BLOCKS = 2, MIN_COMBINE_BLOCKS = 4;
@@ -66,17 +73,8 @@ DEVICE void attend(const Attention& call) {
                        rows.last(rows.count - 1)};
 
     Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
-    int first[2], last[2];
-    float* query_rows[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = warp * ROWS + half * 8 + group;
-        const bool exists = row < rows.count;
-        first[half] = exists ? rows.first(row) : 0;
-        last[half] = exists ? rows.last(row) : -1;
-        query_rows[half] = exists ? rows.query_row(row) : nullptr;
-    }
-    queries.template load<E>(query_rows, Encoding<T, E, D>::FAST);
+    const LaneRows lane_rows(rows, warp * ROWS);
+    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
 
     constexpr int TILES = SPLIT / TILE;
     int tile = keys.first / TILE, end = keys.last / TILE + 1;
@@ -101,8 +99,10 @@ DEVICE void attend(const Attention& call) {
         }
         copy_wait<1>();
         __syncthreads();
-        const TileWeights weights =
-            now.template add_weights<T>(queries, stage, tile, first, last, call.scale, call.softcap);
+        float exponents[4][4] = {}, most[2];
+        exponents_of(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
+        const TileWeights weights = weights_of<T>(exponents, most, now.top, stage);
+        now.add_weights(weights);
         if constexpr (STAGES == 1) {
             __syncthreads();  // the keys may be replaced
             if (!is_last) copy_tile<THREADS, KEYS>(stage, keys, tile + 1);
@@ -119,7 +119,7 @@ DEVICE void attend(const Attention& call) {
         if (IS_DECODE || ((tile + 1) % TILES != 0 && !is_last)) continue;
         now.finish();
         if constexpr (IN_MEMORY) {
-            total.append(now, query_rows, is_first_split, is_last);
+            total.append(now, lane_rows.queries, is_first_split, is_last);
             is_first_split = false;
             if (is_last) break;
         } else {
@@ -155,6 +155,105 @@ DEVICE void attend(const Attention& call) {
     }
 }
 
+// A split by WIDE_WARPS warps, as many tiles at a time: each warp computes the weights of a tile, which all warps need,
+// then the weighted sum of all values in its part of the dimensions. The operations of an element, and their order, are
+// those of `attend`.
+template <class T, class E, int D>
+DEVICE void attend_wide(const Attention& call) {
+    constexpr int WARPS = WIDE_WARPS, THREADS = 32 * WARPS, TILES = SPLIT / TILE;
+    using Tile = Stage<E, D>;
+    static_assert(WARPS * sizeof(Tile) <= WIDE_SHARED_BYTES, "the host allows no more");
+    DYNAMIC_SHARED(Tile, stages);
+    __shared__ TileWeights weights[WARPS][32];
+    __shared__ float most[WARPS][ROWS];
+    dependency_wait();
+    dependency_launch();
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
+    const WorkRows rows(call);
+    const int split = rows.work.split;
+    if (rows.count == 0 || split < rows.first_split()) return;
+    KvCache cache = call.cache;
+    cache.head_dim = D;  // a constant, as for the compiler
+    const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0), rows.last(rows.count - 1)};
+    const int begin = max(keys.first / TILE, split * TILES), end = min(keys.last / TILE + 1, (split + 1) * TILES);
+
+    auto copy_keys = [&](int first) {
+        for (int i = 0; i < min(WARPS, end - first); i++) copy_tile<THREADS, KEYS>(stages[i], keys, first + i);
+        copy_commit();
+    };
+    auto copy_values = [&](int first) {
+        for (int i = 0; i < min(WARPS, end - first); i++) copy_tile<THREADS, VALUES>(stages[i], keys, first + i);
+        copy_commit();
+    };
+    copy_keys(begin);
+    copy_values(begin);
+    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
+    const LaneRows lane_rows(rows, 0);
+    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
+
+    using Sums = Weighted<E, D, WARPS>;
+    Sums now;
+    now.clear();
+    for (int first = begin; first < end; first += WARPS) {
+        const int count = min(WARPS, end - first);
+        float exponents[4][4] = {}, warp_most[2];
+        copy_wait<1>();
+        __syncthreads();  // the keys are complete
+        if (warp < count) {
+            exponents_of(exponents, warp_most, queries, stages[warp], first + warp, lane_rows, call.scale,
+                         call.softcap);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                if (quad == 0) most[warp][half * 8 + group] = warp_most[half];
+        }
+        __syncthreads();
+        if (warp < count) {
+            float top[2] = {now.top[0], now.top[1]};  // of the tiles before
+            for (int i = 0; i < warp; i++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) top[half] = fmaxf(top[half], most[i][half * 8 + group]);
+            weights[warp][lane] = weights_of<T>(exponents, warp_most, top, stages[warp]);
+        }
+        copy_wait<0>();
+        __syncthreads();  // the weights and the values are complete, and the keys may be replaced
+        copy_keys(first + WARPS);
+        for (int i = 0; i < count; i++) {
+            const TileWeights of_tile = weights[i][lane];
+            now.add_weights(of_tile);
+            now.template add_values<T>(of_tile, stages[i]);
+        }
+        __syncthreads();  // the values and the weights may be replaced
+        copy_values(first + WARPS);
+    }
+    now.finish();
+    if (!rows.has_one_split()) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = half * 8 + group;
+            if (row >= rows.count) continue;
+            float* to = rows.partial(split, row);
+            now.write_row(half, 1, to);
+            if (threadIdx.x < 32 && quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
+        }
+        return;
+    }
+    Sums total;
+    total.clear();
+    total.append(now);
+    float* row_values = reinterpret_cast<float*>(stages);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        total.write_row(half, 1 / total.sum[half], row_values + (half * 8 + group) * D);
+    __syncthreads();
+    for (int row = warp; row < rows.count; row += WARPS)
+        store_row<E>(call, rows.out_row(row), row_values + row * D, D);
+}
+
+template <class T, class E, int D>
+DEVICE void attend_wide_if_possible(const Attention& call) {
+    if constexpr (HAS_WIDE<E, D>) attend_wide<T, E, D>(call);
+}
+
 template <class E, int D>
 DEVICE void combine(const Attention& call) {
     combine_splits<E, D>(call, D, [](float value, float sum) { return value * (1 / sum); });
@@ -167,6 +266,7 @@ DEVICE void combine(const Attention& call) {
     EXPORT(name)
 #define KERNELS(T, E, name, D)                                                                     \
     KERNEL(attention_decode_##T##_##name##_##D, 32, MIN_DECODE_BLOCKS, attend<T, E, D, 1, true>)   \
+    KERNEL(attention_decode_wide_##T##_##name##_##D, 32 * WIDE_WARPS, 1, attend_wide_if_possible<T, E, D>) \
     KERNEL(attention_prefill_##T##_##name##_##D, 32 * PREFILL_WARPS, MIN_PREFILL_BLOCKS,           \
            attend<T, E, D, PREFILL_WARPS, false>)                                                  \
     KERNEL(attention_combine_##T##_##name##_##D, 32 * COMBINE_WARPS, MIN_COMBINE_BLOCKS, combine<E, D>)

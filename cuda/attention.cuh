@@ -170,6 +170,24 @@ DEVICE void copy_tile(Stage<E, D>& stage, const Keys& keys, int tile) {
     }
 }
 
+// The rows `group` and `group + 8` of a warp that has the rows from `start` on: the positions that they see, which are
+// none if there is no row, and their queries, or null.
+struct LaneRows {
+    int first[2], last[2];
+    float* queries[2];
+
+    DEVICE LaneRows(const WorkRows& rows, int start) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = start + half * 8 + int(threadIdx.x % 32 / 4);
+            const bool exists = row < rows.count;
+            first[half] = exists ? rows.first(row) : 0;
+            last[half] = exists ? rows.last(row) : -1;
+            queries[half] = exists ? rows.query_row(row) : nullptr;
+        }
+    }
+};
+
 // ---- Fragments
 
 // A step of scores has 32 dimensions, or 16 at the end of a part of the key: a lane has 2 N of them, in N registers.
@@ -395,26 +413,90 @@ struct WeightType<T, u4> {
     typedef bf16 type;
 };
 
-// The weights of a tile's values: p[step] is the operand of mma for the tokens 16 step ..+ 16.
+// The weights of a tile's values, of rows `group` and `group + 8`: p[step] is the operand of mma for the tokens 16 step
+// ..+ 16.
 struct TileWeights {
     uint32_t p[2][4];
+    float top[2];   // the largest exponent up to this tile
     float keep[2];  // the factors of the sums before
+    float sum[2], added[2];
 };
 
-// The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`.
-template <class E, int D>
+// The exponents of a tile in s, and the largest ones of its rows in `most`.
+template <class T, class E, int D>
+DEVICE void exponents_of(float (&s)[4][4], float (&most)[2], const Queries<T, D>& queries, const Stage<E, D>& stage,
+                         int tile, const LaneRows& rows, float scale, float softcap) {
+    const int quad = threadIdx.x % 4;
+    Encoding<T, E, D>::scores(s, queries, stage);
+    most[0] = most[1] = -infinity();
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int half = i % 4 / 2, position = tile * TILE + i / 4 * 8 + quad * 2 + i % 2;
+        float& x = s[i / 4][i % 4];
+        const bool is_visible = rows.first[half] <= position && position <= rows.last[half];
+        x = is_visible ? exponent(x, scale, softcap) : -infinity();
+        most[half] = fmaxf(most[half], x);
+    }
+    most[0] = quad_max(most[0]), most[1] = quad_max(most[1]);
+}
+
+// The weights of these exponents, if the largest ones of the tiles before are `top`.
+template <class T, class E, int D>
+DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const float (&top)[2],
+                              const Stage<E, D>& stage) {
+    using P = typename WeightType<T, E>::type;
+    const int quad = threadIdx.x % 4;
+    TileWeights weights;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        weights.top[half] = fmaxf(top[half], most[half]);
+        weights.keep[half] = power(top[half], weights.top[half]);
+        weights.sum[half] = weights.added[half] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if (i % 4 == 0) limit_loads<D>();
+        const int half = i % 4 / 2, token = i / 4 * 8 + quad * 2 + i % 2;
+        float& p = s[i / 4][i % 4];
+        const bool is_visible = p != -infinity();
+        p = power(p, weights.top[half]);
+        weights.sum[half] = __fadd_rn(weights.sum[half], p);
+        const float added = Encoding<T, E, D>::weight(p, stage, token);
+        p = is_visible ? p : 0;  // the parameters of other tokens may be anything
+        weights.added[half] = __fadd_rn(weights.added[half], is_visible ? added : 0);
+    }
+    if constexpr (Encoding<T, E, D>::HALF != 0) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const float factor = to_float(from_float<P>(s[i / 4][i % 4]));  // as the mma multiplies it
+            float& added = weights.added[i % 4 / 2];
+            added = __fmaf_rn(Encoding<T, E, D>::HALF, factor, added);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        weights.p[i / 4][i % 4] = pack<P>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
+    return weights;
+}
+
+// The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`, and of all
+// dimensions, or of the warp's part of PARTS.
+template <class E, int D, int PARTS = 1>
 struct Weighted {
-    static constexpr int ACCUMULATORS = Stage<E, D>::WORDS * UNIT<E>;
+    static_assert(Stage<E, D>::WORDS % PARTS == 0, "parts are whole words");
+    static constexpr int WORDS = Stage<E, D>::WORDS / PARTS, ACCUMULATORS = WORDS * UNIT<E>;
     float top[2], sum[2], added[2];
     float values[ACCUMULATORS][4];
 
+    // The first word of a value of this warp's part.
+    DEVICE static int first_word() { return PARTS == 1 ? 0 : threadIdx.x / 32 * WORDS; }
     // A lane has pairs of adjacent dimensions, in one accumulator or in two. This is the first dimension of pair i.
     DEVICE static int pair_dimension(int i) {
         const int n = UNIT<E> == 1 ? i : i / 2 * 2, column = threadIdx.x % 4 * 2 + (UNIT<E> == 1 ? 0 : i % 2);
-        return (n / UNIT<E> * 8 + column) * UNIT<E> + n % UNIT<E>;
+        return ((first_word() + n / UNIT<E>) * 8 + column) * UNIT<E> + n % UNIT<E>;
     }
     // Accumulators of uint4 may have more columns than there are dimensions.
-    DEVICE static bool has_dimension(int dimension) { return ACCUMULATORS * 8 == D || dimension < D; }
+    DEVICE static bool has_dimension(int dimension) { return PARTS * ACCUMULATORS * 8 == D || dimension < D; }
     // Of pair i and row `half`, the first value (`second` 0) or the second one (1).
     DEVICE float& pair_value(int i, int second, int half) {
         return UNIT<E> == 1 ? values[i][half * 2 + second] : values[i / 2 * 2 + second][half * 2 + i % 2];
@@ -429,61 +511,14 @@ struct Weighted {
             for (int i = 0; i < 4; i++) values[n][i] = 0;
     }
 
-    // Adds a tile to the sums of weights. Row `half` sees the positions first[half]..=last[half].
-    template <class T>
-    DEVICE TileWeights add_weights(const Queries<T, D>& queries, const Stage<E, D>& stage, int tile,
-                                   const int (&first)[2], const int (&last)[2], float scale, float softcap) {
-        using P = typename WeightType<T, E>::type;
-        const int quad = threadIdx.x % 4;
-        TileWeights weights;
-        float(&keep)[2] = weights.keep;
-        float s[4][4] = {};
-        Encoding<T, E, D>::scores(s, queries, stage);
-        float now[2] = {-infinity(), -infinity()};
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const int half = i % 4 / 2, position = tile * TILE + i / 4 * 8 + quad * 2 + i % 2;
-            float& x = s[i / 4][i % 4];
-            const bool is_visible = first[half] <= position && position <= last[half];
-            x = is_visible ? exponent(x, scale, softcap) : -infinity();
-            now[half] = fmaxf(now[half], x);
-        }
-        float new_sum[2] = {}, new_added[2] = {};
+    // Adds a tile to the sums of weights.
+    DEVICE void add_weights(const TileWeights& weights) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            now[half] = fmaxf(top[half], quad_max(now[half]));
-            keep[half] = power(top[half], now[half]);
-            top[half] = now[half];
+            top[half] = weights.top[half];
+            sum[half] = __fmaf_rn(sum[half], weights.keep[half], weights.sum[half]);
+            added[half] = __fmaf_rn(added[half], weights.keep[half], weights.added[half]);
         }
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            if (i % 4 == 0) limit_loads<D>();
-            const int half = i % 4 / 2, token = i / 4 * 8 + quad * 2 + i % 2;
-            float& p = s[i / 4][i % 4];
-            const bool is_visible = p != -infinity();
-            p = power(p, now[half]);
-            new_sum[half] = __fadd_rn(new_sum[half], p);
-            const float added = Encoding<T, E, D>::weight(p, stage, token);
-            p = is_visible ? p : 0;  // the parameters of other tokens may be anything
-            new_added[half] = __fadd_rn(new_added[half], is_visible ? added : 0);
-        }
-        if constexpr (Encoding<T, E, D>::HALF != 0) {
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                const float factor = to_float(from_float<P>(s[i / 4][i % 4]));  // as the mma multiplies it
-                float& added = new_added[i % 4 / 2];
-                added = __fmaf_rn(Encoding<T, E, D>::HALF, factor, added);
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            sum[half] = __fmaf_rn(sum[half], keep[half], new_sum[half]);
-            added[half] = __fmaf_rn(added[half], keep[half], new_added[half]);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            weights.p[i / 4][i % 4] = pack<P>(s[i / 2][i % 2 * 2], s[i / 2][i % 2 * 2 + 1]);
-        return weights;
     }
 
     // Adds the values of a tile.
@@ -492,10 +527,10 @@ struct Weighted {
         using P = typename WeightType<T, E>::type;
         const int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int word = 0; word < Stage<E, D>::WORDS; word++) {
+        for (int word = 0; word < WORDS; word++) {
             if (word * UNIT<E> % 2 == 0) limit_loads<D>();
             uint32_t units[4];
-            load_matrices_transposed(units, &stage.values[lane][stage.place(lane, word)]);
+            load_matrices_transposed(units, &stage.values[lane][stage.place(lane, first_word() + word)]);
 #pragma unroll
             for (int sub = 0; sub < UNIT<E>; sub++) {
                 if (sub == 2) limit_loads<D>();

@@ -8,9 +8,9 @@
 // Rows      `group` query heads share a kv head. The rows of a sequence are packed: query and head of the group, (0,
 //           0), (0, 1), .. (1, 0), .. They are divided into parts, of at most 16 packed rows (decode) or 64 (prefill).
 // Splits    The positions are divided into splits of 256 and tiles of 32, from position 0 on, whatever the row. A
-//           split is computed by one warp: an online softmax over its tiles, in order. Splits are merged in order.
-// Works     of decode: a part and one split; of prefill and combine: a part, with all its splits. Works without rows
-//           may be anywhere, and do nothing: they give steps of different sizes the same number of works.
+//           split is an online softmax over its tiles, in order. Splits are merged in order.
+// Works     of decode and decode_wide: a part and one split; of prefill and combine: a part, with all its splits. Works
+//           without rows may be anywhere, and do nothing: they give steps of different sizes the same number of works.
 //
 // The same bits: decode computes each split in a block of its own, and `combine` merges them; prefill goes through
 // the splits one after the other and merges each, by the same functions, whose operations are not contracted
@@ -24,9 +24,9 @@
 //           the queries if heads are large. Partial results of decode:
 //           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
-// Grids     decode: (works, kv heads), one warp; prefill: (works, kv heads), 4 warps; combine: (works, kv heads, any
-//           number), 4 warps: the blocks of a work share its rows. For large heads, decode and prefill of attention.cu
-//           have dynamic shared memory.
+// Grids     decode: (works, kv heads), one warp; decode_wide of attention.cu: the same, 4 warps; prefill: (works, kv
+//           heads), 4 warps; combine: (works, kv heads, any number), 4 warps: the blocks of a work share its rows.
+//           decode_wide, and for large heads decode and prefill of attention.cu, have dynamic shared memory.
 #pragma once
 #include "kv_page.cuh"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 SPLIT = 256
+#: The largest heads of `decode_wide`, and the bytes of its dynamic shared memory.
+WIDE_HEAD_DIM, WIDE_SHARED = 128, 64 << 10
 #: A work without rows. The rest of it is not read.
 NO_WORK = [0x7FFFFFFF] * 4 + [0] + [0x7FFFFFFF] * 3
 
@@ -80,6 +83,13 @@ class Case:
         return self.out_dtype or self.dtype
 
     @property
+    def kernels(self) -> list[str]:
+        """The kernels for decode and prefill."""
+        words = -(-self.head_dim * self.layout.bits // 128)
+        has_wide = self.dtype != "f32" and self.head_dim <= WIDE_HEAD_DIM and words % 4 == 0
+        return ["prefill", "decode", *["decode_wide"] * has_wide]
+
+    @property
     def variant(self) -> str:
         """The end of the kernels' names."""
         dim = "" if self.dtype == "f32" else f"_{self.head_dim}"
@@ -130,7 +140,7 @@ class Filled:
 
     def attend(self, parts: Sequence[tuple[int, int, int]], kernel: str) -> Array:
         """The rows of some queries: of a sequence, from a position to another."""
-        case, limit = self.case, 16 if kernel == "decode" else 64
+        case, limit = self.case, 64 if kernel == "prefill" else 16
         works, split_works, places = [NO_WORK], [], 0
         rows: list[int] = []
         for sequence, first, last in parts:
@@ -149,7 +159,9 @@ class Filled:
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
         blocks = np.concatenate(self.tables)
         launches = {"prefill": [("prefill", works, 1, 128)]}
-        launches["decode"] = [("decode", split_works, 1, 32), ("combine", works, self.combine_blocks, 128)]
+        for name, threads in (("decode", 32), ("decode_wide", 128)):
+            combine = ("combine", works, self.combine_blocks, 128)
+            launches[name] = [(name, split_works, 1, threads), combine]
         for name, entries, depth, threads in launches[kernel]:
             if depth == 0:
                 continue
@@ -164,6 +176,7 @@ class Filled:
                 FLOAT_TYPES.index(case.result),
             )
             shared = query_bytes(case.dtype, case.head_dim) * threads // 2 if name != "combine" else 0
+            shared = WIDE_SHARED if name == "decode_wide" else shared
             self.kernels.launch(f"attention_{name}_{case.variant}", grid, threads, call, shared=shared)
         return out
 
@@ -253,13 +266,19 @@ def last_rows(case: Case, count: int) -> list[tuple[int, int, int]]:
     return [(index, max(0, length - count), length) for index, length in enumerate(case.lengths)]
 
 
-@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+def name_of(value: Case | str) -> str:
+    """The name of a parameter."""
+    if isinstance(value, str):
+        return value
+    return f"{value.variant}-{value.head_dim}-{value.result}-{value.lengths}"
+
+
 @pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: f"{case.variant}-{case.head_dim}-{case.result}-{case.lengths}"
+    ("case", "kernel"), [(case, kernel) for case in CASES for kernel in case.kernels], ids=name_of
 )
 def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel: str) -> None:
     filled = Filled(kernels, case)
-    parts = last_rows(case, 1 if kernel == "decode" else 5)
+    parts = last_rows(case, 5 if kernel == "prefill" else 1)
     out, expected = cuda.to_floats(filled.attend(parts, kernel)), filled.expected(parts)
     weights = "bf16" if case.dtype == "f16" and case.kv in ("int8", "uint4") else case.dtype
     tolerance = max(TOLERANCE[dtype] for dtype in (case.dtype, case.result, weights))
@@ -300,11 +319,12 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
     parts = last_rows(case, 23)
     expected = filled.attend(parts, "prefill")
     assert np.isfinite(cuda.to_floats(expected)).all()
-    assert np.array_equal(filled.attend(parts, "decode"), expected)
+    for kernel in case.kernels:
+        assert np.array_equal(filled.attend(parts, kernel), expected), kernel
     assert np.array_equal(filled.attend(parts[::-1], "prefill")[-23:], expected[:23])
     sequence, first, last = parts[0]
     for low, high in [(first, first + 1), (first + 5, first + 16), (last - 1, last)]:
-        for kernel in ("decode", "prefill"):
+        for kernel in case.kernels:
             alone = filled.attend([(sequence, low, high)], kernel)
             assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
 
@@ -340,8 +360,8 @@ def test_one_split_needs_no_merge(kernels: cuda.HostKernels, case: Case) -> None
     filled = Filled(kernels, case)
     parts = last_rows(case, 3)
     expected = filled.attend(parts, "prefill")
-    for filled.combine_blocks in (0, 1):
-        assert np.array_equal(filled.attend(parts, "decode"), expected), filled.combine_blocks
+    for filled.combine_blocks, kernel in itertools.product((0, 1), case.kernels):
+        assert np.array_equal(filled.attend(parts, kernel), expected), (filled.combine_blocks, kernel)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +386,8 @@ def test_bad_value_changes_the_rows_that_see_it(
     sees = (np.arange(64) >= 20) & (np.arange(64) < 50)
     assert np.isnan(cuda.to_floats(out[sees])).all()
     assert np.array_equal(out[~sees], expected[~sees])
-    for position in (5, 19, 20, 49, 50):
-        alone = filled.attend([(0, position, position + 1)], "decode")
+    for position, kernel in itertools.product((5, 19, 20, 49, 50), case.kernels):
+        alone = filled.attend([(0, position, position + 1)], kernel)
         assert np.array_equal(np.isnan(cuda.to_floats(alone[0])), np.isnan(cuda.to_floats(out[position])))
         if not sees[position]:
             assert np.array_equal(alone[0], out[position])
@@ -380,7 +400,7 @@ def test_results_of_f16_are_saturated(kernels: cuda.HostKernels, dtype: str) -> 
     parts = last_rows(case, 3)
     expected = filled.expected(parts).clip(-65504, 65504)
     assert np.abs(expected).max() == 65504
-    for kernel in ("decode", "prefill"):
+    for kernel in case.kernels:
         assert np.allclose(filled.attend(parts, kernel), expected, rtol=0.02, atol=1500)
 
 
@@ -388,7 +408,7 @@ def test_blocks_before_the_window_are_not_read(kernels: cuda.HostKernels) -> Non
     case = Case(lengths=(300,), window=40)
     filled = Filled(kernels, case)
     parts = [(0, 298, 300)]
-    expected = {kernel: filled.attend(parts, kernel) for kernel in ("decode", "prefill")}
+    expected = {kernel: filled.attend(parts, kernel) for kernel in case.kernels}
     filled.tables[0][: (299 - 41) // 16] = 0x7FFFFFFF
     for kernel, out in expected.items():
         assert np.array_equal(filled.attend(parts, kernel), out)

@@ -33,7 +33,8 @@ FORMATS = {
     "fp8": (Format("e4m3", 0, "f32"), "fp8"),
 }
 #: Packed rows of a work of decode and of prefill; threads of a block.
-WORK_ROWS, THREADS = {"decode": 16, "prefill": 64}, {"decode": 32, "prefill": 128, "combine": 128}
+WORK_ROWS = {"decode": 16, "prefill": 64}
+THREADS = {"decode": 32, "decode_wide": 128, "prefill": 128, "combine": 128}
 #: Blocks of a launch of combine; with fewer, 4 share a work.
 ENOUGH_BLOCKS = 256
 KV_NAMES = {"bfloat16": "bf16", "int8": "int8", "uint4": "uint4"}
@@ -189,7 +190,7 @@ def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]
 
 
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
-    """The launches of attention with each copy of the cache."""
+    """The launches of attention with each copy of the cache, by the kernel that is the fastest."""
     kind = "prefill" if case.is_prefill else "decode"
     group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
     rows, splits = case.sequences * queries, -(-case.context // attention.SPLIT)
@@ -204,26 +205,32 @@ def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     bench.reset_output(2 * rows * case.heads * case.head_dim)
     partials = bench.random(0 if case.is_prefill else 4 * case.sequences * places * (case.head_dim + 2))
     table, lists = bench.array(tables), {name: bench.array(entries) for name, entries in works.items()}
-    operations = []
-    for _ in range(case.copies):
-        pages = bench.random(case.sequences * blocks * layout.block_bytes)
-        cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
-        launches: list[Launch] = []
-        for name, entries in works.items():
-            pointers = enumerate((qkv, table, lists[name], partials, bench.output_buffer))
-            call = attention.Attention(
-                cache=cache,
-                heads=case.heads,
-                scale=case.head_dim**-0.5,
-                out_type=attention.FLOAT_TYPES.index("bf16"),
-                **{f"pointer_{index}": pointer for index, pointer in pointers},
-            )
-            shared = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
-            grid = (len(entries), case.kv_heads, shared)
-            variant = f"bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
-            launches.append((f"attention_{name}_{variant}", (grid, THREADS[name]), call))
-        operations.append(launches)
-    return operations
+    copies = [bench.random(case.sequences * blocks * layout.block_bytes) for _ in range(case.copies)]
+    candidates = []
+    for kernel in ["prefill"] if case.is_prefill else ["decode", "decode_wide"]:
+        operations = []
+        for pages in copies:
+            cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
+            launches: list[Launch] = []
+            for name, entries in works.items():
+                pointers = enumerate((qkv, table, lists[name], partials, bench.output_buffer))
+                call = attention.Attention(
+                    cache=cache,
+                    heads=case.heads,
+                    scale=case.head_dim**-0.5,
+                    out_type=attention.FLOAT_TYPES.index("bf16"),
+                    **{f"pointer_{index}": pointer for index, pointer in pointers},
+                )
+                depth = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
+                operation = name if name == "combine" else kernel
+                shared = (attention.WIDE_SHARED,) if operation == "decode_wide" else ()
+                shape = ((len(entries), case.kv_heads, depth), THREADS[operation], *shared)
+                function = f"attention_{operation}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
+                bench.allow_shared(function, sum(shared))
+                launches.append((function, shape, call))
+            operations.append(launches)
+        candidates.append(operations)
+    return min(candidates, key=lambda launches: min(bench.times(launches)))
 
 
 def works_of(case: Attention, kind: str, splits: int) -> np.ndarray[Any, Any]:

@@ -25,7 +25,7 @@ MAJOR, MINOR = 75, 76
 VARIANTS = [
     (
         "attention.cu",
-        r"attention_[a-z]+_(?P<type>b?f16)_(?P<kv>\w+)_(?P<dim>\d+)",
+        r"attention_[a-z_]+?_(?P<type>b?f16)_(?P<kv>\w+)_(?P<dim>\d+)",
         "{type},{element},{kv},{dim}",
     ),
     (

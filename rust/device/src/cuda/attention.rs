@@ -6,7 +6,7 @@
 //! splits one after the other. The results have the same bits, so the division may depend on anything.
 
 use bytemuck::{Pod, Zeroable};
-use penstock_types::{AttentionRow, HeadShape};
+use penstock_types::{AttentionRow, HeadShape, KvDtype};
 
 use crate::step::StepSpec;
 
@@ -15,6 +15,11 @@ const SPLIT: usize = 256;
 /// Packed rows of a work of `decode`, and of `prefill`.
 pub(super) const DECODE_ROWS: usize = 16;
 pub(super) const PREFILL_ROWS: usize = 64;
+/// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
+/// `attention.cuh`.
+pub(super) const MOST_STATIC_HEAD_DIM: usize = 128;
+/// Dynamic shared memory of a block of `decode_wide`, as in `attention.cu`.
+pub(super) const WIDE_SHARED_BYTES: usize = 64 << 10;
 /// Packed rows up to which a sequence is divided into works of `decode`.
 const MOST_DECODE_ROWS: usize = 64;
 /// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there
@@ -109,6 +114,26 @@ impl Works {
 /// A number of works or slightly more. There are 4 such numbers from a power of two to the next.
 fn padded(works: usize) -> usize {
     works.next_multiple_of((works.next_power_of_two() / 8).max(1))
+}
+
+/// Whether `attention.cu` has `decode_wide` for heads of a cache: `HAS_WIDE`.
+pub(super) fn has_wide_decode(head_dim: usize, dtype: KvDtype) -> bool {
+    const WARPS: usize = 4;
+    const WORD_BITS: usize = 128;
+    let bits = match dtype {
+        KvDtype::F32 => return false,
+        KvDtype::F16 | KvDtype::Bf16 => 16,
+        KvDtype::Int8 => 8,
+        KvDtype::Uint4 => 4,
+    };
+    head_dim <= MOST_STATIC_HEAD_DIM && (head_dim * bits).div_ceil(WORD_BITS).is_multiple_of(WARPS)
+}
+
+/// Whether `decode_wide` takes less time than `decode`: up to one block for each multiprocessor, or two if the cache is
+/// quantised (measured on an H100).
+pub(super) fn is_wide_faster(works: usize, kv_heads: usize, multiprocessors: usize, dtype: KvDtype) -> bool {
+    let blocks = if matches!(dtype, KvDtype::Int8 | KvDtype::Uint4) { 2 } else { 1 };
+    works * kv_heads <= blocks * multiprocessors
 }
 
 /// The blocks that share the rows of a work of `combine`.
@@ -221,6 +246,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn heads_of_whole_words_have_wide_decode() {
+        let dims =
+            |dtype| -> Vec<_> { (32..=256).step_by(16).filter(|&dim| has_wide_decode(dim, dtype)).collect() };
+        assert_eq!(dims(KvDtype::Bf16), [32, 64, 96, 128]);
+        assert_eq!(dims(KvDtype::Int8), [64, 128]);
+        assert_eq!(dims(KvDtype::Uint4), [112, 128]);
+    }
+
+    #[test]
+    fn few_works_have_wide_decode() {
+        let most = |dtype| (1..100).rfind(|&works| is_wide_faster(works, 8, 132, dtype));
+        assert_eq!((most(KvDtype::Bf16), most(KvDtype::Int8)), (Some(16), Some(33)));
     }
 
     #[test]

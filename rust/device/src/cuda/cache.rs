@@ -11,7 +11,7 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
 use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
-use super::attention::PREFILL_ROWS;
+use super::attention::{MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WIDE_SHARED_BYTES, has_wide_decode};
 use super::kernels::{Loader, Source, short_kv_name, short_name};
 use super::operand::OperandForm;
 use super::pinned::Counted;
@@ -24,9 +24,6 @@ use crate::backend::{CacheSpec, DeviceError};
 /// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
 const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=256;
 const MOST_HEAD_DIM: usize = 256;
-/// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
-/// `attention.cuh`.
-const MOST_STATIC_HEAD_DIM: usize = 128;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
 /// Lists of copies: more than launches that are not complete in common steps.
@@ -61,6 +58,8 @@ pub(super) struct LoadedAttention([Option<AttentionKernels>; 3]);
 /// The kernels of attention.
 pub(super) struct AttentionKernels {
     pub decode: Kernel,
+    /// Decode by several warps for each split, if heads have it.
+    pub decode_wide: Option<Kernel>,
     pub combine: Kernel,
     pub prefill: Kernel,
     /// Bytes of dynamic shared memory that decode and prefill need for each of their rows.
@@ -145,8 +144,17 @@ impl AttentionKernels {
         };
         let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
         let row_bytes = row_bytes(arithmetic, dim);
-        let kernels =
-            Self { decode: load("decode")?, combine: load("combine")?, prefill: load("prefill")?, row_bytes };
+        let has_wide = arithmetic != Dtype::F32 && has_wide_decode(dim, shape.dtype);
+        let kernels = Self {
+            decode: load("decode")?,
+            decode_wide: has_wide.then(|| load("decode_wide")).transpose()?,
+            combine: load("combine")?,
+            prefill: load("prefill")?,
+            row_bytes,
+        };
+        if let Some(kernel) = &kernels.decode_wide {
+            kernel.set_shared_limit(WIDE_SHARED_BYTES as u32).map_err(start)?;
+        }
         let shared_bytes = PREFILL_ROWS * row_bytes;
         if shared_bytes > 0 {
             kernels.prefill.set_shared_limit(shared_bytes as u32).map_err(start)?;

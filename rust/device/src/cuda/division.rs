@@ -149,7 +149,7 @@ impl CodesTiles {
 /// The choice of tiles and segments for a device. If a product has few tiles, several blocks compute one tile: each
 /// block computes a segment of the columns and stores a chain, and another launch adds the chains in order.
 pub(super) struct Division {
-    multiprocessors: usize,
+    pub multiprocessors: usize,
     /// Memory of the chains; `None` before it is allocated.
     pub chains: Option<Region>,
 }

@@ -75,7 +75,7 @@ unsafe impl Parameter for RopeWriteKv {}
 unsafe impl Parameter for Attention {}
 
 impl Cuda {
-    /// Launches the works of decode, their sum, and the works of prefill. `call` has the works of decode.
+    /// Launches the works of decode, their merge, and the works of prefill. `call` has the works of decode.
     pub(super) fn launch_attention(
         &mut self,
         step: CudaStep<'_>,
@@ -85,11 +85,20 @@ impl Cuda {
     ) -> Result<(), DeviceError> {
         let kernels = self.attention.get(&mut self.loader, cache, operand)?;
         let grid = |list: WorkList, depth| [list.count, cache.heads.kv_heads, depth];
-        let decode =
-            Shape::of(grid(step.decode, 1), 32).with_shared(attention::DECODE_ROWS * kernels.row_bytes);
-        self.queue.launch(&kernels.decode, decode, &[call.into()])?;
+        let kv_heads = cache.heads.kv_heads;
+        let multiprocessors = self.division.multiprocessors;
+        let is_wide = attention::is_wide_faster(step.decode.count, kv_heads, multiprocessors, cache.dtype);
+        let decode = grid(step.decode, 1);
+        let (kernel, shape) = match &kernels.decode_wide {
+            Some(wide) if is_wide => (wide, Shape::of(decode, 128).with_shared(attention::WIDE_SHARED_BYTES)),
+            _ => {
+                let shared_bytes = attention::DECODE_ROWS * kernels.row_bytes;
+                (&kernels.decode, Shape::of(decode, 32).with_shared(shared_bytes))
+            }
+        };
+        self.queue.launch(kernel, shape, &[call.into()])?;
         let call = Attention { works: step.combine.works, ..*call };
-        let combine = grid(step.combine, attention::combine_blocks(step.combine.count, cache.heads.kv_heads));
+        let combine = grid(step.combine, attention::combine_blocks(step.combine.count, kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
         let call = Attention { works: step.prefill.works, ..call };
         let prefill =
