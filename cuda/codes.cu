@@ -15,7 +15,8 @@
 //           before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
-//           codes_warpgroup.cu replaces middle and wide on sm_90a, for more than 32 rows and most formats.
+//           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. wide has not been measured
+//           with the others; with those, it takes longer than middle.
 // Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
 #include "codes_product.cuh"
 #include "tokens.cuh"

@@ -259,9 +259,9 @@ DEVICE T block_sum(T x, T* partial) {
 //   b   column group; rows 2 quad, 2 quad + 1 (b[0]), and + 8 (b[1])
 //   d   rows group (d[0], d[1]) and group + 8 (d[2], d[3]); columns 2 quad, 2 quad + 1
 // The 16 products of an element may be added in any order that is the same for every element; so kernels may permute
-// the inner dimension, provided that a and b agree. On an H100, the order does not change a bit, and wgmma of
-// two tiles has the same bits as mma (measured for bf16 and f16, with exponents that are far apart). The same of wgmma
-// with the first operand in registers is assumed; its sums of integers are exact.
+// the inner dimension, provided that a and b agree. On an H100, the order does not change a bit, and wgmma has
+// the same bits as mma: of two tiles, measured for bf16 and f16 with exponents that are far apart; with the first
+// operand in registers, measured for bf16 with the matrices of the tests. Sums of integers are exact.
 
 template <class T>
 DEVICE void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

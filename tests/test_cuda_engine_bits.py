@@ -58,8 +58,8 @@ COUNTERS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_no_way_of_running_changes_a_bit(model: str) -> None:
     config, options = MODELS[model]
-    trace = {"EMU_TRACE": "1"} if model in WIDE_DECODE else {}
-    ended = run_program(cuda_bits.compare, json.dumps(config), json.dumps(options), **trace)
+    trace = "1" if model in WIDE_DECODE else "0"
+    ended = run_program(cuda_bits.compare, json.dumps(config), json.dumps(options), EMU_TRACE=trace)
     assert ended.findings == []
     assert ended.result.keys() == cuda_bits.WAYS.keys()
     for way, found in ended.result.items():

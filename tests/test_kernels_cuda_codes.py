@@ -28,10 +28,9 @@ TILES = {
     "gemm_narrow": (32, 32),
     "gemm_middle": (128, 32),
     "gemm_wide": (128, 64),
-    "gemm_warpgroup_middle": (128, 64),
     "gemm_warpgroup_wide": (128, 128),
 }
-THREADS = {"gemm_middle": 128, "gemm_wide": 256, "gemm_warpgroup_middle": 256, "gemm_warpgroup_wide": 256}
+THREADS = {"gemm_middle": 128, "gemm_wide": 256, "gemm_warpgroup_wide": 256}
 SEGMENT = 512
 FOLLOWS = 1 << 31
 HAS_WARPGROUPS = has_warpgroups()
@@ -318,13 +317,9 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
 
 
 def test_shared_memory_is_that_of_the_kernels() -> None:
-    middle, wide = (kernel for kernel in TILES if "warpgroup" in kernel)
-    small, large = Format("code4", 32, "f16"), Format("code8", 32, "f16")
-    assert shared_bytes(middle, small, "int8") == 111_616
-    assert shared_bytes(wide, large, "int8") == 222_208
-    small, large = Format("code4", 128, "f16"), Format("code8", 128, "f16")
-    assert shared_bytes(middle, small, "bf16") == 107_520
-    assert shared_bytes(wide, large, "bf16") == 214_016
+    for group, dtype, small, large in [(32, "int8", 189_440, 222_208), (128, "bf16", 189_440, 214_016)]:
+        assert shared_bytes("gemm_warpgroup_wide", Format("code4", group, "f16"), dtype) == small
+        assert shared_bytes("gemm_warpgroup_wide", Format("code8", group, "f16"), dtype) == large
 
 
 def test_packing_in_rust_is_tested_with_this_layout() -> None:

@@ -71,11 +71,15 @@ def compare(*names: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def run_prompts(name: str) -> None:
-    """A prompt of more than 32 tokens with a quantisation."""
+def has_same_logits_in_chunks(name: str) -> bool:
+    """Whether a prompt with products of many tiles has the same logits in one step and in chunks."""
     with tempfile.TemporaryDirectory() as folder:
-        model, vocabulary = write_model(Path(folder), name)
-        logits_of(model, [random_prompt(LENGTHS[-1], vocabulary_size=vocabulary)], name)
+        model = write_checkpoint(Path(folder), make_config("llama", intermediate_size=512))
+        found = [
+            logits_of(model, [random_prompt(128)], name, max_num_batched_tokens=budget)[0]
+            for budget in (128, 48)
+        ]
+    return all(map(np.array_equal, *found))
 
 
 def odd_columns(*names: str) -> dict[str, list[Any]]:
@@ -117,7 +121,7 @@ def logits_of(
     model: Path, prompts: list[list[int]], quantization: Any = "auto", **options: Any
 ) -> tuple[list[np.ndarray[Any, Any]], list[str], list[str]]:
     """The logits of prompts on the CUDA device, the formats of the matrices, and the activations of codes."""
-    with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES, **options) as engine:
+    with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES | options) as engine:
         results = [item.result for item in engine.blocking.generate_many(prompts, PARAMS)]
         infos = engine.info.weight_formats
     formats = sorted({info.format for info in infos})

@@ -5,7 +5,7 @@ use std::mem::size_of;
 
 use half::f16;
 use penstock_cuda::Device;
-use penstock_types::{Activations, Grid, Minimum};
+use penstock_types::{Activations, CodeBits, Grid, Minimum};
 
 use super::codes;
 use crate::arena::Region;
@@ -94,45 +94,31 @@ impl GroupTiles {
     }
 }
 
-/// The tiles of the kernels of warpgroups for codes: 128 outputs, and 64 or 128 rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CodesTiles {
-    Middle,
-    Wide,
-}
+/// The tiles of the kernel of warpgroups for codes.
+pub(super) struct CodesTiles;
 
 impl CodesTiles {
-    pub const ALL: [Self; 2] = [Self::Middle, Self::Wide];
-    /// Outputs of a tile.
     const OUTPUTS: usize = 128;
+    const ROWS: usize = 128;
     /// Threads of a block.
     pub const THREADS: usize = 256;
 
-    /// The name of the kernel, without its variant.
-    pub fn kernel(self) -> &'static str {
-        match self {
-            Self::Middle => "gemm_warpgroup_middle",
-            Self::Wide => "gemm_warpgroup_wide",
-        }
-    }
-
-    const fn rows(self) -> usize {
-        match self {
-            Self::Middle => 64,
-            Self::Wide => 128,
-        }
-    }
-
     /// The tiles of a product.
-    pub fn count(self, rows: usize, outputs: usize) -> usize {
-        rows.div_ceil(self.rows()) * outputs.div_ceil(Self::OUTPUTS)
+    pub fn count(rows: usize, outputs: usize) -> usize {
+        rows.div_ceil(Self::ROWS) * outputs.div_ceil(Self::OUTPUTS)
+    }
+
+    /// The rate of a product of many tiles, as a multiple of that of `gemm_middle`: measured on an H100 with groups of
+    /// 32 and 128.
+    fn rate(grid: &Grid) -> f64 {
+        if grid.bits == CodeBits::Four && grid.activations == Activations::Int8 { 1.05 } else { 1.2 }
     }
 
     /// Dynamic shared memory of a block, as `Shared` of `codes_warpgroup.cu`, from a multiple of 1024 bytes on.
-    pub fn shared_bytes(self, grid: &Grid) -> usize {
+    pub fn shared_bytes(grid: &Grid) -> usize {
         const ALIGNMENT: usize = 1024;
         const SPAN_BYTES: usize = 8; // and those of the factors of a row
-        let rows = self.rows();
+        let rows = Self::ROWS;
         let is_quantised = grid.activations != Activations::Float;
         let (blocks, stages) = if is_quantised { (2, 4) } else { (1, 6) };
         let x = rows * codes::BLOCK * size_of::<f16>(); // or two blocks of bytes
@@ -169,26 +155,26 @@ impl Division {
         }
     }
 
-    /// The kernel of a product of codes.
-    pub fn tiles_of_codes(&self, rows: usize, outputs: usize) -> Tiles {
+    /// The kernel of a product of codes that warpgroups do not compute. `wide` takes longer than `middle` where it has
+    /// been measured: on an H100, with the formats that have a kernel of warpgroups.
+    pub fn tiles_of_codes(&self, rows: usize, outputs: usize, has_warpgroups: bool) -> Tiles {
         let are_enough = |tile_rows| self.are_enough(rows.div_ceil(tile_rows) * outputs.div_ceil(128));
         match rows {
             0..=8 => Tiles::Vectors,
-            33.. if are_enough(64) => Tiles::Wide,
+            33.. if !has_warpgroups && are_enough(64) => Tiles::Wide,
             _ if rows > 64 || are_enough(32) => Tiles::Middle,
             _ => Tiles::Narrow,
         }
     }
 
-    /// The kernel of warpgroups for a product of codes, if the device and the format have these kernels. `None` for few
-    /// rows, or if there are too few tiles for the multiprocessors: then other kernels compute it.
-    pub fn tiles_of_codes_by_warpgroups(&self, rows: usize, outputs: usize) -> Option<CodesTiles> {
-        let are_enough = |tiles: &CodesTiles| self.are_enough(tiles.count(rows, outputs));
-        match rows {
-            0..=32 => None,
-            33..=64 => Some(CodesTiles::Middle).filter(are_enough),
-            _ => [CodesTiles::Wide, CodesTiles::Middle].into_iter().find(are_enough),
-        }
+    /// Whether the kernel of warpgroups computes a product of codes in less time than `gemm_middle`: by their rates, and
+    /// the share of padding and of multiprocessors that are idle at the end.
+    pub fn are_warpgroups_faster(&self, grid: &Grid, rows: usize, outputs: usize) -> bool {
+        let padded = |tile_outputs, tile_rows| {
+            let tiles = rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs);
+            (tiles.next_multiple_of(self.multiprocessors) * tile_outputs * tile_rows) as f64
+        };
+        padded(CodesTiles::OUTPUTS, CodesTiles::ROWS) < CodesTiles::rate(grid) * padded(128, 32)
     }
 
     /// The kernel of a product of more than 8 rows of plain numbers, on devices with warpgroups: the one with the highest
@@ -240,6 +226,8 @@ impl Division {
 
 #[cfg(test)]
 mod tests {
+    use penstock_types::ScaleFormat;
+
     use super::*;
 
     const DIVISION: Division = Division { multiprocessors: 132, chains: None };
@@ -260,10 +248,15 @@ mod tests {
         assert_eq!([floats(8, 28672), floats(9, 28672)], [Tiles::Vectors, Tiles::Narrow]);
         assert_eq!([floats(64, 28672), floats(65, 28672)], [Tiles::Middle, Tiles::Wide]);
         assert_eq!([floats(256, 4096), floats(512, 4096)], [Tiles::Middle, Tiles::Wide]);
-        let codes = |rows, outputs| DIVISION.tiles_of_codes(rows, outputs);
+        let codes = |rows, outputs| DIVISION.tiles_of_codes(rows, outputs, false);
         assert_eq!([codes(8, 28672), codes(9, 28672)], [Tiles::Vectors, Tiles::Middle]);
         assert_eq!([codes(33, 28672), codes(9, 4096)], [Tiles::Wide, Tiles::Narrow]);
         assert_eq!([codes(65, 4096), codes(256, 4096)], [Tiles::Middle, Tiles::Wide]);
+        let beside_warpgroups = |rows, outputs| DIVISION.tiles_of_codes(rows, outputs, true);
+        assert_eq!(
+            [beside_warpgroups(33, 28672), beside_warpgroups(64, 4096)],
+            [Tiles::Middle, Tiles::Narrow]
+        );
     }
 
     #[test]
@@ -279,30 +272,33 @@ mod tests {
         assert_eq!(GroupTiles::ALL.map(GroupTiles::shared_bytes), [99_328, 99_328, 197_632, 197_632]);
     }
 
+    fn grid(bits: CodeBits, group: u16, activations: Activations) -> Grid {
+        Grid { bits, group: Some(group), scales: ScaleFormat::F16, minimum: Minimum::Centred, activations }
+    }
+
     #[test]
-    fn codes_are_multiplied_by_warpgroups_if_there_are_enough_tiles() {
-        use CodesTiles::{Middle, Wide};
-        let of = |rows| [4096, 28672].map(|outputs| DIVISION.tiles_of_codes_by_warpgroups(rows, outputs));
-        assert_eq!(of(32), [None; 2]);
-        assert_eq!(of(64), [None, Some(Middle)]);
-        assert_eq!(of(128), [None, Some(Wide)]);
-        assert_eq!(of(256), [Some(Middle), Some(Wide)]);
-        assert_eq!(of(512), [Some(Wide); 2]);
+    fn warpgroups_multiply_codes_where_they_are_faster() {
+        // As measured on an H100.
+        let of = |bits, activations, rows| {
+            let grid = grid(bits, 32, activations);
+            [4096, 6144, 28672].map(|outputs| DIVISION.are_warpgroups_faster(&grid, rows, outputs))
+        };
+        let floats = |rows| of(CodeBits::Four, Activations::Float, rows);
+        assert_eq!([floats(64), floats(96), floats(192)], [[false; 3]; 3]);
+        assert_eq!([floats(128), floats(256)], [[false, false, true]; 2]);
+        assert_eq!([floats(512), floats(8192)], [[true, false, true], [true; 3]]);
+        let integers = |rows| of(CodeBits::Four, Activations::Int8, rows);
+        assert_eq!([integers(256), integers(8192)], [[false; 3], [true; 3]]);
+        assert_eq!(of(CodeBits::Eight, Activations::Int8, 128), [false, false, true]);
     }
 
     #[test]
     fn shared_memory_of_codes_is_that_of_the_kernels() {
-        use penstock_types::{CodeBits, ScaleFormat};
-        let bytes = |tiles: CodesTiles, bits, group, activations| {
-            let (scales, minimum) = (ScaleFormat::F16, Minimum::Centred);
-            tiles.shared_bytes(&Grid { bits, group: Some(group), scales, minimum, activations })
-        };
-        let integers = |tiles, bits| bytes(tiles, bits, 32, Activations::Int8);
-        assert_eq!(integers(CodesTiles::Middle, CodeBits::Four), 111_616);
-        assert_eq!(integers(CodesTiles::Wide, CodeBits::Eight), 222_208);
-        let floats = |tiles, bits| bytes(tiles, bits, 128, Activations::Float);
-        assert_eq!(floats(CodesTiles::Middle, CodeBits::Four), 107_520);
-        assert_eq!(floats(CodesTiles::Wide, CodeBits::Eight), 214_016);
+        let bytes = |bits, group, activations| CodesTiles::shared_bytes(&grid(bits, group, activations));
+        assert_eq!(bytes(CodeBits::Four, 32, Activations::Int8), 189_440);
+        assert_eq!(bytes(CodeBits::Eight, 32, Activations::Int8), 222_208);
+        assert_eq!(bytes(CodeBits::Four, 128, Activations::Float), 189_440);
+        assert_eq!(bytes(CodeBits::Eight, 128, Activations::Float), 214_016);
     }
 
     #[test]

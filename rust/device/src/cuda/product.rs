@@ -140,9 +140,8 @@ pub(super) struct CodesKernels {
     gemm_narrow: Kernel,
     gemm_middle: Kernel,
     gemm_wide: Kernel,
-    /// On devices with warpgroups, if the format has them: the kernels of `CodesTiles::ALL`, with their dynamic shared
-    /// memory.
-    warpgroups: Option<[(Kernel, usize); 2]>,
+    /// The kernel of warpgroups and its dynamic shared memory, if the device and the format have it.
+    warpgroups: Option<(Kernel, usize)>,
     embed: Kernel,
 }
 
@@ -165,14 +164,10 @@ impl CodesKernels {
         let suffix = variant.replace(',', "_");
         let mut load = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
         let warpgroups = if has_warpgroups {
-            let mut of_tiles = |tiles: CodesTiles| {
-                let (kernel, shared_bytes) =
-                    (load(CODES_WARPGROUP, tiles.kernel())?, tiles.shared_bytes(grid));
-                kernel.set_shared_limit(shared_bytes as u32).map_err(start)?;
-                Ok::<_, DeviceError>((kernel, shared_bytes))
-            };
-            let [middle, wide] = CodesTiles::ALL;
-            Some([of_tiles(middle)?, of_tiles(wide)?])
+            let (kernel, shared_bytes) =
+                (load(CODES_WARPGROUP, "gemm_warpgroup_wide")?, CodesTiles::shared_bytes(grid));
+            kernel.set_shared_limit(shared_bytes as u32).map_err(start)?;
+            Some((kernel, shared_bytes))
         } else {
             None
         };
@@ -213,23 +208,23 @@ impl CodesKernels {
             accumulates: product.accumulates.into(),
             span_shift: product.span_shift,
         };
-        let by_warpgroups =
-            self.warpgroups.as_ref().zip(division.tiles_of_codes_by_warpgroups(rows, outputs));
-        let (kernel, shape) = if let Some((kernels, tiles)) = by_warpgroups {
-            let (kernel, shared_bytes) = &kernels[tiles as usize];
-            let shape = Shape::new(tiles.count(rows, outputs), CodesTiles::THREADS);
-            (kernel, shape.with_shared(*shared_bytes))
-        } else {
-            let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
-            let (kernel, tile_outputs, tile_rows, threads) = match division.tiles_of_codes(rows, outputs) {
-                Tiles::Vectors => (&self.gemv, 16, 8, threads),
-                Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
-                Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
-                Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
+        let are_faster = division.are_warpgroups_faster(&self.grid, rows, outputs);
+        let (kernel, shape) =
+            if let Some((kernel, shared_bytes)) = self.warpgroups.as_ref().filter(|_| are_faster) {
+                let shape = Shape::new(CodesTiles::count(rows, outputs), CodesTiles::THREADS);
+                (kernel, shape.with_shared(*shared_bytes))
+            } else {
+                let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
+                let tiles = division.tiles_of_codes(rows, outputs, self.warpgroups.is_some());
+                let (kernel, tile_outputs, tile_rows, threads) = match tiles {
+                    Tiles::Vectors => (&self.gemv, 16, 8, threads),
+                    Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
+                    Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
+                    Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
+                };
+                let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
+                (kernel, Shape::of(blocks, threads))
             };
-            let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
-            (kernel, Shape::of(blocks, threads))
-        };
         queue.launch(kernel, shape, &[(&call).into()])
     }
 }
