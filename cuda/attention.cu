@@ -18,7 +18,7 @@
 // Registers Of a thread in decode: 130 to 228 for 32 to 128 dimensions, 218 to 255 for 256. In prefill: 146 to 255, 227
 //           to 255. In decode_wide: 113 to 128. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4
 //           with 256 dimensions on sm_120a.
-// Shared    KiB of a block in decode and in prefill:
+// Shared    KiB of a block in decode and in prefill; decode_wide has 64, and up to 25 of static shared memory:
 //
 //               dimensions    16 bits     int8      uint4
 //                   80        35, 42     20, 27    12, 19
@@ -52,6 +52,20 @@ DEVICE uint4 (*query_fragments(int warp))[32] {
     }
 }
 
+// Writes the partial results of a split: each warp its dimensions, the first one the exponent and the sum.
+template <class E, int D, int PARTS>
+DEVICE void write_partials(Weighted<E, D, PARTS>& sums, const WorkRows& rows) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = half * 8 + int(threadIdx.x % 32 / 4);
+        if (row >= rows.count) continue;
+        float* to = rows.partial(rows.work.split, row);
+        sums.write_row(half, 1, to);
+        if (threadIdx.x < 32 && threadIdx.x % 4 == 0)
+            *reinterpret_cast<float2*>(to + D) = {sums.top[half], sums.sum[half]};
+    }
+}
+
 template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
     static_assert(D % 16 == 0 && D >= 32 && D <= 256, "head dimensions: multiples of 16 from 32 to 256");
@@ -62,7 +76,7 @@ DEVICE void attend(const Attention& call) {
     __shared__ Stage<E, D> stages[STAGES];
     dependency_wait();
     dependency_launch();
-    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
+    const int group = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
     const WorkRows rows(call);
     if (rows.count == 0) return;
     const int split = rows.work.split;
@@ -129,14 +143,7 @@ DEVICE void attend(const Attention& call) {
     }
     if (IS_DECODE) now.finish();
     if (IS_DECODE && !rows.has_one_split()) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = half * 8 + group;
-            if (row >= rows.count) continue;
-            float* to = rows.partial(split, row);
-            now.write_row(half, 1, to);
-            if (quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
-        }
+        write_partials(now, rows);
         return;
     }
     if (IS_DECODE) total.append(now);
@@ -227,14 +234,7 @@ DEVICE void attend_wide(const Attention& call) {
     }
     now.finish();
     if (!rows.has_one_split()) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = half * 8 + group;
-            if (row >= rows.count) continue;
-            float* to = rows.partial(split, row);
-            now.write_row(half, 1, to);
-            if (threadIdx.x < 32 && quad == 0) *reinterpret_cast<float2*>(to + D) = {now.top[half], now.sum[half]};
-        }
+        write_partials(now, rows);
         return;
     }
     Sums total;

@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
-#: The models whose decode steps of few sequences have a kernel of their own.
+#: Models with `attention_decode_wide` for steps of few sequences.
 WIDE_DECODE = (
     "mistral with a short window, bfloat16, int8 cache",
     "llama with products of several segments, bfloat16",

@@ -14,7 +14,7 @@ from support.ggufs import TYPES, VOCABULARY, write_gguf
 from support.quantised import METHODS, write_quantised
 from support.running import compute_logits, random_prompt
 
-#: Prompts of one token, of a block and a bit, and of two chunks: products of all kernels.
+#: Prompts of one token, of a block and a bit, and of two chunks: products of several kernels.
 LENGTHS = (1, 17, 100)
 SIZES: dict[str, Any] = {"max_model_len": 160, "max_num_batched_tokens": 96, "max_num_seqs": 4, "threads": 1}
 PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, output_logits="all")

@@ -170,11 +170,12 @@ impl Division {
     /// Whether the kernel of warpgroups computes a product of codes in less time than `gemm_middle`: by their rates, and
     /// the share of padding and of multiprocessors that are idle at the end.
     pub fn are_warpgroups_faster(&self, grid: &Grid, rows: usize, outputs: usize) -> bool {
-        let padded = |tile_outputs, tile_rows| {
-            let tiles = rows.div_ceil(tile_rows) * outputs.div_ceil(tile_outputs);
-            (tiles.next_multiple_of(self.multiprocessors) * tile_outputs * tile_rows) as f64
-        };
-        padded(CodesTiles::OUTPUTS, CodesTiles::ROWS) < CodesTiles::rate(grid) * padded(128, 32)
+        const MIDDLE_ROWS: usize = 32; // of as many outputs
+        let padded =
+            |tiles: usize, tile_rows| (tiles.next_multiple_of(self.multiprocessors) * tile_rows) as f64;
+        let middle = rows.div_ceil(MIDDLE_ROWS) * outputs.div_ceil(CodesTiles::OUTPUTS);
+        let by_warpgroups = padded(CodesTiles::count(rows, outputs), CodesTiles::ROWS);
+        by_warpgroups < CodesTiles::rate(grid) * padded(middle, MIDDLE_ROWS)
     }
 
     /// The kernel of a product of more than 8 rows of plain numbers, on devices with warpgroups: the one with the highest

@@ -84,8 +84,8 @@ impl Cuda {
         call: &Attention,
     ) -> Result<(), DeviceError> {
         let kernels = self.attention.get(&mut self.loader, cache, operand)?;
-        let grid = |list: WorkList, depth| [list.count, cache.heads.kv_heads, depth];
         let kv_heads = cache.heads.kv_heads;
+        let grid = |list: WorkList, depth| [list.count, kv_heads, depth];
         let multiprocessors = self.division.multiprocessors;
         let is_wide = attention::is_wide_faster(step.decode.count, kv_heads, multiprocessors, cache.dtype);
         let decode = grid(step.decode, 1);
