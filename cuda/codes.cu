@@ -1,6 +1,7 @@
 // Products of activations and a matrix of codes (codes_product.cuh), and rows of a table of codes.
 //
-// Kernels   gemv    up to 8 rows, 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
+// Kernels   gemv_row  one row (codes_row.cuh), 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
+//           gemv    up to 8 rows, otherwise the same. Limit: bytes of w; for groups of 32, the instructions for scales.
 //           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
 //                   of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times the bytes of w
 //                   of 4 bits.
@@ -8,33 +9,33 @@
 //                   for codes of 4 bits, 4 for 8 bits. Limit: bytes of x, for 32 rows as many as of w of 4 bits.
 //           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
 //                   For 32 mma, a lane reads 128 bytes of x and the codes of 2 tiles from shared memory.
-//           In gemv and narrow, a lane reads its codes from global memory into registers, in the order of the operand,
-//           some blocks ahead; in gemv also x, a block ahead. Segments are short so that these two have enough loads in
-//           flight: 4096 x 4096 of int4 is 2048 warps of gemv with at least 2 KiB each. A block of middle has 20 KiB of
-//           int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels read the first weights
-//           before the launch's dependency is complete.
+//           In the first three, a lane reads its codes from global memory into registers, in the order of the operand,
+//           some blocks ahead; in gemv also x, a block ahead, in gemv_row 8 chunks. Segments are short so that these
+//           have enough loads in flight: 4096 x 4096 of int4 is 2048 warps of gemv with at least 2 KiB each. A block of
+//           middle has 20 KiB of int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels
+//           read the first weights before the launch's dependency is complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
 //           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. wide has not been measured
 //           with the others; with those, it takes longer than middle.
 // Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
-#include "codes_product.cuh"
+#include "codes_row.cuh"
 #include "tokens.cuh"
 
 constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
 
 // ---- The product of a block of columns
 
-// The part of a lane in 8 rows of x: the operands of row `group` for 4 mma of bf16, or as many of their columns in
-// bytes, and then the spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
+// The part of a lane in 8 rows of x: its columns of row `group` for 4 mma of bf16, or as many of bytes, and then the
+// spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
 template <class F, bool = F::has_quantised_rows>
 struct LaneRows {
-    uint2 pairs[4];
+    Four<F> fours[4];
 };
 template <class F>
 struct LaneRows<F, true> {
     static constexpr int halves = F::chunk < BLOCK ? 2 : 1;
-    uint32_t fours[4];
+    Four<F> fours[4];
     Span spans[2][halves];
 };
 
@@ -42,18 +43,11 @@ struct LaneRows<F, true> {
 template <class F, class Read>
 DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
     LaneRows<F> rows;
-    if constexpr (F::has_quantised_rows) {
-        constexpr int UNIT = F::chunk == 16 ? 1 : 2;  // fours that are adjacent
 #pragma unroll
-        for (int m = 0; m < 4; m += UNIT) {
-            const int byte = 16 * m + 4 * UNIT * quad;
-            if constexpr (UNIT == 1) {
-                rows.fours[m] = read(0u, group, byte);
-            } else {
-                const uint2 pair = read(uint2{0, 0}, group, byte);
-                rows.fours[m] = pair.x, rows.fours[m + 1] = pair.y;
-            }
-        }
+    for (int chunk = 0; chunk < F::chunks; chunk++)
+        read_chunk<F>(rows.fours + chunk * F::chunk / 16, chunk, quad,
+                      [&](auto zero, int byte) { return read(zero, group, byte); });
+    if constexpr (F::has_quantised_rows) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             Span spans[2];
@@ -64,15 +58,6 @@ DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
                 rows.spans[i][0] = spans[0], rows.spans[i][1] = spans[1];
             else
                 rows.spans[i][0] = {spans[0].scale, spans[0].scaled_sum + spans[1].scaled_sum};
-        }
-    } else if constexpr (F::chunk == 16) {
-#pragma unroll
-        for (int m = 0; m < 4; m++) rows.pairs[m] = read(uint2{0, 0}, group, 32 * m + 8 * quad);
-    } else {
-#pragma unroll
-        for (int step = 0; step < 2; step++) {
-            const uint4 word = read(uint4{0, 0, 0, 0}, group, 64 * step + 16 * quad);
-            rows.pairs[2 * step] = {word.x, word.y}, rows.pairs[2 * step + 1] = {word.z, word.w};
         }
     }
     return rows;
@@ -95,7 +80,7 @@ DEVICE void sum_rows(float (&sums)[2][2], const LaneRows<F>& first, const LaneRo
     float d[4] = {};
 #pragma unroll
     for (int m = chunk * STEPS; m < (chunk + 1) * STEPS; m++)
-        mma<bf16>(d, {first.pairs[m].x, second.pairs[m].x, first.pairs[m].y, second.pairs[m].y}, {ONES, ONES});
+        mma<bf16>(d, {first.fours[m].x, second.fours[m].x, first.fours[m].y, second.fours[m].y}, {ONES, ONES});
 #pragma unroll
     for (int tile = 0; tile < 2; tile++)
 #pragma unroll
@@ -130,7 +115,7 @@ DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lan
                 float chain[4] = {};
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
-                    const uint2 pair = x[j].pairs[chunk * STEPS + step];
+                    const uint2 pair = x[j].fours[chunk * STEPS + step];
                     mma<bf16>(chain, operands[i][step], {pair.x, pair.y});
                 }
                 float(&d)[4] = to.d[i][j];
@@ -142,12 +127,6 @@ DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lan
             }
         }
     }
-}
-
-DEVICE void mma_bytes(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_fp8(d, a, b); }
-template <int A>
-DEVICE void mma_bytes(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A / 2]) {
-    mma_int8(d, a, b);
 }
 
 // The same for quantised rows. A chunk of 64 columns and more ends with the block if `is_end`.
@@ -214,8 +193,6 @@ DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, cons
 }
 
 // ---- gemv, narrow: grid (outputs / (16 OUTPUTS), rows / (8 ROWS)), rounded up; a warp per segment, at most 8 warps
-
-constexpr int MAX_WARPS = 8;
 
 template <int OUTPUTS, int ROWS, int REGISTERS>
 struct Stream {
@@ -491,6 +468,11 @@ DEVICE void embed(const CodesRows& call) {
 constexpr int MIN_BLOCKS = 2;
 
 #define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
+    gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {    \
+        multiply_row<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);               \
+    }                                                                                \
+    EXPORT(gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
     gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {        \
         stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Gemv>(product);               \

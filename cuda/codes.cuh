@@ -4,7 +4,7 @@
 //     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
 //
 // Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16,
-// 8-bit integers or e4m3.
+// 8-bit integers or e4m3. In memory, codes are less their centre, in two's complement.
 //
 // Layout    A matrix is tiles of 16 rows, one behind the other; the last one is filled with zeros. Tiles are
 //           independent, so matrices of the same format with multiples of 16 rows can be one behind the other, too. A
@@ -25,8 +25,8 @@
 //
 // Bits      Word m of a lane has the low 4 bits of its codes of mma m: of register r of the operand at 4 r
 //           and 4 r + 16. The fifth bits are at 4 m + r (and 16 more) of word 4; the fifth and sixth of codes of 6 bits
-//           at 2 (4 (m % 2) + r) of word 4 + m / 2. Codes of 8 bits: register r has bytes r % 2 and r % 2 + 2 of word
-//           2 m + r / 2.
+//           at 2 (4 (m % 2) + r) of word 4 + m / 2. Codes of 8 bits: register r has bytes r / 2 and r / 2 + 2 of word
+//           2 m + r % 2.
 //
 // Sources   Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on Large Language Models",
 //           section 3 (codes in the order of the operands); Kim et al., "Who Says Elephants Can't Run", section 3
@@ -38,70 +38,80 @@ constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, CODES_ALIGNMENT 
 
 constexpr uint32_t ONES = twice(ONE<bf16>), MINUS_ZEROS = twice(0x8000);
 
-// The bits under `mask`, which are at `from`, at `to`.
-DEVICE uint32_t move_bits(uint32_t word, int from, int to, uint32_t mask) {
-    return (from < to ? word << (to - from) : word >> (from - to)) & mask;
+// The bit at `from`, and those above it, at `to`.
+DEVICE uint32_t move_bits(uint32_t word, int from, int to) {
+    return from < to ? word << (to - from) : word >> (from - to);
 }
 
 // ---- Codes, of the words of a lane: `pair` is register `r` of the operand of mma `m`. `four` is the 4 columns of mma
 // `m` and row `half` of the lane as bytes with signs, in the order 0 2 1 3: codes less their centre, times
 // 2^(8 - bits), or e4m3.
 
-constexpr uint32_t SIGNS = 0x80808080;
+// Codes are less their centre already. The bits of INTEGER, with those that make codes of them again.
+template <int BITS>
+constexpr uint32_t INTEGERS = twice(INTEGER<bf16> ^ 1 << (BITS - 1));
 
 struct code4 {
     static constexpr int bits = 4, centre = 8;
-    static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[m] >> 4 * r & twice(15); }
-    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) { return centred_pair<bf16, bits>(low(words, m, r)); }
+    // The low 4 bits of a pair, in `integers`.
+    static DEVICE uint32_t low(const uint32_t* words, int m, int r, uint32_t integers) {
+        return and_xor(words[m] >> 4 * r, twice(15), integers);
+    }
+    static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
+        return less_centre<bf16, bits>(low(words, m, r, INTEGERS<bits>));
+    }
     // The low 4 bits, `shift` bits above those of bytes.
     static DEVICE uint32_t low_four(const uint32_t* words, int m, int half, int shift) {
-        return move_bits(words[m], 4 * half, shift, 0x0f0f0f0fu << shift);
+        return move_bits(words[m], 4 * half, shift) & 0x0f0f0f0fu << shift;
     }
-    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return low_four(words, m, half, 4) ^ SIGNS; }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return low_four(words, m, half, 4); }
 };
 struct code5 {
     static constexpr int bits = 5, centre = 16;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        return centred_pair<bf16, bits>(code4::low(words, m, r) | move_bits(words[4], 4 * m + r, 4, twice(1 << 4)));
+        const uint32_t high = move_bits(words[4], 4 * m + r, 4);
+        return less_centre<bf16, bits>(and_xor(high, twice(1 << 4), code4::low(words, m, r, INTEGERS<bits>)));
     }
     static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
-        const uint32_t high = words[4] >> (4 * m + half);
-        return (code4::low_four(words, m, half, 3) | move_bits(high, 0, 7, twice(1 << 7)) |
-                move_bits(high, 2, 15, twice(1 << 15))) ^ SIGNS;
+        const uint32_t low = code4::low_four(words, m, half, 3), from = 4 * m + half;
+        return and_xor(move_bits(words[4], from, 7), twice(1 << 7),
+                       and_xor(move_bits(words[4], from + 2, 15), twice(1 << 15), low));
     }
 };
 struct code6 {
     static constexpr int bits = 6, centre = 32;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4, twice(3 << 4));
-        return centred_pair<bf16, bits>(code4::low(words, m, r) | high);
+        const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4);
+        return less_centre<bf16, bits>(and_xor(high, twice(3 << 4), code4::low(words, m, r, INTEGERS<bits>)));
     }
     static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
-        const uint32_t high = words[4 + m / 2] >> (8 * (m % 2) + 2 * half);
-        return (code4::low_four(words, m, half, 2) | move_bits(high, 0, 6, twice(3 << 6)) |
-                move_bits(high, 4, 14, twice(3 << 14))) ^ SIGNS;
+        const uint32_t low = code4::low_four(words, m, half, 2), from = 8 * (m % 2) + 2 * half;
+        return and_xor(move_bits(words[4 + m / 2], from, 6), twice(3 << 6),
+                       and_xor(move_bits(words[4 + m / 2], from + 4, 14), twice(3 << 14), low));
     }
 };
 struct code8 {
     static constexpr int bits = 8, centre = 128;
+    // Those of a pair are in the low bits of 16.
+    static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[2 * m + r % 2] >> 8 * (r / 2); }
+    // The mantissa of bf16 has 7 of 8 bits. The high one makes -256 of -128.
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        return centred_pair<bf16, bits>(words[2 * m + r / 2] >> 8 * (r % 2) & twice(0xff));
+        const uint32_t codes = low(words, m, r);
+        return fma_pairs<bf16>(and_xor(codes, twice(0x7f), twice(INTEGER<bf16>)), twice(ONE<bf16>),
+                               and_xor(codes, twice(0x80), twice(0xc300)));
     }
-    static DEVICE uint32_t bytes(const uint32_t* words, int m, int half) {
-        return __byte_perm(words[2 * m], words[2 * m + 1], half ? 0x7351 : 0x6240);
-    }
-    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return bytes(words, m, half) ^ SIGNS; }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return words[2 * m + half]; }
 };
 struct e4m3 {
     static constexpr int bits = 8, centre = 0;
     // Exponent and mantissa become those of a bf16 that is 2^-120 of the number, also if it is subnormal. The two codes
     // that are not numbers are +-480.
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        const uint32_t codes = words[2 * m + r / 2] >> 8 * (r % 2);
+        const uint32_t codes = code8::low(words, m, r);
         const uint32_t small = (codes & twice(0x80)) << 8 | (codes & twice(0x7f)) << 4;
         return fma_pairs<bf16>(small, twice(0x7b80), MINUS_ZEROS);
     }
-    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return code8::bytes(words, m, half); }
+    static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return code8::four(words, m, half); }
 };
 
 // ---- Scales
@@ -184,6 +194,8 @@ DEVICE int first_column(int block, int m, int quad) {
 
 // ---- The part of a lane in a block of columns
 
+constexpr int ceil_words(int bytes) { return (bytes + 3) / 4; }
+
 template <int BYTES>
 DEVICE void load(uint32_t* words, const uint8_t* from) {
     if constexpr (BYTES == 2) words[0] = *reinterpret_cast<const uint16_t*>(from);
@@ -199,9 +211,14 @@ DEVICE void load(uint32_t* words, const uint8_t* from) {
     }
 }
 
+// The scales of some chunks.
+template <class F, int CHUNKS>
+struct LaneScales {
+    uint32_t scales[ceil_words(CHUNKS * F::record_bytes / F::chunks)], outers[ceil_words(F::outer_bytes + 4)];
+};
 template <class F>
-struct LaneBlock {
-    uint32_t codes[F::Code::bits], scales[(F::record_bytes + 3) / 4], outers[(F::outer_bytes + 7) / 4];
+struct LaneBlock : LaneScales<F, F::chunks> {
+    uint32_t codes[F::Code::bits];
 };
 
 // Loads the codes of a lane from a block.
@@ -214,7 +231,7 @@ DEVICE void load_codes(LaneBlock<F>& part, const uint8_t* block, int lane) {
 
 // Loads its scales from a tile.
 template <class F>
-DEVICE void load_scales(LaneBlock<F>& part, const Codes& codes, const uint8_t* tile, int block, int lane) {
+DEVICE void load_scales(LaneScales<F, F::chunks>& part, const Codes& codes, const uint8_t* tile, int block, int lane) {
     const uint8_t* from = tile + count_blocks(codes) * F::block_bytes;
     const int unit = F::chunk < BLOCK ? block : block * BLOCK >> codes.group_shift;
     load<F::record_bytes>(part.scales, from + (unit * 8 + lane / 4) * F::record_bytes);
@@ -233,8 +250,8 @@ DEVICE LaneBlock<F> load_block(const Codes& codes, const uint8_t* tile, int bloc
 }
 
 // Value `i` of a chunk's record.
-template <class F>
-DEVICE float record_value(const Codes& codes, const LaneBlock<F>& part, int chunk, int i) {
+template <class F, int CHUNKS>
+DEVICE float record_value(const Codes& codes, const LaneScales<F, CHUNKS>& part, int chunk, int i) {
     const int index = chunk * F::values + i;
     if constexpr (F::is_nested) {
         const int inner = int8_t(part.scales[index / 4] >> 8 * (index % 4));
@@ -249,7 +266,7 @@ DEVICE float record_value(const Codes& codes, const LaneBlock<F>& part, int chun
 
 // The weight of a number, a code less its centre, in row `half` of the lane: exactly that of the CPU.
 template <class F>
-DEVICE float weight_of(const Codes& codes, const LaneBlock<F>& part, int chunk, int half, float number) {
+DEVICE float weight_of(const Codes& codes, const LaneScales<F, F::chunks>& part, int chunk, int half, float number) {
     const float scale = half ? record_value(codes, part, chunk, 1) : record_value(codes, part, chunk, 0);
     if constexpr (F::has_minima) {
         const float value = half ? record_value(codes, part, chunk, 3) : record_value(codes, part, chunk, 2);
@@ -264,8 +281,8 @@ struct Factors {
     float scale[2], minimum[2];
 };
 
-template <class F>
-DEVICE Factors factors_of(const Codes& codes, const LaneBlock<F>& part, int chunk) {
+template <class F, int CHUNKS>
+DEVICE Factors factors_of(const Codes& codes, const LaneScales<F, CHUNKS>& part, int chunk) {
     Factors factors = {};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -278,4 +295,25 @@ DEVICE Factors factors_of(const Codes& codes, const LaneBlock<F>& part, int chun
         }
     }
     return factors;
+}
+
+// The factors of all chunks, with one branch for each property of the matrix.
+template <class F, int CHUNKS>
+DEVICE void factors_of_chunks(Factors (&factors)[CHUNKS], const Codes& codes, const LaneScales<F, CHUNKS>& part) {
+    auto set = [&](bool has_bf16_scales, bool has_zero_points) {
+        Codes known = codes;
+        known.has_bf16_scales = has_bf16_scales, known.has_zero_points = has_zero_points;
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) factors[chunk] = factors_of(known, part, chunk);
+    };
+    auto set_scales = [&](bool has_zero_points) {
+        if (F::Scale::bytes == 2 && codes.has_bf16_scales)
+            set(true, has_zero_points);
+        else
+            set(false, has_zero_points);
+    };
+    if (F::has_minima && codes.has_zero_points)
+        set_scales(true);
+    else
+        set_scales(false);
 }

@@ -43,6 +43,38 @@ DEVICE size_t row_bytes(const Codes& codes) {
     return F::has_quantised_rows ? size_t(count_blocks(codes)) * QUANTISED_BYTES : size_t(codes.columns) * 2;
 }
 
+// The activations of 4 columns: two registers of bf16, or one of bytes.
+template <bool IS_QUANTISED>
+struct FourOf {
+    using Type = uint2;
+};
+template <>
+struct FourOf<true> {
+    using Type = uint32_t;
+};
+template <class F>
+using Four = typename FourOf<F::has_quantised_rows>::Type;
+
+// Reads the part of a lane in a chunk of a block of a row: of 4 columns for each of its mma of bf16. `read(zero, byte)`
+// returns a value of the type of `zero`, by its first byte in the block.
+template <class F, class Read>
+DEVICE void read_chunk(Four<F>* fours, int chunk, int quad, Read read) {
+    constexpr int MMAS = F::chunk / 16, ADJACENT = F::chunk == 16 ? 1 : 2;
+#pragma unroll
+    for (int m = 0; m < MMAS; m += ADJACENT) {
+        const int index = 4 * (chunk * MMAS + m) + ADJACENT * quad;
+        const auto values = read(Values<Four<F>, ADJACENT>{}, index * int(sizeof(Four<F>)));
+#pragma unroll
+        for (int n = 0; n < ADJACENT; n++) fours[m + n] = values.values[n];
+    }
+}
+
+DEVICE void mma_bytes(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) { mma_fp8(d, a, b); }
+template <int A>
+DEVICE void mma_bytes(int (&d)[4], const uint32_t (&a)[A], const uint32_t (&b)[A / 2]) {
+    mma_int8(d, a, b);
+}
+
 // Blocks of a chunk of quantised rows, of 64 columns and more: a power of two.
 template <class F>
 DEVICE int chunk_blocks(const CodesProduct& call) {

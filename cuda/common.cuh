@@ -200,6 +200,24 @@ constexpr uint32_t INTEGER = 0x4300;
 template <>
 constexpr uint32_t INTEGER<f16> = 0x6400;
 
+// (x & mask) ^ flips: one instruction, also if both are constants.
+DEVICE uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t flips) {
+#ifdef PENSTOCK_HOST
+    return (x & mask) ^ flips;
+#else
+    uint32_t result;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(result) : "r"(x), "r"(mask), "r"(flips));
+    return result;
+#endif
+}
+
+// Codes of BITS bits, less 2^(BITS - 1), of a pair that has them in the low bits of INTEGER. It is exact.
+template <class T, int BITS>
+DEVICE uint32_t less_centre(uint32_t integers) {
+    constexpr uint32_t minus = (0x8000 | INTEGER<T>) + (1 << (BITS - 1));
+    return fma_pairs<T>(integers, twice(ONE<T>), twice(minus));
+}
+
 // A pair of codes of BITS bits, in the low bits of 16, less 2^(BITS - 1). It is exact.
 template <class T, int BITS>
 DEVICE uint32_t centred_pair(uint32_t codes) {
@@ -207,8 +225,7 @@ DEVICE uint32_t centred_pair(uint32_t codes) {
     if constexpr (BITS == 8 && INTEGER<T> == INTEGER<bf16>)
         return fma_pairs<T>((codes & twice(0x7f)) | twice(INTEGER<T>), twice(ONE<T>),
                             (codes & twice(0x80)) ^ twice(0xc380));
-    constexpr uint32_t minus = (0x8000 | INTEGER<T>) + (1 << (BITS - 1));
-    return fma_pairs<T>(codes | twice(INTEGER<T>), twice(ONE<T>), twice(minus));
+    return less_centre<T, BITS>(codes | twice(INTEGER<T>));
 }
 
 // ---- Warps

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 #: Outputs and rows of a block.
 TILES = {
+    "gemv_row": (16, 1),
     "gemv": (16, 8),
     "gemm_narrow": (32, 32),
     "gemm_middle": (128, 32),
@@ -141,6 +142,8 @@ class Operands:
     def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
         """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
         rows, (outputs, inner) = len(self.x), self.matrix.codes.shape
+        if kernel == "gemv_row" and rows > 1:
+            return np.concatenate([self.row(row).run(kernels, kernel) for row in range(rows)])
         out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
         if self.base is not None:
             out[:rows, :outputs] = self.base
@@ -157,6 +160,11 @@ class Operands:
         assert np.isnan(out[rows]).all()
         assert np.isnan(out[:, outputs:]).all()
         return np.ascontiguousarray(out[:rows, :outputs])
+
+    def row(self, row: int) -> Operands:
+        """The product of one row."""
+        base = None if self.base is None else self.base[row : row + 1]
+        return Operands(self.x[row : row + 1], self.matrix, self.bias, base)
 
     def expected(self) -> tuple[Array, Array]:
         """The product in float64, and the sum of the magnitudes that are added in float32."""
@@ -281,7 +289,7 @@ def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(
     operands = random_operands(Format(code, 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
     expected = operands.run(kernels, "gemm_wide")
     check(operands, expected)
-    for kernel in ("gemv", "gemm_narrow"):
+    for kernel in ("gemv_row", "gemv", "gemm_narrow"):
         assert np.array_equal(operands.run(kernels, kernel), expected)
 
 

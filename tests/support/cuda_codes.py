@@ -181,7 +181,7 @@ def lane_words(format_: Format, codes: Array) -> Array:
     for m, r, half in np.ndindex(4, 4, 2):
         code = codes[:, :, :, m, r, half]
         if bits == 8:
-            words[..., 2 * m + r // 2] |= code << (8 * (r % 2) + 16 * half)
+            words[..., 2 * m + r % 2] |= code << (8 * (r // 2) + 16 * half)
             continue
         words[..., m] |= (code & 15) << (4 * r + 16 * half)
         if bits == 5:
@@ -223,7 +223,8 @@ def packed(matrix: Matrix) -> Array:
     format_, (rows, columns) = matrix.format, matrix.codes.shape
     tiles, blocks = -(-rows // 16), -(-columns // BLOCK)
     codes = np.zeros((tiles * 16, blocks * BLOCK), np.uint8)
-    codes[:rows, :columns] = matrix.codes
+    # Two's complement of the codes less their centre: the highest bit changes. e4m3 has the centre 0.
+    codes[:rows, :columns] = matrix.codes ^ format_.centre
     words = lane_words(format_, lane_codes(format_, codes))
     planes = [words[..., :4], words[..., 4:]]
     parts = [np.concatenate([plane.reshape(tiles, blocks, -1) for plane in planes], axis=-1)]

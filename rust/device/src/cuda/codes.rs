@@ -105,12 +105,15 @@ impl<'a> Tile<'a> {
     fn pack(&self, from: &GridRows, rows: Range<usize>, out: &mut [u8]) {
         out[self.outers..].fill(0);
         let block_bytes = self.scales / self.blocks;
+        // Two's complement of the codes less their centre: the highest bit changes.
+        let centre = self.grid.bits.centre() as u8;
         for (block, out) in out[..self.scales].chunks_exact_mut(block_bytes).enumerate() {
             let first = block * BLOCK;
             let count = BLOCK.min(self.columns - first);
             let mut codes = [[0; BLOCK]; TILE_ROWS];
             for (row, codes) in rows.clone().zip(&mut codes) {
-                codes[..count].copy_from_slice(&from.codes[row * self.columns + first..][..count]);
+                let from = &from.codes[row * self.columns + first..][..count];
+                codes.iter_mut().zip(from).for_each(|(code, from)| *code = from ^ centre);
             }
             self.pack_block(&codes, out);
         }
@@ -190,7 +193,7 @@ impl<'a> Tile<'a> {
 /// Adds two codes, of which the second is 16 bits higher, to the words of a lane.
 fn add_pair(bits: usize, words: &mut [u32; 8], mma: usize, register: usize, pair: u32) {
     if bits == 8 {
-        words[2 * mma + register / 2] |= pair << (8 * (register % 2));
+        words[2 * mma + register % 2] |= pair << (8 * (register / 2));
         return;
     }
     words[mma] |= (pair & 0x000f_000f) << (4 * register);

@@ -136,6 +136,7 @@ unsafe impl Parameter for CodesRows {}
 /// The kernels of a format and its activations.
 pub(super) struct CodesKernels {
     grid: Grid,
+    gemv_row: Kernel,
     gemv: Kernel,
     gemm_narrow: Kernel,
     gemm_middle: Kernel,
@@ -175,6 +176,7 @@ impl CodesKernels {
         Ok(Self {
             grid: *grid,
             warpgroups,
+            gemv_row: kernel("gemv_row")?,
             gemv: kernel("gemv")?,
             gemm_narrow: kernel("gemm_narrow")?,
             gemm_middle: kernel("gemm_middle")?,
@@ -217,6 +219,7 @@ impl CodesKernels {
                 let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
                 let tiles = division.tiles_of_codes(rows, outputs, self.warpgroups.is_some());
                 let (kernel, tile_outputs, tile_rows, threads) = match tiles {
+                    Tiles::Vectors if rows == 1 => (&self.gemv_row, 16, 1, threads),
                     Tiles::Vectors => (&self.gemv, 16, 8, threads),
                     Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
                     Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
