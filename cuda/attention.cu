@@ -74,10 +74,10 @@ DEVICE void attend(const Attention& call) {
     // Of decode, also with the queries in dynamic shared memory: more has to be allowed by the host.
     static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
-    dependency_wait();
-    dependency_launch();
     const int group = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
     const WorkRows rows(call);
+    dependency_wait();
+    dependency_launch();
     if (rows.count == 0) return;
     const int split = rows.work.split;
     if (IS_DECODE && split < rows.first_split()) return;  // before the window
@@ -173,16 +173,19 @@ DEVICE void attend_wide(const Attention& call) {
     DYNAMIC_SHARED(Tile, stages);
     __shared__ TileWeights weights[WARPS][32];
     __shared__ float most[WARPS][ROWS];
-    dependency_wait();
-    dependency_launch();
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const WorkRows rows(call);
     const int split = rows.work.split;
-    if (rows.count == 0 || split < rows.first_split()) return;
+    const bool is_empty = rows.count == 0 || split < rows.first_split();
     KvCache cache = call.cache;
     cache.head_dim = D;  // a constant, as for the compiler
     const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0), rows.last(rows.count - 1)};
     const int begin = max(keys.first / TILE, split * TILES), end = min(keys.last / TILE + 1, (split + 1) * TILES);
+    if (!is_empty)
+        for (int tile = begin + warp; tile < end; tile += WARPS) prefetch_tile<E, D>(keys, tile);
+    dependency_wait();
+    dependency_launch();
+    if (is_empty) return;
 
     auto copy_keys = [&](int first) {
         for (int i = 0; i < min(WARPS, end - first); i++) copy_tile<THREADS, KEYS>(stages[i], keys, first + i);

@@ -129,6 +129,19 @@ struct Keys {
 // Parts of a tile; the parameters are copied with the keys.
 constexpr int KEYS = 1, VALUES = 2;
 
+// Prefetches the keys and values of a tile, without their parameters, by a warp.
+template <class E, int D>
+DEVICE void prefetch_tile(const Keys& keys, int tile) {
+    constexpr int ROW_BYTES = Stage<E, D>::ROW_BYTES;
+    const int lane = threadIdx.x % 32, position = tile * TILE + lane;
+    if (position < keys.first || position > keys.last) return;
+    const Tokens tokens = keys.tokens<E>(position / 16 * 16);
+    const uint8_t* key = tokens.page.key<E>(tokens.first + lane % 16);
+    const uint8_t* value = key + keys.cache.block_size * tokens.page.row_bytes<E>();
+#pragma unroll
+    for (int byte = 0; byte < ROW_BYTES; byte += 128) prefetch(key + byte), prefetch(value + byte);
+}
+
 // Begins to copy these parts of a tile, by the THREADS threads of a block. What no row sees becomes 0: it may be
 // another sequence's, or not a number.
 template <int THREADS, int PARTS, class E, int D>

@@ -69,9 +69,9 @@ struct Merged {
 template <class E, int MAX_HEAD_DIM, class Finish>
 DEVICE void combine_splits(const Attention& call, int head_dim, Finish finish) {
     __shared__ float values[MOST_ROWS][MAX_HEAD_DIM];
+    const WorkRows rows(call);
     dependency_wait();
     dependency_launch();
-    const WorkRows rows(call);
     if (rows.count == 0 || rows.has_one_split()) return;
     const int warp = threadIdx.x / 32, parts = ceil_div(head_dim, 32);
     const int first_row = blockIdx.z, step = gridDim.z, count = ceil_div(rows.count - first_row, step);

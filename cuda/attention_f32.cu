@@ -117,10 +117,10 @@ template <class E, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
     constexpr int WARPS = IS_DECODE ? 1 : PREFILL_WARPS;
     __shared__ float row_values[WARPS][MAX_HEAD_DIM], weights[WARPS][TILE];
-    dependency_wait();
-    dependency_launch();
     const int warp = threadIdx.x / 32, head_dim = call.cache.head_dim;
     const WorkRows rows(call);
+    dependency_wait();
+    dependency_launch();
     if (rows.count == 0) return;
     const int first_split = IS_DECODE ? int(rows.work.split) : rows.first_split();
     const int last_split = IS_DECODE ? first_split : rows.last_split();

@@ -12,8 +12,9 @@
 //   requires that nothing writes it while the kernel is resident, also before dependency_wait().
 // - NVRTC makes fused operations of products and sums, the host compiler does not. A result that must have the same
 //   bits on both, or on the CPU, is computed by intrinsics such as __fmul_rn and __fadd_rn, which are not fused.
-// - A kernel begins with dependency_wait(): with programmatic dependent launch, its blocks may be resident before the
-//   kernels before it are complete. It calls dependency_launch() when the next kernel's blocks may become resident.
+// - With programmatic dependent launch, the blocks of a kernel may be resident before the kernel before it is complete.
+//   So a kernel calls dependency_wait() before it reads results, and then dependency_launch(), so that the next one's
+//   blocks may become resident. What the kernel before cannot have written is read, or prefetched, before the wait.
 #pragma once
 
 #ifdef PENSTOCK_HOST
@@ -395,9 +396,24 @@ DEVICE void copy_wait() {
 #endif
 }
 
+// Begins to bring 128 bytes of global memory to the second-level cache, which stores of other kernels keep up to date:
+// also before dependency_wait().
+DEVICE void prefetch([[maybe_unused]] const void* from) {
+#ifndef PENSTOCK_HOST
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
+// The same for `count` values, by `threads` threads, of which this is number `thread`.
+template <class T>
+DEVICE void prefetch(const T* from, int count, int thread, int threads) {
+    constexpr int STEP = 128 / sizeof(T);
+    for (int i = thread * STEP; i < count; i += threads * STEP) prefetch(from + i);
+}
+
 // ---- Programmatic dependent launch (sm_90 and later; elsewhere a launch waits for all of the one before)
 
-// Waits for the kernels before this one: before it, a kernel must not touch memory that they write or read.
+// Waits for the kernels before this one. Before it, only the last of them may not be complete: a kernel must not touch
+// memory that this one writes, nor write to memory that it reads. What earlier kernels and copies wrote can be read.
 DEVICE void dependency_wait() {
 #ifdef PENSTOCK_HOST
     emu::dependency_wait();

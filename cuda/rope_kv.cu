@@ -221,23 +221,26 @@ DEVICE void write<u4>(const Page& page, int part, int token, float* x) {
 template <class E>
 DEVICE void rope_write_kv(const RopeWriteKv& call) {
     DYNAMIC_SHARED(float, shared);
-    dependency_wait();
-    dependency_launch();
     const KvCache& cache = call.cache;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = cache.head_dim;
     const int row = blockIdx.x, head = blockIdx.y * WARPS + warp, first_value = call.heads + cache.kv_heads;
-    if (head >= first_value + cache.kv_heads) return;
     const bool is_query = head < call.heads, is_value = head >= first_value;
+    const uint32_t position = call.positions[row], block = call.blocks[row], offset = call.offsets[row];
+    const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
+    const float* rotation = table + size_t(position & ~EXTRA) * 2 * call.angles;
+    const float* norm = is_query ? call.query_norm : call.key_norm;
+    if (!is_value) prefetch(rotation, 2 * call.angles, lane, 32);
+    if (!is_value && norm != nullptr) prefetch(norm, count, lane, 32);
+    dependency_wait();
+    dependency_launch();
+    if (head >= first_value + cache.kv_heads) return;
     float* from = call.qkv + (size_t(row) * (first_value + cache.kv_heads) + head) * count;
     float* x = shared + warp * 2 * count;
     for (int i = lane; i < count; i += 32) x[i] = from[i];
     __syncwarp();
     if (!is_value) {
-        const float* norm = is_query ? call.query_norm : call.key_norm;
         if (norm != nullptr) normalise(x, norm, count, call.epsilon);
-        const uint32_t position = call.positions[row];
-        const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
-        rotate(x, table + size_t(position & ~EXTRA) * 2 * call.angles, call.angles);
+        rotate(x, rotation, call.angles);
     }
     if (is_query) {
         const float scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
@@ -246,7 +249,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
         return;
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;
-    const Page page = cache.page<E>(call.blocks[row], kv_head);
+    const Page page = cache.page<E>(block, kv_head);
     if constexpr (BITS<E> >= 16) {
         const float* value = is_value ? from : from + cache.kv_heads * count;
         if (!all_representable<E>(value, count)) {
@@ -254,7 +257,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
             __syncwarp();
         }
     }
-    write<E>(page, is_value, int(call.offsets[row]), x);
+    write<E>(page, is_value, int(offset), x);
 }
 
 #define KERNELS(E, name)                            \

@@ -128,8 +128,9 @@ class Filled:
             ]
         )
         offsets = (positions % size).astype(np.uint32)
+        inputs = (cuda.constant(zeros), None, cuda.constant(blocks), cuda.constant(offsets))
         call = cuda_kv.RopeWriteKv(
-            *cuda.addresses(self.qkv, None, None, table, None, zeros, None, blocks, offsets),
+            *cuda.addresses(self.qkv, None, None, table, None, *inputs),
             layout.argument(self.cache),
             case.heads,
             dim // 2,
@@ -167,7 +168,7 @@ class Filled:
                 continue
             grid, array = [len(entries), case.kv_heads, depth], np.array(entries, np.uint32)
             call = Attention(
-                *cuda.addresses(qkv, blocks, array, partials, out),
+                *cuda.addresses(qkv, cuda.constant(blocks), cuda.constant(array), partials, out),
                 case.layout.argument(self.cache),
                 case.heads,
                 case.window,

@@ -102,7 +102,7 @@ def test_far_rows_are_quantised(kernels: cuda.LastBlock) -> None:
     assert np.array_equal(out[-1:], quantised(x[-1:], 0).packed())
 
 
-@pytest.mark.parametrize("kernel", CODES_TILES)
+@pytest.mark.parametrize("kernel", [kernel for kernel, (_, rows) in CODES_TILES.items() if rows > 1])
 def test_product_reads_far_rows_of_integers(kernels: cuda.LastBlock, kernel: str) -> None:
     inner, (tile_outputs, _) = 1 << 14, CODES_TILES[kernel]
     matrix = cuda_codes.random_matrix(cuda_codes.FORMATS[0], tile_outputs, inner)

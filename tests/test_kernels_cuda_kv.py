@@ -58,7 +58,7 @@ class Step:
         layout = self.layout
         qkv, cache = self.qkv[rows].copy(), np.full(4 * layout.block_bytes, 0xA5, np.uint8)
         arrays = [self.positions[rows], self.scales[rows], self.blocks[rows], self.offsets[rows]]
-        positions, scales, blocks, offsets = (array.copy() for array in arrays)
+        positions, scales, blocks, offsets = (cuda.constant(array.copy()) for array in arrays)
         extra = self.table[15:].copy()
         call = cuda_kv.RopeWriteKv(
             *cuda.addresses(

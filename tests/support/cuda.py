@@ -231,7 +231,7 @@ constants: set[int] = set()
 
 
 def constant(array: Array) -> Array:
-    """Mark an array as one that no kernel writes, such as weights: the next launch may read it early.
+    """Mark an array as one that no kernel writes, such as weights and inputs: the next launch may read it early.
 
     Early is before dependency_wait.
     """
