@@ -1,6 +1,7 @@
 // Products of activations and a matrix of codes (codes_product.cuh), and rows of a table of codes.
 //
-// Kernels   gemv_row  one row (codes_row.cuh), 16 outputs: a warp per segment, at most 8. Limit: bytes of w.
+// Kernels   gemv_row, gemv_few  1 row, up to 4 rows (codes_few.cuh), 16 outputs: a warp per segment, at most 8. Limit:
+//                   bytes of w.
 //           gemv    up to 8 rows, otherwise the same. Limit: bytes of w; for groups of 32, the instructions for scales.
 //           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
 //                   of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times the bytes of w
@@ -9,8 +10,8 @@
 //                   for codes of 4 bits, 4 for 8 bits. Limit: bytes of x, for 32 rows as many as of w of 4 bits.
 //           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
 //                   For 32 mma, a lane reads 128 bytes of x and the codes of 2 tiles from shared memory.
-//           In the first three, a lane reads its codes from global memory into registers, in the order of the operand,
-//           some blocks ahead; in gemv also x, a block ahead, in gemv_row 8 chunks. Segments are short so that these
+//           In the first four, a lane reads its codes from global memory into registers, in the order of the operand,
+//           some blocks ahead; in gemv also x, a block ahead, in the first two a unit. Segments are short so that these
 //           have enough loads in flight: 4096 x 4096 of int4 is 2048 warps of gemv with at least 2 KiB each. A block of
 //           middle has 20 KiB of int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels
 //           read the first weights before the launch's dependency is complete.
@@ -19,7 +20,7 @@
 //           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. wide has not been measured
 //           with the others; with those, it takes longer than middle.
 // Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
-#include "codes_row.cuh"
+#include "codes_few.cuh"
 #include "tokens.cuh"
 
 constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
@@ -464,15 +465,20 @@ DEVICE void embed(const CodesRows& call) {
     }
 }
 
-// Of gemv on a multiprocessor.
-constexpr int MIN_BLOCKS = 2;
+// Rows of gemv_few; blocks of gemv on a multiprocessor.
+constexpr int FEW = 4, MIN_BLOCKS = 2;
 
 #define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
     gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {    \
-        multiply_row<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);               \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, 1>(product);            \
     }                                                                                \
     EXPORT(gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
+    gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {    \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, FEW>(product);          \
+    }                                                                                \
+    EXPORT(gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
     gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {        \
         stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Gemv>(product);               \

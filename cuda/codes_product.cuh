@@ -55,17 +55,23 @@ struct FourOf<true> {
 template <class F>
 using Four = typename FourOf<F::has_quantised_rows>::Type;
 
-// Reads the part of a lane in a chunk of a block of a row: of 4 columns for each of its mma of bf16. `read(zero, byte)`
-// returns a value of the type of `zero`, by its first byte in the block.
+// The place of a lane in a chunk of a block of a row of x, for mma `m` of bf16: ADJACENT mma have theirs together.
+template <class F>
+constexpr int ADJACENT = F::chunk == 16 ? 1 : 2;
+template <class F>
+DEVICE int four_byte(int chunk, int m, int quad) {
+    return (4 * (chunk * F::chunk / 16 + m) + ADJACENT<F> * quad) * int(sizeof(Four<F>));
+}
+
+// Reads the part of a lane in a chunk. `read(zero, byte)` returns a value of the type of `zero`, by its first byte in
+// the block.
 template <class F, class Read>
 DEVICE void read_chunk(Four<F>* fours, int chunk, int quad, Read read) {
-    constexpr int MMAS = F::chunk / 16, ADJACENT = F::chunk == 16 ? 1 : 2;
 #pragma unroll
-    for (int m = 0; m < MMAS; m += ADJACENT) {
-        const int index = 4 * (chunk * MMAS + m) + ADJACENT * quad;
-        const auto values = read(Values<Four<F>, ADJACENT>{}, index * int(sizeof(Four<F>)));
+    for (int m = 0; m < F::chunk / 16; m += ADJACENT<F>) {
+        const auto values = read(Values<Four<F>, ADJACENT<F>>{}, four_byte<F>(chunk, m, quad));
 #pragma unroll
-        for (int n = 0; n < ADJACENT; n++) fours[m + n] = values.values[n];
+        for (int n = 0; n < ADJACENT<F>; n++) fours[m + n] = values.values[n];
     }
 }
 

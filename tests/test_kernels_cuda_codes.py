@@ -25,12 +25,15 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 #: Outputs and rows of a block.
 TILES = {
     "gemv_row": (16, 1),
+    "gemv_few": (16, 4),
     "gemv": (16, 8),
     "gemm_narrow": (32, 32),
     "gemm_middle": (128, 32),
     "gemm_wide": (128, 64),
     "gemm_warpgroup_wide": (128, 128),
 }
+#: Kernels of one tile of rows.
+FEW = ("gemv_row", "gemv_few")
 THREADS = {"gemm_middle": 128, "gemm_wide": 256, "gemm_warpgroup_wide": 256}
 SEGMENT = 512
 FOLLOWS = 1 << 31
@@ -142,8 +145,10 @@ class Operands:
     def run(self, kernels: cuda.HostKernels, kernel: str) -> Array:
         """The product by a kernel, as columns of a wider matrix, of which the others stay as they were."""
         rows, (outputs, inner) = len(self.x), self.matrix.codes.shape
-        if kernel == "gemv_row" and rows > 1:
-            return np.concatenate([self.row(row).run(kernels, kernel) for row in range(rows)])
+        most = TILES[kernel][1]
+        if kernel in FEW and rows > most:
+            parts = [self.part(first, first + most) for first in range(0, rows, most)]
+            return np.concatenate([part.run(kernels, kernel) for part in parts])
         out = np.full((rows + 1, outputs + 3), np.nan, np.float32)
         if self.base is not None:
             out[:rows, :outputs] = self.base
@@ -161,10 +166,10 @@ class Operands:
         assert np.isnan(out[:, outputs:]).all()
         return np.ascontiguousarray(out[:rows, :outputs])
 
-    def row(self, row: int) -> Operands:
-        """The product of one row."""
-        base = None if self.base is None else self.base[row : row + 1]
-        return Operands(self.x[row : row + 1], self.matrix, self.bias, base)
+    def part(self, first: int, last: int) -> Operands:
+        """The product of some rows."""
+        base = None if self.base is None else self.base[first:last]
+        return Operands(self.x[first:last], self.matrix, self.bias, base)
 
     def expected(self) -> tuple[Array, Array]:
         """The product in float64, and the sum of the magnitudes that are added in float32."""
@@ -276,7 +281,7 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
     operands = random_operands(format_, 41, 20, 552, dtype)
     expected = operands.run(kernels, "gemm_wide").view(np.uint32)
     for first, last in [(0, 41), (7, 8), (40, 41), (3, 12)]:
-        part = Operands(operands.x[first:last], operands.matrix)
+        part = operands.part(first, last)
         for kernel in kernels_of(format_, dtype):
             out = part.run(kernels, kernel)
             assert np.array_equal(out.view(np.uint32), expected[first:last]), (kernel, first, last)
@@ -289,7 +294,7 @@ def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(
     operands = random_operands(Format(code, 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
     expected = operands.run(kernels, "gemm_wide")
     check(operands, expected)
-    for kernel in ("gemv_row", "gemv", "gemm_narrow"):
+    for kernel in (*FEW, "gemv", "gemm_narrow"):
         assert np.array_equal(operands.run(kernels, kernel), expected)
 
 

@@ -19,6 +19,8 @@ use crate::backend::DeviceError;
 /// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
 const CODES_SEGMENT: usize = 512;
 const MAX_WARPS: usize = 8;
+/// Rows of `gemv_few`.
+const FEW_ROWS: usize = 4;
 /// The files of the kernels of codes.
 const CODES: &str = "codes.cu";
 const CODES_WARPGROUP: &str = "codes_warpgroup.cu";
@@ -137,6 +139,7 @@ unsafe impl Parameter for CodesRows {}
 pub(super) struct CodesKernels {
     grid: Grid,
     gemv_row: Kernel,
+    gemv_few: Kernel,
     gemv: Kernel,
     gemm_narrow: Kernel,
     gemm_middle: Kernel,
@@ -177,6 +180,7 @@ impl CodesKernels {
             grid: *grid,
             warpgroups,
             gemv_row: kernel("gemv_row")?,
+            gemv_few: kernel("gemv_few")?,
             gemv: kernel("gemv")?,
             gemm_narrow: kernel("gemm_narrow")?,
             gemm_middle: kernel("gemm_middle")?,
@@ -220,6 +224,7 @@ impl CodesKernels {
                 let tiles = division.tiles_of_codes(rows, outputs, self.warpgroups.is_some());
                 let (kernel, tile_outputs, tile_rows, threads) = match tiles {
                     Tiles::Vectors if rows == 1 => (&self.gemv_row, 16, 1, threads),
+                    Tiles::Vectors if rows <= FEW_ROWS => (&self.gemv_few, 16, FEW_ROWS, threads),
                     Tiles::Vectors => (&self.gemv, 16, 8, threads),
                     Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
                     Tiles::Middle => (&self.gemm_middle, 128, 32, 128),

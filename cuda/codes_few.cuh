@@ -1,0 +1,352 @@
+// The product of 1 to 4 rows of activations and a matrix of codes.
+//
+// An mma has room for 8 rows. Here its 8 columns of x are ROWS rows in 8 / ROWS chunks: in the mma of a chunk, the
+// columns of the others are 0, so that their sums keep their bits. After these chunks, a unit, a lane has the sums of 2
+// outputs in two columns, and reads and applies the scales of these only. A kernel of 8 rows applies those of every
+// chunk, which for groups of 32 are most of its instructions. For int4 with minima, a block of 64 columns takes a warp
+// 180 instructions there with 8-bit activations, and about 60 here for one row, 85 for 4; with bf16, 190, 100 and 120
+// (NVRTC 13.0, sm_90a).
+//
+// Limit     bytes of w, if these instructions are fewer than a multiprocessor issues in the time: about 170 (an H100).
+#pragma once
+#include "codes_product.cuh"
+
+constexpr int MAX_WARPS = 8;
+
+DEVICE uint32_t value_or_zero(bool exists, uint32_t value) { return exists ? value : 0; }
+DEVICE uint2 value_or_zero(bool exists, uint2 value) { return {exists ? value.x : 0, exists ? value.y : 0}; }
+
+// Adds the products of the codes of a chunk of a block and `x`.
+template <class F>
+DEVICE void add_products(typename F::Sum (&chains)[4], const uint32_t* codes, int chunk,
+                         const Four<F> (&x)[F::chunk / 16]) {
+    constexpr int WIDTH = F::has_quantised_rows && F::chunk > 16 ? 2 : 1;  // fours of columns of an operand
+#pragma unroll
+    for (int m = 0; m < F::chunk / 16; m += WIDTH) {
+        const int first = chunk * F::chunk / 16 + m;
+        if constexpr (F::has_quantised_rows) {
+            uint32_t w[2 * WIDTH], fours[WIDTH];
+#pragma unroll
+            for (int n = 0; n < WIDTH; n++) {
+                w[2 * n] = F::Code::four(codes, first + n, 0), w[2 * n + 1] = F::Code::four(codes, first + n, 1);
+                fours[n] = x[m + n];
+            }
+            mma_bytes(chains, w, fours);
+        } else {
+            uint32_t w[4];
+#pragma unroll
+            for (int r = 0; r < 4; r++) w[r] = F::Code::pair(codes, first, r);
+            mma<bf16>(chains, w, {x[m].x, x[m].y});
+        }
+    }
+}
+
+// The columns of an mma: column n is row n % ROWS of x in chunk n / ROWS of a unit. A lane multiplies column `group`
+// and has the sums of columns 2 quad and 2 quad + 1: of two chunks, or of two rows.
+template <int ROWS>
+struct UnitColumns {
+    static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "a unit has whole chunks, and two or more");
+    static constexpr int chunks = 8 / ROWS;                // of a unit
+    static constexpr int lane_chunks = ROWS == 1 ? 2 : 1;  // of a lane's sums
+    static constexpr int lane_rows = 2 / lane_chunks;
+    static constexpr int turns = chunks / lane_chunks, lanes = 4 / turns;  // of a quad, that take a turn together
+    static DEVICE int chunk(int column) { return column / ROWS; }
+    static DEVICE int row(int column) { return column % ROWS; }
+};
+
+// The part of a lane in a unit. Behind the last block, x and the spans are 0.
+template <class F, int ROWS>
+struct LaneUnit {
+    Four<F> x[F::chunk / 16];                              // of column `group`
+    LaneScales<F, UnitColumns<ROWS>::lane_chunks> scales;  // of columns 2 quad and 2 quad + 1
+    Span spans[2];                                         // of x in these, if it is quantised
+};
+
+// Reads the part of a lane in the units of a tile: of segments, and in these of units that begin with a chunk, which is
+// known to the compiler, so that it becomes a constant of the loads. Behind the last row are copies of it.
+template <class F, int ROWS>
+struct UnitReader {
+    using Of = UnitColumns<ROWS>;
+    static constexpr int RECORD = F::record_bytes / F::chunks;  // bytes of a chunk
+    struct Segment {
+        int first_block, num_blocks;  // from the first one on
+        const uint8_t *codes, *x, *spans[2], *scales;
+    };
+    const CodesProduct& call;
+    Segment lane;  // of segment 0
+    const uint8_t* outers;
+    int x_bytes, sums_block;  // the end of the row from `x` on; the block of column 2 `quad` in a unit
+
+    DEVICE UnitReader(const CodesProduct& call, const uint8_t* tile, int group, int quad) : call(call) {
+        const int count = count_blocks(call.w), chunk = Of::chunk(group);
+        const uint8_t* const records = tile + size_t(count) * F::block_bytes;
+        auto row_of = [&](int column) {
+            return call.x + size_t(min(Of::row(column), call.rows - 1)) * row_bytes<F>(call.w);
+        };
+        const int in_row = chunk / F::chunks * X_BYTES<F> + four_byte<F>(chunk % F::chunks, 0, quad);
+        x_bytes = int(row_bytes<F>(call.w)) - in_row;
+        lane = {0, count, tile, row_of(group) + in_row, {}, records + group * F::record_bytes};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int column = 2 * quad + i, of_column = Of::chunk(column);
+            lane.spans[i] = row_of(column) + of_column / F::chunks * X_BYTES<F> + span_byte(of_column % F::chunks);
+        }
+        const int of_sums = Of::chunk(2 * quad);
+        sums_block = of_sums / F::chunks;
+        if (F::chunk < BLOCK)
+            lane.scales += sums_block * (8 * F::record_bytes) + of_sums % F::chunks * RECORD;
+        outers = records + size_t(count_units<F>(call.w)) * (8 * F::record_bytes) + group * F::outer_bytes;
+    }
+
+    static DEVICE constexpr int span_byte(int chunk) {
+        return QUANTISED_BLOCK + chunk * F::chunk / QUANTISED_HALF * int(sizeof(Span));
+    }
+
+    DEVICE Segment segment(int index) const {
+        constexpr int BLOCKS = SEGMENT_BLOCKS;
+        Segment segment = lane;
+        segment.first_block = index * BLOCKS, segment.num_blocks -= index * BLOCKS;
+        segment.codes += size_t(unsigned(index)) * (BLOCKS * F::block_bytes);
+        const size_t x = size_t(unsigned(index)) * (BLOCKS * X_BYTES<F>);
+        segment.x += x, segment.spans[0] += x, segment.spans[1] += x;
+        if (F::chunk < BLOCK) segment.scales += size_t(unsigned(index)) * (BLOCKS * 8 * F::record_bytes);
+        return segment;
+    }
+
+    DEVICE void read_scales(LaneUnit<F, ROWS>& unit, const Segment& segment, int first) const {
+        const int block = first / F::chunks + sums_block;
+        if (block >= segment.num_blocks) return;
+        auto& words = unit.scales.scales;
+        if constexpr (F::chunk < BLOCK) {
+            const int record = first / F::chunks * (8 * F::record_bytes) + first % F::chunks * RECORD;
+            load<Of::lane_chunks * RECORD>(words, segment.scales + record);
+        } else {
+            auto record = [&](int block) {
+                const unsigned group = (segment.first_block + block) * BLOCK >> call.w.group_shift;
+                return segment.scales + size_t(group) * (8 * RECORD);
+            };
+            load<RECORD>(words, record(block));
+            if constexpr (Of::lane_chunks == 2) {
+                const uint8_t* const second = record(min(block + 1, segment.num_blocks - 1));
+                if constexpr (RECORD < 4)
+                    words[0] |= uint32_t(*reinterpret_cast<const uint16_t*>(second)) << 16;
+                else
+                    load<RECORD>(words + RECORD / 4, second);
+            }
+        }
+        if constexpr (F::is_nested) {
+            const unsigned outer = (segment.first_block + block) / (OUTER_GROUP / BLOCK);
+            load<F::outer_bytes>(unit.scales.outers, outers + outer * (8 * F::outer_bytes));
+        }
+    }
+
+    DEVICE void read_x(LaneUnit<F, ROWS>& unit, const Segment& segment, int first) const {
+        const int block = first / F::chunks, in_segment = block * X_BYTES<F>;
+        const int bytes = x_bytes - segment.first_block * X_BYTES<F>;
+        read_chunk<F>(unit.x, first % F::chunks, 0, [&](auto zero, int byte) {
+            const bool exists = in_segment + byte < bytes;
+            return exists ? *reinterpret_cast<const decltype(zero)*>(segment.x + in_segment + byte) : zero;
+        });
+        if constexpr (F::has_quantised_rows)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                // Two chunks of 64 columns are in two blocks.
+                const int behind = F::chunk == BLOCK && Of::lane_chunks == 2 ? i : 0;
+                unit.spans[i] = {0, 0};
+                if (block + sums_block + behind >= segment.num_blocks) continue;
+                const uint8_t* const from = segment.spans[i] + in_segment;
+                if constexpr (F::chunk == BLOCK) {
+                    const auto spans = *reinterpret_cast<const Values<Span, 2>*>(from);
+                    unit.spans[i] = {spans.values[0].scale, spans.values[0].scaled_sum + spans.values[1].scaled_sum};
+                } else {
+                    constexpr int FIRST = span_byte(0);
+                    unit.spans[i] = *reinterpret_cast<const Span*>(from + (span_byte(first % F::chunks) - FIRST));
+                }
+            }
+    }
+};
+
+// The sums of a lane in a segment, by output and row. Of a chunk of quantised rows that is several blocks: its chains
+// and the sums of x so far.
+template <class F, int ROWS>
+struct FewSums {
+    static constexpr int rows = UnitColumns<ROWS>::lane_rows;
+    float d[2][rows];
+    typename F::Sum chains[2][rows];
+    float scaled_sums[rows];
+};
+
+// Adds the sums of a unit, in the order of its chunks: the lanes of a quad that have the same rows take turns.
+template <class F, int ROWS>
+DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneUnit<F, ROWS>& unit,
+                     const typename F::Sum (&chains)[4], int first, int quad) {
+    using Of = UnitColumns<ROWS>;
+    constexpr bool HAS_SPANS = F::has_quantised_rows, MAY_CONTINUE = HAS_SPANS && F::chunk == BLOCK;
+    constexpr float STEP = 1.f / (1 << (8 - F::Code::bits));  // of `four`
+    Factors factors[Of::lane_chunks];
+    factors_of_chunks<F>(factors, call.w, unit.scales);
+    float scales[2][2], sums[2] = {};  // of the columns: by output; of x
+    bool is_end[2] = {true, true};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float scale = factors[i % Of::lane_chunks].scale[half];
+            scales[i][half] = HAS_SPANS ? __fmul_rn(scale * STEP, unit.spans[i].scale) : scale;
+        }
+        if constexpr (HAS_SPANS) sums[i] = unit.spans[i].scaled_sum;
+        if constexpr (MAY_CONTINUE) {
+            const int next = first + Of::chunk(2 * quad + i) + 1;
+            is_end[i] = (next & (chunk_blocks<F>(call) - 1)) == 0 || next == count_blocks(call.w);
+        }
+    }
+    if constexpr (F::has_minima && !HAS_SPANS) {
+        float d[4] = {};
+#pragma unroll
+        for (const uint2& four : unit.x) mma<bf16>(d, {four.x, 0, four.y, 0}, {ONES, ONES});
+#pragma unroll
+        for (int i = 0; i < 2; i++) sums[i] = __shfl_sync(ALL_LANES, d[0], 4 * (2 * quad + i));
+    }
+#pragma unroll
+    for (int turn = 0; turn < Of::turns; turn++) {
+        FewSums<F, ROWS> next = to;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = i % Of::lane_rows;
+            float& sum = next.scaled_sums[row];
+            sum = MAY_CONTINUE ? sum + sums[i] : sums[i];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                typename F::Sum chain = chains[2 * half + i];
+                if constexpr (MAY_CONTINUE) chain += next.chains[half][row];
+                float d = __fmaf_rn(scales[i][half], chain, next.d[half][row]);
+                if constexpr (F::has_minima) d = __fmaf_rn(factors[i % Of::lane_chunks].minimum[half], sum, d);
+                if (is_end[i]) next.d[half][row] = d;
+                next.chains[half][row] = is_end[i] ? 0 : chain;
+            }
+            if (is_end[i]) sum = 0;
+        }
+        auto from_turn = [&](auto value) {
+            return __shfl_sync(ALL_LANES, value, turn * Of::lanes + quad % Of::lanes, 4);
+        };
+#pragma unroll
+        for (int row = 0; row < Of::lane_rows; row++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                to.d[half][row] = from_turn(next.d[half][row]);
+                if constexpr (MAY_CONTINUE) to.chains[half][row] = from_turn(next.chains[half][row]);
+            }
+            if constexpr (MAY_CONTINUE && F::has_minima) to.scaled_sums[row] = from_turn(next.scaled_sums[row]);
+        }
+    }
+}
+
+// A chunk of two blocks of e4m3: the chains of the first one go on in the columns of the second one, which is chunk
+// `second` of a unit.
+template <int ROWS>
+DEVICE void move_chains(float (&chains)[4], int second, int quad) {
+    using Of = UnitColumns<ROWS>;
+    if constexpr (ROWS == 1) {
+        if (quad == second / 2) chains[1] = chains[0], chains[3] = chains[2], chains[0] = chains[2] = 0;
+    } else {
+#pragma unroll
+        for (float& chain : chains) {
+            const float before = __shfl_sync(ALL_LANES, chain, quad - Of::lanes, 4);
+            if (quad / Of::lanes == second) chain = before;
+        }
+#pragma unroll
+        for (float& chain : chains)
+            if (quad / Of::lanes == second - 1) chain = 0;
+    }
+}
+
+// Grid (outputs / 16), rounded up; a warp per segment, at most 8 warps. No more than ROWS rows.
+template <class F, int ROWS>
+DEVICE void multiply_few(const CodesProduct& call) {
+    using Of = UnitColumns<ROWS>;
+    constexpr int DEPTH = F::Code::bits == 8 ? 2 : 4, SEGMENT_CHUNKS = SEGMENT_BLOCKS * F::chunks;
+    static_assert(SEGMENT_BLOCKS % (2 * DEPTH) == 0, "a segment ends with the second part of two");
+    __shared__ float sums[2][MAX_WARPS][ROWS][TILE_OUTPUTS];  // of every other round
+    const Codes& codes = call.w;
+    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
+    const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
+    const int num_segments = ceil_div(count_blocks(codes), SEGMENT_BLOCKS);
+    const UnitReader<F, ROWS> reader(call, tile_of<F>(codes, blockIdx.x), group, quad);
+
+    struct Part {
+        LaneBlock<F> blocks[DEPTH];
+    };
+    Part parts[2] = {};
+    auto load = [&](Part& part, const typename UnitReader<F, ROWS>::Segment& segment, int block) {
+#pragma unroll
+        for (int n = block; n < block + DEPTH; n++)
+            if (n < segment.num_blocks) load_codes(part.blocks[n % DEPTH], segment.codes + n * F::block_bytes, lane);
+    };
+
+    auto place = reader.segment(warp);
+    LaneUnit<F, ROWS> unit = {};
+    load(parts[0], place, 0);
+    load(parts[1], place, DEPTH);
+    reader.read_scales(unit, place, 0);
+    dependency_wait();
+    dependency_launch();
+    reader.read_x(unit, place, 0);
+    // The first warp has the totals: a lane those of an output, and of each second row.
+    constexpr int LANE_ROWS = (ROWS + 1) / 2;
+    const int output = lane % TILE_OUTPUTS, first_row = lane / TILE_OUTPUTS;
+    float totals[LANE_ROWS] = {};
+    for (int first = 0, round = 0; first < num_segments; first += num_warps, round ^= 1) {
+        const int segment = first + warp;
+        if (segment < num_segments) {
+            FewSums<F, ROWS> of_segment = {};
+            const auto following = reader.segment(segment + num_warps);
+#pragma unroll
+            for (int first_chunk = 0; first_chunk < SEGMENT_CHUNKS; first_chunk += Of::chunks) {
+                LaneUnit<F, ROWS> next = unit;
+                const int next_chunk = first_chunk + Of::chunks;
+                const auto& place_of_next = next_chunk < SEGMENT_CHUNKS ? place : following;
+                reader.read_scales(next, place_of_next, next_chunk % SEGMENT_CHUNKS);
+                reader.read_x(next, place_of_next, next_chunk % SEGMENT_CHUNKS);
+                typename F::Sum chains[4] = {};
+#pragma unroll
+                for (int n = 0; n < Of::chunks; n++) {
+                    const int chunk = first_chunk + n, block = chunk / F::chunks;
+                    Part& part = parts[block / DEPTH % 2];
+                    if constexpr (F::has_quantised_rows && F::Code::centre == 0)
+                        if (n % 2 == 1 && chunk_blocks<F>(call) == 2 && block < place.num_blocks)
+                            move_chains<ROWS>(chains, n, quad);
+                    Four<F> x[F::chunk / 16];
+#pragma unroll
+                    for (int m = 0; m < F::chunk / 16; m++) x[m] = value_or_zero(Of::chunk(group) == n, unit.x[m]);
+                    add_products<F>(chains, part.blocks[block % DEPTH].codes, chunk % F::chunks, x);
+                    if ((chunk + 1) % (DEPTH * F::chunks) != 0) continue;
+                    const int ahead = block + 1 + DEPTH;
+                    load(part, ahead < SEGMENT_BLOCKS ? place : following, ahead % SEGMENT_BLOCKS);
+                }
+                add_unit<F>(of_segment, call, unit, chains, place.first_block * F::chunks + first_chunk, quad);
+                unit = next;
+            }
+            place = following;
+            if (quad < Of::lanes)
+#pragma unroll
+                for (int i = 0; i < Of::lane_rows; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        sums[round][warp][quad * Of::lane_rows + i][group + 8 * half] = of_segment.d[half][i];
+        }
+        __syncthreads();
+        if (warp == 0) {
+            const int count = min(num_warps, num_segments - first);
+            for (int k = 0; k < count; k++)
+#pragma unroll
+                for (int i = 0; i < LANE_ROWS; i++) totals[i] += sums[round][k][(first_row + 2 * i) % ROWS][output];
+        }
+    }
+    const int first_output = blockIdx.x * TILE_OUTPUTS;
+    if (warp > 0 || first_output + output >= codes.rows) return;
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) {
+        const int row = first_row + 2 * i;
+        if (row < call.rows) finish(call, row, first_output + output, totals[i]);
+    }
+}
