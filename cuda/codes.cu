@@ -1,8 +1,7 @@
 // Products of activations and a matrix of codes (codes_product.cuh), and rows of a table of codes.
 //
-// Kernels   gemv_row, gemv_few  1 row, up to 4 rows (codes_few.cuh), 16 outputs: a warp per segment, at most 8. Limit:
-//                   bytes of w.
-//           gemv    up to 8 rows, otherwise the same. Limit: bytes of w; for groups of 32, the instructions for scales.
+// Kernels   gemv_row, gemv_few, gemv  1, up to 4 and up to 8 rows (codes_few.cuh), 16 outputs: a warp per segment, at
+//                   most 8. Limit: bytes of w.
 //           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
 //                   of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times the bytes of w
 //                   of 4 bits.
@@ -11,10 +10,10 @@
 //           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
 //                   For 32 mma, a lane reads 128 bytes of x and the codes of 2 tiles from shared memory.
 //           In the first four, a lane reads its codes from global memory into registers, in the order of the operand,
-//           some blocks ahead; in gemv also x, a block ahead, in the first two a unit. Segments are short so that these
-//           have enough loads in flight: 4096 x 4096 of int4 is 2048 warps of gemv with at least 2 KiB each. A block of
-//           middle has 20 KiB of int4 in flight, one of wide 12 KiB (estimates from the sizes of stages). All kernels
-//           read the first weights before the launch's dependency is complete.
+//           some blocks ahead. Segments are short so that these have enough loads in flight: 4096 x 4096 of int4 is
+//           2048 warps of gemv_row with 4 KiB each. A block of middle has 20 KiB of int4 in flight, one of wide 12 KiB
+//           (estimates from the sizes of stages). All kernels read the first weights before the launch's dependency is
+//           complete.
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
 //           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. wide has not been measured
@@ -193,31 +192,28 @@ DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, cons
         add_floats<F>(to, call.w, w, x, quad);
 }
 
-// ---- gemv, narrow: grid (outputs / (16 OUTPUTS), rows / (8 ROWS)), rounded up; a warp per segment, at most 8 warps
+// ---- narrow: grid (outputs / 32, rows / 32), rounded up; a warp per segment, at most 8 warps
 
-template <int OUTPUTS, int ROWS, int REGISTERS>
-struct Stream {
-    static constexpr int output_tiles = OUTPUTS, row_tiles = ROWS, registers = REGISTERS;
-    static constexpr int outputs = OUTPUTS * TILE_OUTPUTS, rows = ROWS * 8;
+struct Narrow {
+    static constexpr int output_tiles = 2, row_tiles = 4;
+    static constexpr int outputs = output_tiles * TILE_OUTPUTS, rows = row_tiles * 8;
 };
-using Gemv = Stream<1, 1, 28>;
-using Narrow = Stream<2, 4, 40>;
 
-// The blocks that a lane loads while it multiplies as many before them: at most 16 words of codes, and no more than the
-// shape has registers for, with their scales.
-template <class F, class Shape>
-constexpr int stream_depth() {
-    constexpr int codes = (F::Code::bits == 8 ? 2 : 4) / Shape::output_tiles;
-    constexpr int registers = Shape::registers - (F::chunk == 16 ? 6 : 0);  // which has more operands of x
-    constexpr int room = registers / (int(sizeof(LaneBlock<F>) / 4) * Shape::output_tiles);
-    static_assert(codes > 0 && room > 0, "at least one block");
+// The blocks that a lane loads while it multiplies as many before them: at most 8 words of codes, and no more than
+// there are registers for, with their scales.
+template <class F>
+constexpr int narrow_depth() {
+    constexpr int codes = F::Code::bits == 8 ? 1 : 2;
+    constexpr int registers = 40 - (F::chunk == 16 ? 6 : 0);  // which has more operands of x
+    constexpr int room = registers / (int(sizeof(LaneBlock<F>) / 4) * Narrow::output_tiles);
+    static_assert(room > 0, "at least one block");
     return room < codes ? room : codes;
 }
 
-template <class F, class Shape>
-DEVICE void stream(const CodesProduct& call) {
-    constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles;
-    constexpr int DEPTH = stream_depth<F, Shape>();
+template <class F>
+DEVICE void multiply_narrow(const CodesProduct& call) {
+    using Shape = Narrow;
+    constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles, DEPTH = narrow_depth<F>();
     constexpr int PADDED = Shape::outputs + 4;  // the lanes of a warp write to different banks
     __shared__ float sums[MAX_WARPS][Shape::rows][PADDED], totals[Shape::rows][PADDED];
     const Codes& codes = call.w;
@@ -256,8 +252,6 @@ DEVICE void stream(const CodesProduct& call) {
     load(now, warp * SEGMENT_BLOCKS);
     dependency_wait();
     dependency_launch();
-    LaneRows<F> x[ROWS];  // of the next block that is multiplied, if they are few
-    if (ROWS == 1) load_x(x, warp * SEGMENT_BLOCKS);
     for (int first = 0; first < num_segments; first += num_warps) {
         const int segment = first + warp;
         if (segment < num_segments) {
@@ -270,12 +264,9 @@ DEVICE void stream(const CodesProduct& call) {
 #pragma unroll
                 for (int n = 0; n < DEPTH; n++) {
                     if (block + n >= end) break;
-                    LaneRows<F> x_now[ROWS];
-                    if (ROWS > 1) load_x(x, block + n);
-#pragma unroll
-                    for (int j = 0; j < ROWS; j++) x_now[j] = x[j];
-                    if (ROWS == 1) load_x(x, n + 1 < DEPTH && block + n + 1 < end ? block + n + 1 : following);
-                    add_block<F>(of_segment, call, now.w[n], x_now, block + n, quad);
+                    LaneRows<F> x[ROWS];
+                    load_x(x, block + n);
+                    add_block<F>(of_segment, call, now.w[n], x, block + n, quad);
                 }
                 now = next;
             }
@@ -465,8 +456,8 @@ DEVICE void embed(const CodesRows& call) {
     }
 }
 
-// Rows of gemv_few; blocks of gemv on a multiprocessor.
-constexpr int FEW = 4, MIN_BLOCKS = 2;
+// Rows of gemv_few and gemv; blocks of these on a multiprocessor.
+constexpr int FEW = 4, GEMV_ROWS = 8, MIN_BLOCKS = 2;
 
 #define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
@@ -481,12 +472,12 @@ constexpr int FEW = 4, MIN_BLOCKS = 2;
     EXPORT(gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
     gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {        \
-        stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Gemv>(product);               \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, GEMV_ROWS>(product);    \
     }                                                                                \
     EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                        \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                  \
     gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) { \
-        stream<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Narrow>(product);             \
+        multiply_narrow<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);            \
     }                                                                                \
     EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                 \
     extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                 \

@@ -1,13 +1,13 @@
-// The product of 1 to 4 rows of activations and a matrix of codes.
+// The product of up to 8 rows of activations and a matrix of codes.
 //
-// An mma has room for 8 rows. Here its 8 columns of x are ROWS rows in 8 / ROWS chunks: in the mma of a chunk, the
-// columns of the others are 0, so that their sums keep their bits. After these chunks, a unit, a lane has the sums of 2
-// outputs in two columns, and reads and applies the scales of these only. A kernel of 8 rows applies those of every
-// chunk, which for groups of 32 are most of its instructions. For int4 with minima, a block of 64 columns takes a warp
-// 180 instructions there with 8-bit activations, and about 60 here for one row, 85 for 4; with bf16, 190, 100 and 120
-// (NVRTC 13.0, sm_90a).
+// An mma has room for 8 rows. Its 8 columns of x are ROWS rows in 8 / ROWS chunks: in the mma of a chunk, the columns
+// of the others are 0, so that their sums keep their bits. After these chunks, a unit, a lane has the sums of 2 outputs
+// in two columns, and reads and applies the scales of these only. For groups of 32, those of every chunk would be most
+// of the instructions.
 //
-// Limit     bytes of w, if these instructions are fewer than a multiprocessor issues in the time: about 170 (an H100).
+// Limit     bytes of w. A block of 64 columns of int4 with minima takes a warp about 60, 90 and 100 instructions with
+//           8-bit activations for ROWS = 1, 4 and 8; with bf16, 100, 120 and 130 (NVRTC 13.0, sm_90a). A multiprocessor
+//           of an H100 issues 170 in the time of its bytes.
 #pragma once
 #include "codes_product.cuh"
 
@@ -45,7 +45,7 @@ DEVICE void add_products(typename F::Sum (&chains)[4], const uint32_t* codes, in
 // and has the sums of columns 2 quad and 2 quad + 1: of two chunks, or of two rows.
 template <int ROWS>
 struct UnitColumns {
-    static_assert(ROWS == 1 || ROWS == 2 || ROWS == 4, "a unit has whole chunks, and two or more");
+    static_assert(8 % ROWS == 0, "a unit has whole chunks");
     static constexpr int chunks = 8 / ROWS;                // of a unit
     static constexpr int lane_chunks = ROWS == 1 ? 2 : 1;  // of a lane's sums
     static constexpr int lane_rows = 2 / lane_chunks;
@@ -62,18 +62,22 @@ struct LaneUnit {
     Span spans[2];                                         // of x in these, if it is quantised
 };
 
-// Reads the part of a lane in the units of a tile: of segments, and in these of units that begin with a chunk, which is
-// known to the compiler, so that it becomes a constant of the loads. Behind the last row are copies of it.
+// Reads the part of a lane in the units of a tile. The blocks of a tile are in runs, which are unrolled: the first
+// chunk of a unit in its run is a constant of the loads. Behind the last row are copies of it.
 template <class F, int ROWS>
 struct UnitReader {
     using Of = UnitColumns<ROWS>;
     static constexpr int RECORD = F::record_bytes / F::chunks;  // bytes of a chunk
-    struct Segment {
+    // Blocks that are loaded at a time, while as many are multiplied; blocks of a run.
+    static constexpr int depth = (F::Code::bits == 4 && F::Scale::bytes < 4 ? 4 : 2) / (ROWS == 1 ? 1 : 2);
+    static constexpr int blocks = 2 * depth * F::chunks < Of::chunks ? Of::chunks / F::chunks : 2 * depth;
+    static_assert(SEGMENT_BLOCKS % blocks == 0 && blocks % (2 * depth) == 0 && blocks * F::chunks % Of::chunks == 0);
+    struct Run {
         int first_block, num_blocks;  // from the first one on
         const uint8_t *codes, *x, *spans[2], *scales;
     };
     const CodesProduct& call;
-    Segment lane;  // of segment 0
+    Run lane;  // the first one
     const uint8_t* outers;
     int x_bytes, sums_block;  // the end of the row from `x` on; the block of column 2 `quad` in a unit
 
@@ -102,32 +106,31 @@ struct UnitReader {
         return QUANTISED_BLOCK + chunk * F::chunk / QUANTISED_HALF * int(sizeof(Span));
     }
 
-    DEVICE Segment segment(int index) const {
-        constexpr int BLOCKS = SEGMENT_BLOCKS;
-        Segment segment = lane;
-        segment.first_block = index * BLOCKS, segment.num_blocks -= index * BLOCKS;
-        segment.codes += size_t(unsigned(index)) * (BLOCKS * F::block_bytes);
-        const size_t x = size_t(unsigned(index)) * (BLOCKS * X_BYTES<F>);
-        segment.x += x, segment.spans[0] += x, segment.spans[1] += x;
-        if (F::chunk < BLOCK) segment.scales += size_t(unsigned(index)) * (BLOCKS * 8 * F::record_bytes);
-        return segment;
+    DEVICE Run run(int index) const {
+        Run run = lane;
+        run.first_block = index * blocks, run.num_blocks -= index * blocks;
+        run.codes += size_t(unsigned(index)) * (blocks * F::block_bytes);
+        const size_t x = size_t(unsigned(index)) * (blocks * X_BYTES<F>);
+        run.x += x, run.spans[0] += x, run.spans[1] += x;
+        if (F::chunk < BLOCK) run.scales += size_t(unsigned(index)) * (blocks * 8 * F::record_bytes);
+        return run;
     }
 
-    DEVICE void read_scales(LaneUnit<F, ROWS>& unit, const Segment& segment, int first) const {
+    DEVICE void read_scales(LaneUnit<F, ROWS>& unit, const Run& run, int first) const {
         const int block = first / F::chunks + sums_block;
-        if (block >= segment.num_blocks) return;
+        if (block >= run.num_blocks) return;
         auto& words = unit.scales.scales;
         if constexpr (F::chunk < BLOCK) {
             const int record = first / F::chunks * (8 * F::record_bytes) + first % F::chunks * RECORD;
-            load<Of::lane_chunks * RECORD>(words, segment.scales + record);
+            load<Of::lane_chunks * RECORD>(words, run.scales + record);
         } else {
             auto record = [&](int block) {
-                const unsigned group = (segment.first_block + block) * BLOCK >> call.w.group_shift;
-                return segment.scales + size_t(group) * (8 * RECORD);
+                const unsigned group = (run.first_block + block) * BLOCK >> call.w.group_shift;
+                return run.scales + size_t(group) * (8 * RECORD);
             };
             load<RECORD>(words, record(block));
             if constexpr (Of::lane_chunks == 2) {
-                const uint8_t* const second = record(min(block + 1, segment.num_blocks - 1));
+                const uint8_t* const second = record(min(block + 1, run.num_blocks - 1));
                 if constexpr (RECORD < 4)
                     words[0] |= uint32_t(*reinterpret_cast<const uint16_t*>(second)) << 16;
                 else
@@ -135,17 +138,17 @@ struct UnitReader {
             }
         }
         if constexpr (F::is_nested) {
-            const unsigned outer = (segment.first_block + block) / (OUTER_GROUP / BLOCK);
+            const unsigned outer = (run.first_block + block) / (OUTER_GROUP / BLOCK);
             load<F::outer_bytes>(unit.scales.outers, outers + outer * (8 * F::outer_bytes));
         }
     }
 
-    DEVICE void read_x(LaneUnit<F, ROWS>& unit, const Segment& segment, int first) const {
-        const int block = first / F::chunks, in_segment = block * X_BYTES<F>;
-        const int bytes = x_bytes - segment.first_block * X_BYTES<F>;
+    DEVICE void read_x(LaneUnit<F, ROWS>& unit, const Run& run, int first) const {
+        const int block = first / F::chunks, in_run = block * X_BYTES<F>;
+        const int bytes = x_bytes - run.first_block * X_BYTES<F>;
         read_chunk<F>(unit.x, first % F::chunks, 0, [&](auto zero, int byte) {
-            const bool exists = in_segment + byte < bytes;
-            return exists ? *reinterpret_cast<const decltype(zero)*>(segment.x + in_segment + byte) : zero;
+            const bool exists = in_run + byte < bytes;
+            return exists ? *reinterpret_cast<const decltype(zero)*>(run.x + in_run + byte) : zero;
         });
         if constexpr (F::has_quantised_rows)
 #pragma unroll
@@ -153,8 +156,8 @@ struct UnitReader {
                 // Two chunks of 64 columns are in two blocks.
                 const int behind = F::chunk == BLOCK && Of::lane_chunks == 2 ? i : 0;
                 unit.spans[i] = {0, 0};
-                if (block + sums_block + behind >= segment.num_blocks) continue;
-                const uint8_t* const from = segment.spans[i] + in_segment;
+                if (block + sums_block + behind >= run.num_blocks) continue;
+                const uint8_t* const from = run.spans[i] + in_run;
                 if constexpr (F::chunk == BLOCK) {
                     const auto spans = *reinterpret_cast<const Values<Span, 2>*>(from);
                     unit.spans[i] = {spans.values[0].scale, spans.values[0].scaled_sum + spans.values[1].scaled_sum};
@@ -218,7 +221,7 @@ DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneU
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 typename F::Sum chain = chains[2 * half + i];
-                if constexpr (MAY_CONTINUE) chain += next.chains[half][row];
+                if constexpr (MAY_CONTINUE && Of::turns > 1) chain += next.chains[half][row];
                 float d = __fmaf_rn(scales[i][half], chain, next.d[half][row]);
                 if constexpr (F::has_minima) d = __fmaf_rn(factors[i % Of::lane_chunks].minimum[half], sum, d);
                 if (is_end[i]) next.d[half][row] = d;
@@ -227,6 +230,7 @@ DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneU
             if (is_end[i]) sum = 0;
         }
         auto from_turn = [&](auto value) {
+            if constexpr (Of::turns == 1) return value;
             return __shfl_sync(ALL_LANES, value, turn * Of::lanes + quad % Of::lanes, 4);
         };
 #pragma unroll
@@ -264,33 +268,34 @@ DEVICE void move_chains(float (&chains)[4], int second, int quad) {
 template <class F, int ROWS>
 DEVICE void multiply_few(const CodesProduct& call) {
     using Of = UnitColumns<ROWS>;
-    constexpr int DEPTH = F::Code::bits == 8 ? 2 : 4, SEGMENT_CHUNKS = SEGMENT_BLOCKS * F::chunks;
-    static_assert(SEGMENT_BLOCKS % (2 * DEPTH) == 0, "a segment ends with the second part of two");
+    using Reader = UnitReader<F, ROWS>;
+    constexpr int DEPTH = Reader::depth, BLOCKS = Reader::blocks, CHUNKS = BLOCKS * F::chunks;
+    constexpr int RUNS = SEGMENT_BLOCKS / BLOCKS;  // of a segment
     __shared__ float sums[2][MAX_WARPS][ROWS][TILE_OUTPUTS];  // of every other round
     const Codes& codes = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     const int num_segments = ceil_div(count_blocks(codes), SEGMENT_BLOCKS);
-    const UnitReader<F, ROWS> reader(call, tile_of<F>(codes, blockIdx.x), group, quad);
+    const Reader reader(call, tile_of<F>(codes, blockIdx.x), group, quad);
 
     struct Part {
         LaneBlock<F> blocks[DEPTH];
     };
     Part parts[2] = {};
-    auto load = [&](Part& part, const typename UnitReader<F, ROWS>::Segment& segment, int block) {
+    auto load = [&](Part& part, const typename Reader::Run& run, int block) {
 #pragma unroll
         for (int n = block; n < block + DEPTH; n++)
-            if (n < segment.num_blocks) load_codes(part.blocks[n % DEPTH], segment.codes + n * F::block_bytes, lane);
+            if (n < run.num_blocks) load_codes(part.blocks[n % DEPTH], run.codes + n * F::block_bytes, lane);
     };
 
-    auto place = reader.segment(warp);
+    auto run = reader.run(warp * RUNS);
     LaneUnit<F, ROWS> unit = {};
-    load(parts[0], place, 0);
-    load(parts[1], place, DEPTH);
-    reader.read_scales(unit, place, 0);
+    load(parts[0], run, 0);
+    load(parts[1], run, DEPTH);
+    reader.read_scales(unit, run, 0);
     dependency_wait();
     dependency_launch();
-    reader.read_x(unit, place, 0);
+    reader.read_x(unit, run, 0);
     // The first warp has the totals: a lane those of an output, and of each second row.
     constexpr int LANE_ROWS = (ROWS + 1) / 2;
     const int output = lane % TILE_OUTPUTS, first_row = lane / TILE_OUTPUTS;
@@ -299,34 +304,41 @@ DEVICE void multiply_few(const CodesProduct& call) {
         const int segment = first + warp;
         if (segment < num_segments) {
             FewSums<F, ROWS> of_segment = {};
-            const auto following = reader.segment(segment + num_warps);
+#pragma unroll 1
+            for (int i = 0; i < RUNS; i++) {
+                const auto following = reader.run(i + 1 < RUNS ? segment * RUNS + i + 1 : (segment + num_warps) * RUNS);
 #pragma unroll
-            for (int first_chunk = 0; first_chunk < SEGMENT_CHUNKS; first_chunk += Of::chunks) {
-                LaneUnit<F, ROWS> next = unit;
-                const int next_chunk = first_chunk + Of::chunks;
-                const auto& place_of_next = next_chunk < SEGMENT_CHUNKS ? place : following;
-                reader.read_scales(next, place_of_next, next_chunk % SEGMENT_CHUNKS);
-                reader.read_x(next, place_of_next, next_chunk % SEGMENT_CHUNKS);
-                typename F::Sum chains[4] = {};
+                for (int first_chunk = 0; first_chunk < CHUNKS; first_chunk += Of::chunks) {
+                    LaneUnit<F, ROWS> next = unit;
+                    const int next_chunk = first_chunk + Of::chunks;
+                    const auto& run_of_next = next_chunk < CHUNKS ? run : following;
+                    reader.read_scales(next, run_of_next, next_chunk % CHUNKS);
+                    reader.read_x(next, run_of_next, next_chunk % CHUNKS);
+                    typename F::Sum chains[4] = {};
+                    if constexpr (Of::turns == 1)  // the chains of a chunk that goes on, which add_unit adds otherwise
 #pragma unroll
-                for (int n = 0; n < Of::chunks; n++) {
-                    const int chunk = first_chunk + n, block = chunk / F::chunks;
-                    Part& part = parts[block / DEPTH % 2];
-                    if constexpr (F::has_quantised_rows && F::Code::centre == 0)
-                        if (n % 2 == 1 && chunk_blocks<F>(call) == 2 && block < place.num_blocks)
-                            move_chains<ROWS>(chains, n, quad);
-                    Four<F> x[F::chunk / 16];
+                        for (int e = 0; e < 4; e++) chains[e] = of_segment.chains[e / 2][e % 2];
 #pragma unroll
-                    for (int m = 0; m < F::chunk / 16; m++) x[m] = value_or_zero(Of::chunk(group) == n, unit.x[m]);
-                    add_products<F>(chains, part.blocks[block % DEPTH].codes, chunk % F::chunks, x);
-                    if ((chunk + 1) % (DEPTH * F::chunks) != 0) continue;
-                    const int ahead = block + 1 + DEPTH;
-                    load(part, ahead < SEGMENT_BLOCKS ? place : following, ahead % SEGMENT_BLOCKS);
+                    for (int n = 0; n < Of::chunks; n++) {
+                        const int chunk = first_chunk + n, block = chunk / F::chunks;
+                        Part& part = parts[block / DEPTH % 2];
+                        if constexpr (F::has_quantised_rows && F::Code::centre == 0)
+                            if (n % 2 == 1 && chunk_blocks<F>(call) == 2 && block < run.num_blocks)
+                                move_chains<ROWS>(chains, n, quad);
+                        Four<F> x[F::chunk / 16];
+#pragma unroll
+                        for (int m = 0; m < F::chunk / 16; m++) x[m] =
+                            value_or_zero(Of::chunks == 1 || Of::chunk(group) == n, unit.x[m]);
+                        add_products<F>(chains, part.blocks[block % DEPTH].codes, chunk % F::chunks, x);
+                        if ((chunk + 1) % (DEPTH * F::chunks) != 0) continue;
+                        const int ahead = block + 1 + DEPTH;
+                        load(part, ahead < BLOCKS ? run : following, ahead % BLOCKS);
+                    }
+                    add_unit<F>(of_segment, call, unit, chains, run.first_block * F::chunks + first_chunk, quad);
+                    unit = next;
                 }
-                add_unit<F>(of_segment, call, unit, chains, place.first_block * F::chunks + first_chunk, quad);
-                unit = next;
+                run = following;
             }
-            place = following;
             if (quad < Of::lanes)
 #pragma unroll
                 for (int i = 0; i < Of::lane_rows; i++)
