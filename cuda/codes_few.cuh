@@ -54,7 +54,7 @@ struct UnitColumns {
     static DEVICE int row(int column) { return column % ROWS; }
 };
 
-// The part of a lane in a unit. Behind the last block, x and the spans are 0.
+// The part of a lane in a unit. Behind the last block, x, the spans and the scales are 0.
 template <class F, int ROWS>
 struct LaneUnit {
     Four<F> x[F::chunk / 16];                              // of column `group`
@@ -118,8 +118,12 @@ struct UnitReader {
 
     DEVICE void read_scales(LaneUnit<F, ROWS>& unit, const Run& run, int first) const {
         const int block = first / F::chunks + sums_block;
-        if (block >= run.num_blocks) return;
         auto& words = unit.scales.scales;
+        if (block >= run.num_blocks) {
+#pragma unroll
+            for (uint32_t& word : words) word = 0;
+            return;
+        }
         if constexpr (F::chunk < BLOCK) {
             const int record = first / F::chunks * (8 * F::record_bytes) + first % F::chunks * RECORD;
             load<Of::lane_chunks * RECORD>(words, run.scales + record);
@@ -130,11 +134,14 @@ struct UnitReader {
             };
             load<RECORD>(words, record(block));
             if constexpr (Of::lane_chunks == 2) {
-                const uint8_t* const second = record(min(block + 1, run.num_blocks - 1));
-                if constexpr (RECORD < 4)
-                    words[0] |= uint32_t(*reinterpret_cast<const uint16_t*>(second)) << 16;
-                else
-                    load<RECORD>(words + RECORD / 4, second);
+                LaneScales<F, 1> second = {};
+                if (block + 1 < run.num_blocks) load<RECORD>(second.scales, record(block + 1));
+                if constexpr (RECORD < 4) {
+                    words[0] |= second.scales[0] << 16;
+                } else {
+#pragma unroll
+                    for (int n = 0; n < RECORD / 4; n++) words[RECORD / 4 + n] = second.scales[n];
+                }
             }
         }
         if constexpr (F::is_nested) {

@@ -315,6 +315,19 @@ def test_a_row_of_nan_does_not_change_others(
     assert np.array_equal(out[others], expected[others])
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_products_with_an_infinite_scale_are_infinite(
+    kernels: cuda.HostKernels, group: int, dtype: str
+) -> None:
+    operands = random_operands(Format("code4", group, "f16"), 8, 16, 5 * group, dtype)
+    operands.matrix.scales[5, -1] = np.inf
+    expected = operands.run(kernels, "gemm_middle")
+    assert np.isinf(expected[:, 5]).all()
+    for kernel in FEW:
+        assert np.array_equal(operands.run(kernels, kernel), expected), kernel
+
+
 @pytest.mark.parametrize("format_", FORMATS, ids=str)
 def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_: Format) -> None:
     table = random_matrix(format_, 37, 296)
