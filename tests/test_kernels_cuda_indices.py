@@ -10,8 +10,8 @@ from support import cuda, cuda_codes, cuda_kv
 from support.cuda import sparse, to_bits
 from support.cuda_quantised_rows import QuantisedRowsArgument, quantised
 from test_kernels_cuda_attention import Case, Filled
-from test_kernels_cuda_codes import TILES as CODES_TILES
 from test_kernels_cuda_codes import FEW, Codes
+from test_kernels_cuda_codes import TILES as CODES_TILES
 from test_kernels_cuda_codes import Operands as CodesOperands
 from test_kernels_cuda_codes import Product as CodesProduct
 from test_kernels_cuda_codes import launch_of as launch_of_codes

@@ -231,9 +231,9 @@ constants: set[int] = set()
 
 
 def constant(array: Array) -> Array:
-    """Mark an array as one that no kernel writes, such as weights and inputs: the next launch may read it early.
+    """Mark an array as one that no kernel writes, such as weights and inputs.
 
-    Early is before dependency_wait.
+    The next launch may read it early, before dependency_wait.
     """
     if CHECKED:
         constants.add(array.ctypes.data)
