@@ -128,8 +128,8 @@ enum Mode {
     Submit,
     /// The stream is being captured.
     Capture(StepShape, Vec<RecordedLaunch>),
-    /// The first launches of the graph have come, and are not submitted yet.
-    Compare(StepShape, usize),
+    /// The first launches of the graph have come, and are not submitted yet. Its entry is here until the end.
+    Compare(StepShape, Entry, usize),
 }
 
 /// The graphs of a stream.
@@ -156,9 +156,8 @@ impl Graphs {
         self.clock += 1;
         let is_repeated = std::mem::replace(&mut self.last, shape) == shape;
         let Some(shape) = shape else { return Ok(()) };
-        if let Some(entry) = self.entries.get_mut(&shape) {
-            entry.last_use = self.clock;
-            self.mode = Mode::Compare(shape, 0);
+        if let Some(entry) = self.entries.remove(&shape) {
+            self.mode = Mode::Compare(shape, Entry { last_use: self.clock, ..entry }, 0);
         } else if !is_repeated {
             self.steps_to_capture = self.steps_to_capture.max(RUN);
         } else if self.steps_to_capture > 1 {
@@ -195,9 +194,8 @@ impl Graphs {
         match &mut self.mode {
             Mode::Submit => {}
             Mode::Capture(_, launches) => launches.push(RecordedLaunch::new(launch)),
-            Mode::Compare(shape, count) => {
-                let next = self.entries[shape].launches.get(*count);
-                if next.is_some_and(|next| next.is(launch)) {
+            Mode::Compare(_, entry, count) => {
+                if entry.launches.get(*count).is_some_and(|next| next.is(launch)) {
                     *count += 1;
                     return Ok(true);
                 }
@@ -256,22 +254,22 @@ impl Graphs {
 
     /// Submits the launches that were recognised: by the graph, if they are all of it.
     fn end_comparison(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        let Mode::Compare(shape, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
+        let Mode::Compare(shape, mut entry, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        let entry = self.entries.get_mut(&shape).expect("the graph that is compared; this is a bug");
-        if count == entry.launches.len() {
+        let submitted = if count == entry.launches.len() {
             entry.misses = 0;
             // SAFETY: the launches are those of this step.
-            return unsafe { entry.graph.launch(stream) };
-        }
-        entry.misses += 1;
-        // SAFETY: as above.
-        let submitted =
-            entry.launches[..count].iter().try_for_each(|launch| unsafe { launch.submit(stream) });
+            unsafe { entry.graph.launch(stream) }
+        } else {
+            entry.misses += 1;
+            // SAFETY: as above.
+            entry.launches[..count].iter().try_for_each(|launch| unsafe { launch.submit(stream) })
+        };
         if entry.misses == MOST_MISSES {
-            self.entries.remove(&shape);
             self.steps_to_capture = RUN_AFTER_FAILURE;
+        } else {
+            self.entries.insert(shape, entry);
         }
         submitted
     }
