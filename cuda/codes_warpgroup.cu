@@ -25,11 +25,9 @@
 #include "product.cuh"
 #include "warpgroup.cuh"
 
-template <int ROWS>
 struct Tile {
-    static constexpr int warps = 8, threads = 32 * warps, outputs = warps * TILE_OUTPUTS, rows = ROWS;
+    static constexpr int warps = 8, threads = 32 * warps, outputs = warps * TILE_OUTPUTS, rows = 128;
 };
-using Wide = Tile<128>;
 
 // The factors of a row of x for a chunk: of the chain, its scale; of the minimum of w, the scaled sum.
 struct __align__(8) RowFactors {
@@ -40,34 +38,34 @@ struct __align__(16) RowSpans {
 };
 
 // The stages of a block.
-template <class F, class Shape>
+template <class F>
 struct Ring {
     static constexpr int blocks = F::has_quantised_rows ? 2 : 1, stages = F::has_quantised_rows ? 4 : 6;
     static constexpr int slices = blocks * F::chunks, parts = 4 / slices;  // parts of 32 bytes, of a slice
-    uint4 x[stages][Shape::rows][TILE_WORDS], w[stages][blocks][Shape::warps][F::block_bytes / 16];
+    uint4 x[stages][Tile::rows][TILE_WORDS], w[stages][blocks][Tile::warps][F::block_bytes / 16];
 };
 // The spans of x in the stages, if it has any.
-template <class F, class Shape, bool = F::has_quantised_rows>
+template <class F, bool = F::has_quantised_rows>
 struct Spans {};
-template <class F, class Shape>
-struct Spans<F, Shape, true> {
-    using Stages = Ring<F, Shape>;
-    RowSpans spans[Stages::stages][Stages::blocks][Shape::rows];
+template <class F>
+struct Spans<F, true> {
+    using Stages = Ring<F>;
+    RowSpans spans[Stages::stages][Stages::blocks][Tile::rows];
 };
 // The factors of the slices of this stage and the one before it, if they are needed.
-template <class F, class Shape, bool = F::has_quantised_rows || F::has_minima>
+template <class F, bool = F::has_quantised_rows || F::has_minima>
 struct SliceFactors {
     static constexpr bool has_factors = false;
 };
-template <class F, class Shape>
-struct SliceFactors<F, Shape, true> {
+template <class F>
+struct SliceFactors<F, true> {
     static constexpr bool has_factors = true;
-    RowFactors factors[2][Ring<F, Shape>::slices][Shape::rows];
+    RowFactors factors[2][Ring<F>::slices][Tile::rows];
 };
 // Dynamic shared memory.
-template <class F, class Shape>
-struct Shared : Ring<F, Shape>, Spans<F, Shape>, SliceFactors<F, Shape> {
-    float4 totals[Shape::rows / 8][Shape::threads];  // of each thread
+template <class F>
+struct Shared : Ring<F>, Spans<F>, SliceFactors<F> {
+    float4 totals[Tile::rows / 8][Tile::threads];  // of each thread
 };
 
 // The place of a quarter of a word in a row of a stage.
@@ -84,10 +82,10 @@ DEVICE uint32_t quarter_at(const Row& x, int row, int place) {
 }
 
 // Copies stages of a tile of x, with their spans, and of w.
-template <class F, class Shape>
+template <class F>
 struct StageCopy {
-    using Memory = Shared<F, Shape>;
-    static constexpr int BLOCKS = Memory::blocks, ROWS_APART = Shape::threads / 32;
+    using Memory = Shared<F>;
+    static constexpr int BLOCKS = Memory::blocks, ROWS_APART = Tile::threads / 32;
     static_assert(ROWS_APART == 8, "the rows of a thread have their words at the same place");
     const CodesProduct& call;
     const uint8_t *tile, *from;  // the tile of w of this warp; the quarter of this thread in its first row and block
@@ -123,7 +121,7 @@ struct StageCopy {
         const int first = threadIdx.x / 32, place = place_of_quarter<F>(quarter);
         uint4* const word = &to.x[slot][first][place_of_word<TILE_WORDS>(first, place / 4)];
 #pragma unroll
-        for (int n = 0; n < Shape::rows / ROWS_APART; n++) {
+        for (int n = 0; n < Tile::rows / ROWS_APART; n++) {
             const bool exists = has_columns && first_row + first + n * ROWS_APART < call.rows;
             uint32_t* const target = reinterpret_cast<uint32_t*>(word + n * ROWS_APART * TILE_WORDS) + place % 4;
             copy_async<4>(target, exists ? source + n * ROWS_APART * row_bytes<F>(call.w) : call.x, exists ? 4 : 0);
@@ -132,7 +130,7 @@ struct StageCopy {
             const int row = threadIdx.x;
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
-                if (row >= Shape::rows) break;
+                if (row >= Tile::rows) break;
                 const int block = stage * BLOCKS + b;
                 const bool exists = block < num_blocks && first_row + row < call.rows;
                 const uint8_t* spans = call.x + (first_row + row) * row_bytes<F>(call.w) + block * X_BYTES<F> + BLOCK;
@@ -145,14 +143,14 @@ struct StageCopy {
 
 // The factors of the rows for the slices of a stage. The sums of x are those of codes.cu: chains of products with ones,
 // or, of quantised rows, the sums of the blocks of the chunk in order, of which `scaled_sum` has those before.
-template <class F, class Shape, class IsEnd>
-DEVICE void find_factors(Shared<F, Shape>& shared, int stage, int slot, float& scaled_sum, IsEnd is_end) {
-    using Memory = Shared<F, Shape>;
-    RowFactors(&to)[Memory::slices][Shape::rows] = shared.factors[stage % 2];
+template <class F, class IsEnd>
+DEVICE void find_factors(Shared<F>& shared, int stage, int slot, float& scaled_sum, IsEnd is_end) {
+    using Memory = Shared<F>;
+    RowFactors(&to)[Memory::slices][Tile::rows] = shared.factors[stage % 2];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     if constexpr (F::has_quantised_rows) {
         const int row = threadIdx.x;
-        if (row >= Shape::rows) return;
+        if (row >= Tile::rows) return;
 #pragma unroll
         for (int slice = 0; slice < Memory::slices; slice++) {
             const Span(&spans)[2] = shared.spans[slot][slice / F::chunks][row].halves;
@@ -163,7 +161,7 @@ DEVICE void find_factors(Shared<F, Shape>& shared, int stage, int slot, float& s
             scaled_sum = 0;
         }
     } else {
-        if (warp >= Shape::rows / 16) return;
+        if (warp >= Tile::rows / 16) return;
 #pragma unroll
         for (int slice = 0; slice < Memory::slices; slice++) {
             float d[4] = {};
@@ -220,15 +218,15 @@ DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes,
 }
 
 // Grid (tiles).
-template <class F, class Shape>
+template <class F>
 DEVICE void gemm(const CodesProduct& call) {
-    using Memory = Shared<F, Shape>;
+    using Memory = Shared<F>;
     constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, SLICES = Memory::slices, PARTS = Memory::parts;
-    constexpr int TILES = Shape::rows / 8;
+    constexpr int TILES = Tile::rows / 8;
     Memory& shared = *reinterpret_cast<Memory*>(first_tile());
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const TilePlace place = place_of_block<Shape>(call.rows, call.w.rows);
-    const StageCopy<F, Shape> copy(call, place);
+    const TilePlace place = place_of_block<Tile>(call.rows, call.w.rows);
+    const StageCopy<F> copy(call, place);
     const int num_blocks = copy.num_blocks, num_stages = ceil_div(num_blocks, BLOCKS);
     using Scales = LaneBlock<F>[BLOCKS];  // without codes
     auto load = [&](Scales& scales, int stage) {
@@ -327,32 +325,32 @@ DEVICE void gemm(const CodesProduct& call) {
 
 // Blocks on a multiprocessor: two, if shared memory and 128 registers of a thread are enough. Integers, minima, small
 // chunks and scales of float32 need more registers.
-template <class F, class Shape>
+template <class F>
 constexpr int blocks_at_a_time() {
     constexpr int MULTIPROCESSOR = 228 << 10, SYSTEM = 1 << 10;  // bytes of shared memory; those that a block loses
     constexpr bool is_simple = !F::has_quantised_rows && !F::has_minima && F::chunk == BLOCK;
     constexpr bool has_registers = is_simple && F::Scale::bytes < scale32::bytes;
-    constexpr bool has_memory = 2 * (sizeof(Shared<F, Shape>) + TILE_ALIGNMENT + SYSTEM) <= MULTIPROCESSOR;
+    constexpr bool has_memory = 2 * (sizeof(Shared<F>) + TILE_ALIGNMENT + SYSTEM) <= MULTIPROCESSOR;
     return has_registers && has_memory ? 2 : 1;
 }
 
 // Sizes that the host knows, too (division.rs).
-template <class Code, int CHUNK, class X, class Shape>
-constexpr int SHARED_BYTES = sizeof(Shared<Format<Code, CHUNK, scale16, centred, X>, Shape>) + TILE_ALIGNMENT;
-static_assert(SHARED_BYTES<code4, 32, int8, Wide> == 189440 && SHARED_BYTES<code8, 32, int8, Wide> == 222208);
-static_assert(SHARED_BYTES<code4, 64, bf16, Wide> == 189440 && SHARED_BYTES<code8, 64, bf16, Wide> == 214016);
+template <class Code, int CHUNK, class X>
+constexpr int SHARED_BYTES = sizeof(Shared<Format<Code, CHUNK, scale16, centred, X>>) + TILE_ALIGNMENT;
+static_assert(SHARED_BYTES<code4, 32, int8> == 189440 && SHARED_BYTES<code8, 32, int8> == 222208);
+static_assert(SHARED_BYTES<code4, 64, bf16> == 189440 && SHARED_BYTES<code8, 64, bf16> == 214016);
 
-#define KERNEL(NAME, SHAPE, CODE, CHUNK, SCALE, MINIMUM, X)                                                     \
-    extern "C" __global__ void                                                                                 \
-    __launch_bounds__(SHAPE::threads, (blocks_at_a_time<Format<CODE, CHUNK, SCALE, MINIMUM, X>, SHAPE>()))      \
-    NAME##_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {                                \
-        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, SHAPE>(product);                                          \
-    }                                                                                                          \
-    EXPORT(NAME##_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
-#define KERNELS(...) KERNEL(gemm_warpgroup_wide, Wide, __VA_ARGS__)
-// As in codes.cu.
+#define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                                    \
+    extern "C" __global__ void                                                                     \
+    __launch_bounds__(Tile::threads, (blocks_at_a_time<Format<CODE, CHUNK, SCALE, MINIMUM, X>>())) \
+    gemm_warpgroup_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {       \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);                                     \
+    }                                                                                              \
+    EXPORT(gemm_warpgroup_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
+// For a model, its variants alone are compiled, as in codes.cu.
+#define INSTANTIATE(...) KERNELS(__VA_ARGS__)
 #ifdef VARIANT
-KERNELS(VARIANT)
+INSTANTIATE(VARIANT)
 #else
 TESTED_VARIANTS(KERNELS)
 #endif
