@@ -16,7 +16,7 @@
 //           splits before have no room: prefill keeps them in the place of the queries in qkv, which are copied first
 //           and not needed again. The queries are in dynamic shared memory: 2 D bytes for each row of the warps.
 // Registers Of a thread in decode: 130 to 228 for 32 to 128 dimensions, 218 to 255 for 256. In prefill: 146 to 255, 227
-//           to 255. In decode_wide: 113 to 128. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4
+//           to 255. In decode_wide: 113 to 130. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4
 //           with 256 dimensions on sm_120a.
 // Shared    KiB of a block in decode and in prefill; decode_wide has 64, and up to 25 of static shared memory:
 //
@@ -81,10 +81,7 @@ DEVICE void attend(const Attention& call) {
     if (rows.count == 0) return;
     const int split = rows.work.split;
     if (IS_DECODE && split < rows.first_split()) return;  // before the window
-    KvCache cache = call.cache;
-    cache.head_dim = D;  // a constant, as for the compiler
-    const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0),
-                       rows.last(rows.count - 1)};
+    const Keys keys = Keys::of<D>(rows);
 
     Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
     const LaneRows lane_rows(rows, warp * ROWS);
@@ -177,9 +174,7 @@ DEVICE void attend_wide(const Attention& call) {
     const WorkRows rows(call);
     const int split = rows.work.split;
     const bool is_empty = rows.count == 0 || split < rows.first_split();
-    KvCache cache = call.cache;
-    cache.head_dim = D;  // a constant, as for the compiler
-    const Keys keys = {cache, rows.blocks(), int(blockIdx.y), rows.first(0), rows.last(rows.count - 1)};
+    const Keys keys = Keys::of<D>(rows);
     const int begin = max(keys.first / TILE, split * TILES), end = min(keys.last / TILE + 1, (split + 1) * TILES);
     if (!is_empty)
         for (int tile = begin + warp; tile < end; tile += WARPS) prefetch_tile<E, D>(keys, tile);
