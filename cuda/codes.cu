@@ -2,9 +2,9 @@
 //
 // Kernels   gemv_row, gemv_few, gemv  1, up to 4 and up to 8 rows (codes_few.cuh), 16 outputs: a warp per segment, at
 //                   most 8. Limit: bytes of w.
-//           narrow  32 rows, 32 outputs, otherwise the same, for matrices that have few tiles of middle. Limit: bytes
-//                   of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times the bytes of w
-//                   of 4 bits.
+//           narrow  32 rows, 32 outputs, a warp per segment, at most 8, for matrices that have few tiles of middle.
+//                   Limit: bytes of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times
+//                   the bytes of w of 4 bits.
 //           middle  32 rows, 128 outputs; w and x pass through a ring of stages of 64 columns that cp.async fills: 6
 //                   for codes of 4 bits, 4 for 8 bits. Limit: bytes of x, for 32 rows as many as of w of 4 bits.
 //           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
@@ -12,12 +12,12 @@
 //           In the first four, a lane reads its codes from global memory into registers, in the order of the operand,
 //           some blocks ahead. Segments are short so that these have enough loads in flight: 4096 x 4096 of int4 is
 //           2048 warps of gemv_row with 4 KiB each. A block of middle has 20 KiB of int4 in flight, one of wide 12 KiB
-//           (estimates from the sizes of stages). All kernels read the first weights before the launch's dependency is
-//           complete.
+//           (estimates from the sizes of stages). All kernels of products load their first weights before
+//           dependency_wait().
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
-//           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. wide has not been measured
-//           with the others; with those, it takes longer than middle.
+//           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. For the formats that it has,
+//           wide takes longer than middle on an H100; for the others, it is not measured.
 // Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
 #include "codes_few.cuh"
 #include "tokens.cuh"
@@ -135,7 +135,6 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
                       const LaneRows<F> (&x)[ROWS], bool is_end) {
     constexpr int FOURS = F::chunk == 16 ? 1 : 2;             // of columns, of an operand
     constexpr int STEPS = F::chunk / (16 * FOURS);            // of a chunk
-    constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
 #pragma unroll
     for (int chunk = 0; chunk < F::chunks; chunk++) {
 #pragma unroll
@@ -169,7 +168,7 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
             for (int j = 0; j < ROWS; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float scale = __fmul_rn(factors.scale[e / 2] * UNIT, span(j, e % 2).scale);
+                    const float scale = __fmul_rn(factors.scale[e / 2] * F::four_step, span(j, e % 2).scale);
                     float& d = to.d[i][j][e];
                     d = __fmaf_rn(scale, to.chains[i][j][e], d);
                     if constexpr (F::has_minima) d = __fmaf_rn(factors.minimum[e / 2], to.scaled_sums[j][e % 2], d);
@@ -186,8 +185,7 @@ template <class F, int OUTPUTS, int ROWS>
 DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
     if constexpr (F::has_quantised_rows)
-        add_bytes<F>(to, call.w, w, x,
-                     ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == count_blocks(call.w));
+        add_bytes<F>(to, call.w, w, x, ends_chunk<F>(call, block));
     else
         add_floats<F>(to, call.w, w, x, quad);
 }
@@ -456,8 +454,8 @@ DEVICE void embed(const CodesRows& call) {
     }
 }
 
-// Rows of gemv_few and gemv; blocks of these on a multiprocessor.
-constexpr int FEW = 4, GEMV_ROWS = 8, MIN_BLOCKS = 2;
+constexpr int FEW = 4, GEMV_ROWS = 8;  // most rows of gemv_few and of gemv
+constexpr int MIN_BLOCKS = 2;          // of the three kernels on a multiprocessor
 
 #define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
     extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \

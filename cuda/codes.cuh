@@ -3,8 +3,9 @@
 //
 //     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
 //
-// Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16,
-// 8-bit integers or e4m3. In memory, codes are less their centre, in two's complement.
+// Codes less their centre are exact in bf16, and so are the numbers of e4m3. Operands are bf16, 8-bit integers or e4m3.
+// In memory, a code is stored minus its centre, in two's complement: its highest bit is flipped. Those of e4m3 are
+// stored as they are.
 //
 // Layout    A matrix is tiles of 16 rows, one behind the other; the last one is filled with zeros. Tiles are
 //           independent, so matrices of the same format with multiples of 16 rows can be one behind the other, too. A
@@ -38,7 +39,7 @@ constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, CODES_ALIGNMENT 
 
 constexpr uint32_t ONES = twice(ONE<bf16>), MINUS_ZEROS = twice(0x8000);
 
-// The bit at `from`, and those above it, at `to`.
+// Shifts the bit at `from` to `to`. The caller masks the others.
 DEVICE uint32_t move_bits(uint32_t word, int from, int to) {
     return from < to ? word << (to - from) : word >> (from - to);
 }
@@ -47,18 +48,18 @@ DEVICE uint32_t move_bits(uint32_t word, int from, int to) {
 // `m` and row `half` of the lane as bytes with signs, in the order 0 2 1 3: codes less their centre, times
 // 2^(8 - bits), or e4m3.
 
-// Codes are less their centre already. The bits of INTEGER, with those that make codes of them again.
+// The exclusive or with a stored code makes 128 + code as a bf16: INTEGER, with the highest bit of a code.
 template <int BITS>
-constexpr uint32_t INTEGERS = twice(INTEGER<bf16> ^ 1 << (BITS - 1));
+constexpr uint32_t INTEGER_FLIPS = twice(INTEGER<bf16> ^ 1 << (BITS - 1));
 
 struct code4 {
     static constexpr int bits = 4, centre = 8;
-    // The low 4 bits of a pair, in `integers`.
-    static DEVICE uint32_t low(const uint32_t* words, int m, int r, uint32_t integers) {
-        return and_xor(words[m] >> 4 * r, twice(15), integers);
+    // The low 4 bits of a pair, with `flips`.
+    static DEVICE uint32_t low(const uint32_t* words, int m, int r, uint32_t flips) {
+        return and_xor(words[m] >> 4 * r, twice(15), flips);
     }
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
-        return less_centre<bf16, bits>(low(words, m, r, INTEGERS<bits>));
+        return less_centre<bf16, bits>(low(words, m, r, INTEGER_FLIPS<bits>));
     }
     // The low 4 bits, `shift` bits above those of bytes.
     static DEVICE uint32_t low_four(const uint32_t* words, int m, int half, int shift) {
@@ -70,7 +71,7 @@ struct code5 {
     static constexpr int bits = 5, centre = 16;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t high = move_bits(words[4], 4 * m + r, 4);
-        return less_centre<bf16, bits>(and_xor(high, twice(1 << 4), code4::low(words, m, r, INTEGERS<bits>)));
+        return less_centre<bf16, bits>(and_xor(high, twice(1 << 4), code4::low(words, m, r, INTEGER_FLIPS<bits>)));
     }
     static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
         const uint32_t low = code4::low_four(words, m, half, 3), from = 4 * m + half;
@@ -82,7 +83,7 @@ struct code6 {
     static constexpr int bits = 6, centre = 32;
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t high = move_bits(words[4 + m / 2], 2 * (4 * (m % 2) + r), 4);
-        return less_centre<bf16, bits>(and_xor(high, twice(3 << 4), code4::low(words, m, r, INTEGERS<bits>)));
+        return less_centre<bf16, bits>(and_xor(high, twice(3 << 4), code4::low(words, m, r, INTEGER_FLIPS<bits>)));
     }
     static DEVICE uint32_t four(const uint32_t* words, int m, int half) {
         const uint32_t low = code4::low_four(words, m, half, 2), from = 8 * (m % 2) + 2 * half;
@@ -92,13 +93,13 @@ struct code6 {
 };
 struct code8 {
     static constexpr int bits = 8, centre = 128;
-    // Those of a pair are in the low bits of 16.
+    // The codes of a pair in the low 8 of 16 bits; the others are not 0.
     static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[2 * m + r % 2] >> 8 * (r / 2); }
-    // The mantissa of bf16 has 7 of 8 bits. The high one makes -256 of -128.
+    // The mantissa of bf16 has 7 of 8 bits. The other one is the sign: it makes -256 of the -128 that are added.
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t codes = low(words, m, r);
         return fma_pairs<bf16>(and_xor(codes, twice(0x7f), twice(INTEGER<bf16>)), twice(ONE<bf16>),
-                               and_xor(codes, twice(0x80), twice(0xc300)));
+                               and_xor(codes, twice(0x80), twice(0x8000 | INTEGER<bf16>)));
     }
     static DEVICE uint32_t four(const uint32_t* words, int m, int half) { return words[2 * m + half]; }
 };
@@ -160,6 +161,7 @@ struct Format {
     static constexpr bool has_quantised_rows = sizeof(X) == 1;
     static constexpr bool has_minima = MINIMUM::values == affine::values, is_nested = SCALE::bytes == nested::bytes;
     static constexpr int chunk = CHUNK, chunks = BLOCK / CHUNK, values = MINIMUM::values;
+    static constexpr float four_step = 1.f / (1 << (8 - CODE::bits));  // the number of 1 in Code::four
     static constexpr int block_bytes = 32 * 4 * CODE::bits;
     static constexpr int record_bytes = chunks * values * SCALE::bytes, outer_bytes = is_nested ? values * 2 : 0;
 };

@@ -1,17 +1,15 @@
 // The product of up to 8 rows of activations and a matrix of codes.
 //
-// An mma has room for 8 rows. Its 8 columns of x are ROWS rows in 8 / ROWS chunks: in the mma of a chunk, the columns
-// of the others are 0, so that their sums keep their bits. After these chunks, a unit, a lane has the sums of 2 outputs
-// in two columns, and reads and applies the scales of these only. For groups of 32, those of every chunk would be most
-// of the instructions.
+// An mma has 8 columns of x. They are ROWS rows in 8 / ROWS chunks, a unit: column n has row n % ROWS of chunk n /
+// ROWS. In the mma of a chunk, x is 0 in the columns of the other chunks: it adds +0 to their sums, which does not
+// change them. After a unit, a lane has the sums of 2 outputs in 2 columns. It loads and applies the scales of these
+// only. For groups of 32, those of every chunk would be most of the instructions.
 //
-// Limit     bytes of w. A block of 64 columns of int4 with minima takes a warp about 60, 90 and 100 instructions with
-//           8-bit activations for ROWS = 1, 4 and 8; with bf16, 100, 120 and 130 (NVRTC 13.0, sm_90a). A multiprocessor
-//           of an H100 issues 170 in the time of its bytes.
+// Limit     bytes of w. A warp issues about 60, 90 and 100 instructions for a block of 64 columns of int4 with minima
+//           and 8-bit activations, for ROWS = 1, 4 and 8; with bf16, 100, 120 and 130 (counted for NVRTC 13.0, sm_90a).
+//           In the time of the block's bytes, a multiprocessor of an H100 can issue 170 (computed from its bandwidth).
 #pragma once
 #include "codes_product.cuh"
-
-constexpr int MAX_WARPS = 8;
 
 DEVICE uint32_t value_or_zero(bool exists, uint32_t value) { return exists ? value : 0; }
 DEVICE uint2 value_or_zero(bool exists, uint2 value) { return {exists ? value.x : 0, exists ? value.y : 0}; }
@@ -49,12 +47,13 @@ struct UnitColumns {
     static constexpr int chunks = 8 / ROWS;                // of a unit
     static constexpr int lane_chunks = ROWS == 1 ? 2 : 1;  // of a lane's sums
     static constexpr int lane_rows = 2 / lane_chunks;
-    static constexpr int turns = chunks / lane_chunks, lanes = 4 / turns;  // of a quad, that take a turn together
+    static constexpr int turns = chunks / lane_chunks;  // of the lanes of a quad, in which they add their chunks
+    static constexpr int lanes = 4 / turns;             // adjacent lanes that take a turn together
     static DEVICE int chunk(int column) { return column / ROWS; }
     static DEVICE int row(int column) { return column % ROWS; }
 };
 
-// The part of a lane in a unit. Behind the last block, x, the spans and the scales are 0.
+// The part of a lane in a unit. Behind the last block, x and the spans are 0, and the scales are any.
 template <class F, int ROWS>
 struct LaneUnit {
     Four<F> x[F::chunk / 16];                              // of column `group`
@@ -77,7 +76,7 @@ struct UnitReader {
         const uint8_t *codes, *x, *spans[2], *scales;
     };
     const CodesProduct& call;
-    Run lane;  // the first one
+    Run first_run;
     const uint8_t* outers;
     int x_bytes, sums_block;  // the end of the row from `x` on; the block of column 2 `quad` in a unit
 
@@ -89,16 +88,16 @@ struct UnitReader {
         };
         const int in_row = chunk / F::chunks * X_BYTES<F> + four_byte<F>(chunk % F::chunks, 0, quad);
         x_bytes = int(row_bytes<F>(call.w)) - in_row;
-        lane = {0, count, tile, row_of(group) + in_row, {}, records + group * F::record_bytes};
+        first_run = {0, count, tile, row_of(group) + in_row, {}, records + group * F::record_bytes};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int column = 2 * quad + i, of_column = Of::chunk(column);
-            lane.spans[i] = row_of(column) + of_column / F::chunks * X_BYTES<F> + span_byte(of_column % F::chunks);
+            first_run.spans[i] = row_of(column) + of_column / F::chunks * X_BYTES<F> + span_byte(of_column % F::chunks);
         }
-        const int of_sums = Of::chunk(2 * quad);
-        sums_block = of_sums / F::chunks;
+        const int sums_chunk = Of::chunk(2 * quad);
+        sums_block = sums_chunk / F::chunks;
         if (F::chunk < BLOCK)
-            lane.scales += sums_block * (8 * F::record_bytes) + of_sums % F::chunks * RECORD;
+            first_run.scales += sums_block * (8 * F::record_bytes) + sums_chunk % F::chunks * RECORD;
         outers = records + size_t(count_units<F>(call.w)) * (8 * F::record_bytes) + group * F::outer_bytes;
     }
 
@@ -106,8 +105,8 @@ struct UnitReader {
         return QUANTISED_BLOCK + chunk * F::chunk / QUANTISED_HALF * int(sizeof(Span));
     }
 
-    DEVICE Run run(int index) const {
-        Run run = lane;
+    DEVICE Run run_at(int index) const {
+        Run run = first_run;
         run.first_block = index * blocks, run.num_blocks -= index * blocks;
         run.codes += size_t(unsigned(index)) * (blocks * F::block_bytes);
         const size_t x = size_t(unsigned(index)) * (blocks * X_BYTES<F>);
@@ -118,30 +117,23 @@ struct UnitReader {
 
     DEVICE void read_scales(LaneUnit<F, ROWS>& unit, const Run& run, int first) const {
         const int block = first / F::chunks + sums_block;
+        if (block >= run.num_blocks) return;
         auto& words = unit.scales.scales;
-        if (block >= run.num_blocks) {
-#pragma unroll
-            for (uint32_t& word : words) word = 0;
-            return;
-        }
         if constexpr (F::chunk < BLOCK) {
             const int record = first / F::chunks * (8 * F::record_bytes) + first % F::chunks * RECORD;
             load<Of::lane_chunks * RECORD>(words, run.scales + record);
         } else {
-            auto record = [&](int block) {
-                const unsigned group = (run.first_block + block) * BLOCK >> call.w.group_shift;
+            auto record_of = [&](int any_block) {
+                const unsigned group = (run.first_block + any_block) * BLOCK >> call.w.group_shift;
                 return run.scales + size_t(group) * (8 * RECORD);
             };
-            load<RECORD>(words, record(block));
+            load<RECORD>(words, record_of(block));
             if constexpr (Of::lane_chunks == 2) {
-                LaneScales<F, 1> second = {};
-                if (block + 1 < run.num_blocks) load<RECORD>(second.scales, record(block + 1));
-                if constexpr (RECORD < 4) {
-                    words[0] |= second.scales[0] << 16;
-                } else {
-#pragma unroll
-                    for (int n = 0; n < RECORD / 4; n++) words[RECORD / 4 + n] = second.scales[n];
-                }
+                const uint8_t* const second = record_of(min(block + 1, run.num_blocks - 1));
+                if constexpr (RECORD < 4)
+                    words[0] |= uint32_t(*reinterpret_cast<const uint16_t*>(second)) << 16;
+                else
+                    load<RECORD>(words + RECORD / 4, second);
             }
         }
         if constexpr (F::is_nested) {
@@ -161,9 +153,9 @@ struct UnitReader {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 // Two chunks of 64 columns are in two blocks.
-                const int behind = F::chunk == BLOCK && Of::lane_chunks == 2 ? i : 0;
+                const int next_block = F::chunk == BLOCK && Of::lane_chunks == 2 ? i : 0;
                 unit.spans[i] = {0, 0};
-                if (block + sums_block + behind >= run.num_blocks) continue;
+                if (block + sums_block + next_block >= run.num_blocks) continue;
                 const uint8_t* const from = run.spans[i] + in_run;
                 if constexpr (F::chunk == BLOCK) {
                     const auto spans = *reinterpret_cast<const Values<Span, 2>*>(from);
@@ -192,9 +184,11 @@ DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneU
                      const typename F::Sum (&chains)[4], int first, int quad) {
     using Of = UnitColumns<ROWS>;
     constexpr bool HAS_SPANS = F::has_quantised_rows, MAY_CONTINUE = HAS_SPANS && F::chunk == BLOCK;
-    constexpr float STEP = 1.f / (1 << (8 - F::Code::bits));  // of `four`
     Factors factors[Of::lane_chunks];
     factors_of_chunks<F>(factors, call.w, unit.scales);
+#pragma unroll
+    for (int c = 0; c < Of::lane_chunks; c++)  // infinite factors times 0 would not be 0
+        if ((first + Of::chunk(2 * quad) + c) / F::chunks >= count_blocks(call.w)) factors[c] = {};
     float scales[2][2], sums[2] = {};  // of the columns: by output; of x
     bool is_end[2] = {true, true};
 #pragma unroll
@@ -202,13 +196,10 @@ DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneU
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float scale = factors[i % Of::lane_chunks].scale[half];
-            scales[i][half] = HAS_SPANS ? __fmul_rn(scale * STEP, unit.spans[i].scale) : scale;
+            scales[i][half] = HAS_SPANS ? __fmul_rn(scale * F::four_step, unit.spans[i].scale) : scale;
         }
         if constexpr (HAS_SPANS) sums[i] = unit.spans[i].scaled_sum;
-        if constexpr (MAY_CONTINUE) {
-            const int next = first + Of::chunk(2 * quad + i) + 1;
-            is_end[i] = (next & (chunk_blocks<F>(call) - 1)) == 0 || next == count_blocks(call.w);
-        }
+        if constexpr (MAY_CONTINUE) is_end[i] = ends_chunk<F>(call, first + Of::chunk(2 * quad + i));
     }
     if constexpr (F::has_minima && !HAS_SPANS) {
         float d[4] = {};
@@ -278,7 +269,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
     using Reader = UnitReader<F, ROWS>;
     constexpr int DEPTH = Reader::depth, BLOCKS = Reader::blocks, CHUNKS = BLOCKS * F::chunks;
     constexpr int RUNS = SEGMENT_BLOCKS / BLOCKS;  // of a segment
-    __shared__ float sums[2][MAX_WARPS][ROWS][TILE_OUTPUTS];  // of every other round
+    __shared__ float sums[2][MAX_WARPS][ROWS][TILE_OUTPUTS];  // rounds alternate
     const Codes& codes = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -295,7 +286,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
             if (n < run.num_blocks) load_codes(part.blocks[n % DEPTH], run.codes + n * F::block_bytes, lane);
     };
 
-    auto run = reader.run(warp * RUNS);
+    auto run = reader.run_at(warp * RUNS);
     LaneUnit<F, ROWS> unit = {};
     load(parts[0], run, 0);
     load(parts[1], run, DEPTH);
@@ -303,7 +294,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
     dependency_wait();
     dependency_launch();
     reader.read_x(unit, run, 0);
-    // The first warp has the totals: a lane those of an output, and of each second row.
+    // The first warp adds the segments: lane l has output l % 16 of rows l / 16, l / 16 + 2, ..
     constexpr int LANE_ROWS = (ROWS + 1) / 2;
     const int output = lane % TILE_OUTPUTS, first_row = lane / TILE_OUTPUTS;
     float totals[LANE_ROWS] = {};
@@ -312,8 +303,9 @@ DEVICE void multiply_few(const CodesProduct& call) {
         if (segment < num_segments) {
             FewSums<F, ROWS> of_segment = {};
 #pragma unroll 1
-            for (int i = 0; i < RUNS; i++) {
-                const auto following = reader.run(i + 1 < RUNS ? segment * RUNS + i + 1 : (segment + num_warps) * RUNS);
+            for (int i = 0; i < RUNS && run.num_blocks > 0; i++) {
+                const int after = i + 1 < RUNS ? segment * RUNS + i + 1 : (segment + num_warps) * RUNS;
+                const auto following = reader.run_at(after);
 #pragma unroll
                 for (int first_chunk = 0; first_chunk < CHUNKS; first_chunk += Of::chunks) {
                     LaneUnit<F, ROWS> next = unit;
@@ -322,7 +314,8 @@ DEVICE void multiply_few(const CodesProduct& call) {
                     reader.read_scales(next, run_of_next, next_chunk % CHUNKS);
                     reader.read_x(next, run_of_next, next_chunk % CHUNKS);
                     typename F::Sum chains[4] = {};
-                    if constexpr (Of::turns == 1)  // the chains of a chunk that goes on, which add_unit adds otherwise
+                    // Continues the chains of a chunk from the unit before. With several turns, add_unit does this.
+                    if constexpr (Of::turns == 1)
 #pragma unroll
                         for (int e = 0; e < 4; e++) chains[e] = of_segment.chains[e / 2][e % 2];
 #pragma unroll
@@ -353,6 +346,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
                     for (int half = 0; half < 2; half++)
                         sums[round][warp][quad * Of::lane_rows + i][group + 8 * half] = of_segment.d[half][i];
         }
+        // One barrier for a round: the next one precedes other sums in the same place, and follows their reads here.
         __syncthreads();
         if (warp == 0) {
             const int count = min(num_warps, num_segments - first);

@@ -25,6 +25,7 @@
 #include "quantised.cuh"
 
 constexpr int SEGMENT_BLOCKS = 8;
+constexpr int MAX_WARPS = 8;  // of a block of the kernels in which a warp has a segment
 
 struct CodesProduct {
     Codes w;
@@ -89,6 +90,12 @@ DEVICE int chunk_blocks(const CodesProduct& call) {
     return min(blocks, MOST);
 }
 
+// Whether a chunk of quantised rows, of 64 columns and more, ends with a block.
+template <class F>
+DEVICE bool ends_chunk(const CodesProduct& call, int block) {
+    return ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == count_blocks(call.w);
+}
+
 // Writes the total of an element to `out`.
 DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
     float& out = call.out[size_t(row) * call.pitch + output];
@@ -103,6 +110,7 @@ DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
     K(code4, 32, nested, affine, bf16) \
     K(code4, 64, scale16, centred, bf16) \
     K(code4, 64, scale16, affine, bf16) \
+    K(code4, 64, nested, affine, bf16) \
     K(code5, 32, scale16, centred, bf16) \
     K(code5, 32, scale16, affine, bf16) \
     K(code5, 32, nested, affine, bf16) \
@@ -118,6 +126,7 @@ DEVICE void finish(const CodesProduct& call, int row, int output, float total) {
     K(code4, 32, nested, affine, int8) \
     K(code4, 64, scale16, centred, int8) \
     K(code4, 64, scale16, affine, int8) \
+    K(code4, 64, nested, centred, int8) \
     K(code5, 32, scale16, centred, int8) \
     K(code5, 32, scale16, affine, int8) \
     K(code5, 32, nested, affine, int8) \

@@ -9,8 +9,8 @@
 //               bf16              i = 16 a + 4 quad + b           to    16 a + 4 b + quad
 //
 // Tiles     of 128 outputs, 64 for each of two groups of four warps, and 128 rows. (With 64 rows, it takes longer than
-//           `middle` for every size.) A stage has 128 bytes of a row of
-//           x: a block of 64 columns of bf16, or two blocks of 8-bit integers, with their codes. cp.async copies it.
+//           `middle` for every size.) A stage has 128 bytes of a row of x: a block of 64 columns of bf16, or two blocks
+//           of 8-bit integers, with their codes. cp.async copies it.
 // Slices    The columns of a chunk in a block are a slice: its products are begun together. If the chunk ends with it,
 //           its chains are scaled and added before the products of the next slice begin. In the meantime, the tensor
 //           cores compute those of the other group.
@@ -184,7 +184,6 @@ DEVICE void find_factors(Shared<F>& shared, int stage, int slot, float& scaled_s
 template <class F, int N>
 DEVICE void add_chunk(float (&sums)[N][4], typename F::Sum (&chains)[N][4], const Factors& factors,
                       const RowFactors* rows) {
-    constexpr float UNIT = 1.f / (1 << (8 - F::Code::bits));  // of `four`
 #pragma unroll
     for (int j = 0; j < N; j++) {
         RowFactors pair[2] = {};
@@ -195,7 +194,7 @@ DEVICE void add_chunk(float (&sums)[N][4], typename F::Sum (&chains)[N][4], cons
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             float scale = factors.scale[e / 2];
-            if constexpr (F::has_quantised_rows) scale = __fmul_rn(scale * UNIT, pair[e % 2].scale);
+            if constexpr (F::has_quantised_rows) scale = __fmul_rn(scale * F::four_step, pair[e % 2].scale);
             sums[j][e] = __fmaf_rn(scale, chains[j][e], sums[j][e]);
             if constexpr (F::has_minima) sums[j][e] = __fmaf_rn(factors.minimum[e / 2], pair[e % 2].sum, sums[j][e]);
         }
@@ -250,7 +249,7 @@ DEVICE void gemm(const CodesProduct& call) {
     auto block_of = [&](int stage, int slice) { return stage * BLOCKS + slice / F::chunks; };
     auto is_end = [&](int block) {
         if (!F::has_quantised_rows || F::chunks > 1) return true;
-        return ((block + 1) & (chunk_blocks<F>(call) - 1)) == 0 || block + 1 == num_blocks;
+        return ends_chunk<F>(call, block);
     };
     // After a slice: waits for the products, if the stage or a chunk ends with it, and adds the chains of the chunk.
     auto end_slice = [&](int stage, int slice, const LaneBlock<F>& scales) {

@@ -396,8 +396,8 @@ DEVICE void copy_wait() {
 #endif
 }
 
-// Begins to bring 128 bytes of global memory to the second-level cache, which stores of other kernels keep up to date:
-// also before dependency_wait().
+// Begins to bring the cache line of an address of global memory, of 128 bytes, to the second-level cache. Stores of
+// other kernels keep that up to date, so a prefetch may precede dependency_wait().
 DEVICE void prefetch([[maybe_unused]] const void* from) {
 #ifndef PENSTOCK_HOST
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
@@ -412,8 +412,9 @@ DEVICE void prefetch(const T* from, int count, int thread, int threads) {
 
 // ---- Programmatic dependent launch (sm_90 and later; elsewhere a launch waits for all of the one before)
 
-// Waits for the kernels before this one. Before it, only the last of them may not be complete: a kernel must not touch
-// memory that this one writes, nor write to memory that it reads. What earlier kernels and copies wrote can be read.
+// Waits until the kernels before this one are complete, and their writes are visible. Before it, only the last of them
+// may still run, because that one has passed its own wait. So what earlier kernels and copies wrote can be read before
+// the wait. What the last one writes must not be read, and nothing may be written.
 DEVICE void dependency_wait() {
 #ifdef PENSTOCK_HOST
     emu::dependency_wait();

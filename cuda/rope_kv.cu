@@ -226,6 +226,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     const int row = blockIdx.x, head = blockIdx.y * WARPS + warp, first_value = call.heads + cache.kv_heads;
     const bool is_query = head < call.heads, is_value = head >= first_value;
     const uint32_t position = call.positions[row], block = call.blocks[row], offset = call.offsets[row];
+    const float query_scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
     const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
     const float* rotation = table + size_t(position & ~EXTRA) * 2 * call.angles;
     const float* norm = is_query ? call.query_norm : call.key_norm;
@@ -243,9 +244,8 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
         rotate(x, rotation, call.angles);
     }
     if (is_query) {
-        const float scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
         const float* query = query_of<E>(x, count);
-        for (int i = lane; i < count; i += 32) from[i] = query[i] * scale;
+        for (int i = lane; i < count; i += 32) from[i] = query[i] * query_scale;
         return;
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;

@@ -10,7 +10,7 @@ from support import cuda, cuda_codes, cuda_kv
 from support.cuda import sparse, to_bits
 from support.cuda_quantised_rows import QuantisedRowsArgument, quantised
 from test_kernels_cuda_attention import Case, Filled
-from test_kernels_cuda_codes import FEW, Codes
+from test_kernels_cuda_codes import OF_FEW_ROWS, Codes
 from test_kernels_cuda_codes import TILES as CODES_TILES
 from test_kernels_cuda_codes import Operands as CodesOperands
 from test_kernels_cuda_codes import Product as CodesProduct
@@ -102,7 +102,8 @@ def test_far_rows_are_quantised(kernels: cuda.LastBlock) -> None:
     assert np.array_equal(out[-1:], quantised(x[-1:], 0).packed())
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in CODES_TILES if kernel not in FEW])
+# Kernels of few rows have no far rows.
+@pytest.mark.parametrize("kernel", [kernel for kernel in CODES_TILES if kernel not in OF_FEW_ROWS])
 def test_product_reads_far_rows_of_integers(kernels: cuda.LastBlock, kernel: str) -> None:
     inner, (tile_outputs, _) = 1 << 14, CODES_TILES[kernel]
     matrix = cuda_codes.random_matrix(cuda_codes.FORMATS[0], tile_outputs, inner)

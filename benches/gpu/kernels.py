@@ -179,7 +179,7 @@ def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]
     is_small = case.rows <= MOST_GEMV_ROWS
     names = [name for name in codes.kernels_of(format_, dtype) if is_small == name.startswith("gemv")]
     names = [name for name in names if bench.has_warpgroups or "warpgroup" not in name]
-    names = [name for name in names if name not in codes.FEW or case.rows <= codes.TILES[name][1]]
+    names = [name for name in names if name not in codes.OF_FEW_ROWS or case.rows <= codes.TILES[name][1]]
     candidates = []
     for name in names:
         shape = codes.launch_of(name, format_, dtype, case.rows, case.outputs, case.inner)

@@ -223,7 +223,7 @@ def packed(matrix: Matrix) -> Array:
     format_, (rows, columns) = matrix.format, matrix.codes.shape
     tiles, blocks = -(-rows // 16), -(-columns // BLOCK)
     codes = np.zeros((tiles * 16, blocks * BLOCK), np.uint8)
-    # Two's complement of the codes less their centre: the highest bit changes. e4m3 has the centre 0.
+    # A code minus its centre, in two's complement, is the code with its highest bit flipped. e4m3 has the centre 0.
     codes[:rows, :columns] = matrix.codes ^ format_.centre
     words = lane_words(format_, lane_codes(format_, codes))
     planes = [words[..., :4], words[..., 4:]]

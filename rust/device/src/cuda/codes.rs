@@ -105,7 +105,7 @@ impl<'a> Tile<'a> {
     fn pack(&self, from: &GridRows, rows: Range<usize>, out: &mut [u8]) {
         out[self.outers..].fill(0);
         let block_bytes = self.scales / self.blocks;
-        // Two's complement of the codes less their centre: the highest bit changes.
+        // A code minus its centre, in two's complement, is the code with its highest bit flipped.
         let centre = self.grid.bits.centre() as u8;
         for (block, out) in out[..self.scales].chunks_exact_mut(block_bytes).enumerate() {
             let first = block * BLOCK;

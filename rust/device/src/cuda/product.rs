@@ -16,10 +16,10 @@ use super::queue::{Queue, Shape};
 use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes, start};
 use crate::backend::DeviceError;
 
-/// Columns of a warp of `gemv`, and its most warps; those of codes also of `gemm_narrow`.
+/// Columns of a warp, and the most warps of a block, in the `gemv` kernels; of codes, also in `gemm_narrow`.
 const CODES_SEGMENT: usize = 512;
 const MAX_WARPS: usize = 8;
-/// Rows of `gemv_few`.
+/// Most rows of `gemv_few`: `FEW` of `codes.cu`.
 const FEW_ROWS: usize = 4;
 /// The files of the kernels of codes.
 const CODES: &str = "codes.cu";

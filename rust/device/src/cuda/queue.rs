@@ -87,7 +87,8 @@ impl Queue {
         };
         let launch = Launch::Kernel { kernel, grid, arguments };
         // SAFETY: the callers pass the types of the kernel, and addresses of regions as large as the shape requires.
-        // The memory is used in this stream only. Kernels wait for those before them.
+        // The memory is used in this stream only. Before a kernel waits for the one before it, it reads only what that one
+        // does not write, and writes nothing.
         unsafe { self.graphs.borrow_mut().launch(&self.stream, launch) }.map_err(lost)
     }
 

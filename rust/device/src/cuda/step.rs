@@ -147,7 +147,8 @@ impl Cuda {
         })
     }
 
-    /// Copies valid inputs to the device.
+    /// Copies valid inputs to the device. Kernels read these arrays before they wait for the kernel before them: only
+    /// copies in this stream may write them.
     pub(super) fn upload_inputs<'a>(
         &mut self,
         inputs: &'a StepInputs,
