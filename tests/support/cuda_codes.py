@@ -223,7 +223,7 @@ def packed(matrix: Matrix) -> Array:
     format_, (rows, columns) = matrix.format, matrix.codes.shape
     tiles, blocks = -(-rows // 16), -(-columns // BLOCK)
     codes = np.zeros((tiles * 16, blocks * BLOCK), np.uint8)
-    # A code minus its centre, in two's complement, is the code with its highest bit flipped. e4m3 has the centre 0.
+    # As in Rust: two's complement of a code minus its centre, which is 0 for e4m3.
     codes[:rows, :columns] = matrix.codes ^ format_.centre
     words = lane_words(format_, lane_codes(format_, codes))
     planes = [words[..., :4], words[..., 4:]]
