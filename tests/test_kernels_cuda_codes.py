@@ -330,9 +330,7 @@ def test_a_row_of_nan_does_not_change_others(
     ],
     ids=str,
 )
-def test_kernels_agree_on_an_infinite_scale(
-    kernels: cuda.HostKernels, format_: Format, dtype: str
-) -> None:
+def test_kernels_agree_on_an_infinite_scale(kernels: cuda.HostKernels, format_: Format, dtype: str) -> None:
     operands = random_operands(format_, 8, 16, 5 * 64, dtype)
     matrix = operands.matrix
     if matrix.outer_scales is None:
