@@ -68,7 +68,8 @@ struct UnitReader {
     using Of = UnitColumns<ROWS>;
     static constexpr int RECORD = F::record_bytes / F::chunks;  // bytes of a chunk
     // Blocks that are loaded at a time, while as many are multiplied; blocks of a run.
-    static constexpr int depth = (F::Code::bits == 4 && F::Scale::bytes < 4 ? 4 : 2) / (ROWS == 1 ? 1 : 2);
+    static constexpr int most = F::Code::bits == 4 && F::Scale::bytes < 4 ? 4 : 2;
+    static constexpr int depth = ROWS == 1 && F::chunk > 16 ? most : most / 2;  // more rows take more registers
     static constexpr int blocks = 2 * depth * F::chunks < Of::chunks ? Of::chunks / F::chunks : 2 * depth;
     static_assert(SEGMENT_BLOCKS % blocks == 0 && blocks % (2 * depth) == 0 && blocks * F::chunks % Of::chunks == 0);
     struct Run {

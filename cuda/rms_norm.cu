@@ -56,7 +56,6 @@ DEVICE void rms_norm(const float* x, const float* __restrict__ weight, T* out, i
     extern "C" __global__ void __launch_bounds__(THREADS)                                            \
     rms_norm_##T(const float* x, const float* __restrict__ weight, T* out, int width,                \
                  float epsilon) {                                                                    \
-        prefetch(weight, width, threadIdx.x, THREADS);                                               \
         dependency_wait();                                                                           \
         dependency_launch();                                                                         \
         if (width % 4 == 0)                                                                          \
@@ -87,7 +86,6 @@ DEVICE void quantised_norm(const float* x, const float* __restrict__ weight, con
 #define QUANTISED(NAME, NUMBERS)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                             \
     rms_norm_##NAME(const float* x, const float* __restrict__ weight, QuantisedRows to, float epsilon) { \
-        prefetch(weight, to.columns, threadIdx.x, THREADS);                                           \
         dependency_wait();                                                                            \
         dependency_launch();                                                                          \
         quantised_norm<NUMBERS>(x, weight, to, epsilon);                                              \

@@ -225,13 +225,15 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = cache.head_dim;
     const int row = blockIdx.x, head = blockIdx.y * WARPS + warp, first_value = call.heads + cache.kv_heads;
     const bool is_query = head < call.heads, is_value = head >= first_value;
-    const uint32_t position = call.positions[row], block = call.blocks[row], offset = call.offsets[row];
-    const float query_scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
-    const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
-    const float* rotation = table + size_t(position & ~EXTRA) * 2 * call.angles;
     const float* norm = is_query ? call.query_norm : call.key_norm;
-    if (!is_value) prefetch(rotation, 2 * call.angles, lane, 32);
+    auto rotation = [&] {
+        const uint32_t position = call.positions[row];
+        const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
+        return table + size_t(position & ~EXTRA) * 2 * call.angles;
+    };
+    if (!is_value) prefetch(rotation(), 2 * call.angles, lane, 32);
     if (!is_value && norm != nullptr) prefetch(norm, count, lane, 32);
+    prefetch(call.blocks + row), prefetch(call.offsets + row);
     dependency_wait();
     dependency_launch();
     if (head >= first_value + cache.kv_heads) return;
@@ -241,15 +243,16 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     __syncwarp();
     if (!is_value) {
         if (norm != nullptr) normalise(x, norm, count, call.epsilon);
-        rotate(x, rotation, call.angles);
+        rotate(x, rotation(), call.angles);
     }
     if (is_query) {
+        const float scale = call.query_scales != nullptr ? call.query_scales[row] : 1;
         const float* query = query_of<E>(x, count);
-        for (int i = lane; i < count; i += 32) from[i] = query[i] * query_scale;
+        for (int i = lane; i < count; i += 32) from[i] = query[i] * scale;
         return;
     }
     const int kv_head = is_value ? head - first_value : head - call.heads;
-    const Page page = cache.page<E>(block, kv_head);
+    const Page page = cache.page<E>(call.blocks[row], kv_head);
     if constexpr (BITS<E> >= 16) {
         const float* value = is_value ? from : from + cache.kv_heads * count;
         if (!all_representable<E>(value, count)) {
@@ -257,7 +260,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
             __syncwarp();
         }
     }
-    write<E>(page, is_value, int(offset), x);
+    write<E>(page, is_value, int(call.offsets[row]), x);
 }
 
 #define KERNELS(E, name)                            \
