@@ -190,7 +190,7 @@ $(BASE): | rust $(VENV)/bin/python
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)
-	$(BIN)/python -m pip install --group dev
+	$(BIN)/python -m pip install --group check
 	@touch $@
 
 $(ORACLE): | $(BASE)

@@ -74,7 +74,7 @@ DEVICE void attend(const Attention& call) {
     // Of decode, also with the queries in dynamic shared memory: more has to be allowed by the host.
     static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
-    const int group = threadIdx.x % 32 / 4, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     const WorkRows rows(call);
     dependency_wait();
     dependency_launch();
@@ -112,7 +112,7 @@ DEVICE void attend(const Attention& call) {
         __syncthreads();
         float exponents[4][4] = {}, most[2];
         exponents_of(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
-        const TileWeights weights = weights_of<T>(exponents, most, now.top, stage);
+        const TileWeights weights = weights_of<T, E, D>(exponents, most, now.top, stage);
         now.add_weights(weights);
         if constexpr (STAGES == 1) {
             __syncthreads();  // the keys may be replaced
@@ -144,19 +144,8 @@ DEVICE void attend(const Attention& call) {
         return;
     }
     if (IS_DECODE) total.append(now);
-    Sums& result = IN_MEMORY ? now : total;
-    // Row by row through shared memory, which gives the dimensions their order.
-    float* row_values = reinterpret_cast<float*>(stages) + warp * D;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const float factor = 1 / total.sum[half];
-        for (int i = 0; i < 8; i++) {
-            const int row = warp * ROWS + half * 8 + i;
-            if (row >= rows.count) break;
-            if (group == i) result.write_row(half, factor, row_values);
-            store_row<E>(call, rows.out_row(row), row_values, D);
-        }
-    }
+    float* const row_values = reinterpret_cast<float*>(stages) + warp * D;
+    store_results(IN_MEMORY ? now : total, total.sum, rows, warp * ROWS, row_values);
 }
 
 // A split by WIDE_WARPS warps, as many tiles at a time: each warp computes the weights of a tile, which all warps need,
@@ -217,7 +206,7 @@ DEVICE void attend_wide(const Attention& call) {
             for (int i = 0; i < warp; i++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) top[half] = fmaxf(top[half], most[i][half * 8 + group]);
-            weights[warp][lane] = weights_of<T>(exponents, warp_most, top, stages[warp]);
+            weights[warp][lane] = weights_of<T, E, D>(exponents, warp_most, top, stages[warp]);
         }
         copy_wait<0>();
         __syncthreads();  // the weights and the values are complete, and the keys may be replaced

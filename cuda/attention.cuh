@@ -1,9 +1,9 @@
 // One tile of attention: 16 query rows of a warp times 32 keys in shared memory, for every encoding of the cache.
 //
-// A query is held as the 16 x 16 operand of mma, in the order of columns that makes 8 contiguous dimensions of a key
-// one lane's part of two mma (as in gemm.cu), and their pairs those of `order`. Keys k and values v of int8 and u4 are
-// multiplied as integers, codes less the centre of their range, which bf16 and f16 hold exactly; scales and offsets,
-// one per token, are applied in float32:
+// A query is held as the 16 x 16 operand of mma. Of keys of 16-bit floats, mma after mma has 16 dimensions in their
+// order. Of int8 and u4, a lane has 8 contiguous dimensions of a key for two mma, and their pairs are those of `order`.
+// Keys k and values v of int8 and u4 are multiplied as integers, codes less the centre of their range, which bf16 and
+// f16 hold exactly; scales and offsets, one per token, are applied in float32:
 //
 //     int8   score = scale (q . k) + middle sum(q)          value = p scale v + p middle
 //            where middle = offset + 128 scale
@@ -62,27 +62,34 @@ struct LaneRows {
 // ---- Fragments
 
 // A step of scores has 32 dimensions, or 16 at the end of a part of the key: a lane has 2 N of them, in N registers.
-// Of these dimensions, the one in half `half` of register r: pairs of codes are where one shift brings them to the low
-// bits of the halves of a word.
+// Floats: 2 of each 8. Codes: 2 N contiguous ones. Of these, the one in half `half` of register r: pairs of codes are
+// where one shift brings them to the low bits of the halves of a word.
 template <class E, int N>
 DEVICE int order(int r, int half) {
     return UNIT<E> == 1 ? 2 * r + half : UNIT<E> == 2 ? r / 2 * 4 + r % 2 + 2 * half : r + N * half;
 }
 
-// The dimensions `first` ..+ 2 N of a key.
+// The part of a lane in the dimensions `first` ..+ 8 N of the keys `token` ..+ 8.
 template <class T, class E, int D>
 struct KeyFragment {
     template <int N>
     static DEVICE void load(uint32_t (&k)[N], const Stage<E, D>& stage, int token, int first) {
-        const auto pairs = stage.template key<Values<uint32_t, N>>(token, first);
+        const int lane = threadIdx.x % 32;
+        if constexpr (N == 4) {
+            const int row = token + lane % 8;
+            load_matrices(k, &stage.keys[row][stage.place(row, first / 8 + lane / 8)]);
+        } else {
 #pragma unroll
-        for (int r = 0; r < N; r++) k[r] = pairs.values[r];
+            for (int r = 0; r < N; r++)
+                k[r] = stage.template key<uint32_t>(token + lane / 4, first + 8 * r + lane % 4 * 2);
+        }
     }
 };
 template <class T, int D>
 struct KeyFragment<T, int8, D> {
     template <int N>
     static DEVICE void load(uint32_t (&k)[N], const Stage<int8, D>& stage, int token, int first) {
+        token += threadIdx.x % 32 / 4, first += threadIdx.x % 4 * 2 * N;
         const auto bytes = stage.template key<Values<uint32_t, N / 2>>(token, first);
 #pragma unroll
         for (int r = 0; r < N; r++) k[r] = centred_pair<T, 8>(bytes.values[r / 2] >> r % 2 * 8 & twice(0xff));
@@ -92,6 +99,7 @@ template <class T, int D>
 struct KeyFragment<T, u4, D> {
     template <int N>
     static DEVICE void load(uint32_t (&k)[N], const Stage<u4, D>& stage, int token, int first) {
+        token += threadIdx.x % 32 / 4, first += threadIdx.x % 4 * 2 * N;
         uint32_t nibbles;
         if constexpr (N == 4)
             nibbles = stage.template key<uint32_t>(token, first);
@@ -155,12 +163,11 @@ struct Queries {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (rows[half] == nullptr) continue;
-            const float4* from = reinterpret_cast<const float4*>(rows[half] + first + 2 * N * quad);
+            const float* from = rows[half] + first + (UNIT<E> == 1 ? 2 : 2 * N) * quad;
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) {
-                const float4 four = from[i];
-                x[half][4 * i] = four.x, x[half][4 * i + 1] = four.y;
-                x[half][4 * i + 2] = four.z, x[half][4 * i + 3] = four.w;
+            for (int r = 0; r < N; r++) {
+                const float2 pair = *reinterpret_cast<const float2*>(from + (UNIT<E> == 1 ? 8 : 2) * r);
+                x[half][2 * r] = pair.x, x[half][2 * r + 1] = pair.y;
             }
         }
         uint32_t words[2 * N];
@@ -182,14 +189,13 @@ struct Queries {
 // Adds the products of 8 N dimensions.
 template <int N, class T, class E, int D>
 DEVICE void multiply_step(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage, int first) {
-    const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     uint4 q[N / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) q[i] = queries.fragments[first / 16 + i][lane];
+    for (int i = 0; i < N / 2; i++) q[i] = queries.fragments[first / 16 + i][threadIdx.x % 32];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         uint32_t k[N];
-        KeyFragment<T, E, D>::load(k, stage, 8 * j + group, first + 2 * N * quad);
+        KeyFragment<T, E, D>::load(k, stage, 8 * j, first);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) mma<T>(s[j], {q[i].x, q[i].y, q[i].z, q[i].w}, {k[2 * i], k[2 * i + 1]});
     }
@@ -216,16 +222,17 @@ struct Encoding {
     }
     static constexpr float HALF = 0;  // is added to stored values
     // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
-    static DEVICE float weight(float&, const Stage<E, D>&, int) { return 0; }
+    static DEVICE float weight(float&, const TileParameters<E, D>&, int) { return 0; }
 };
 
 template <class T, int D>
 struct Encoding<T, int8, D> {
     static constexpr int FAST = 0;
     static constexpr float HALF = 0;
-    static DEVICE float middle(const Stage<int8, D>& stage, int token, int part) {
-        return __fmaf_rn(128, to_float(stage.template parameter<bf16>(token, 2 * part)),
-                         stage.template parameter<float>(token, 4 + 4 * part));
+    using Parameters = TileParameters<int8, D>;
+    static DEVICE float middle(const Parameters& parameters, int token, int part) {
+        return __fmaf_rn(128, to_float(parameters.template parameter<bf16>(token, 2 * part)),
+                         parameters.template parameter<float>(token, 4 + 4 * part));
     }
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
         multiply_keys<T, int8, D>(s, queries, stage, 0, D);
@@ -237,9 +244,9 @@ struct Encoding<T, int8, D> {
             s[i / 4][i % 4] = __fmaf_rn(scale, s[i / 4][i % 4], added);
         }
     }
-    static DEVICE float weight(float& p, const Stage<int8, D>& stage, int token) {
-        const float added = __fmul_rn(p, middle(stage, token, 1));
-        p = __fmul_rn(p, to_float(stage.template parameter<bf16>(token, 2)));
+    static DEVICE float weight(float& p, const Parameters& parameters, int token) {
+        const float added = __fmul_rn(p, middle(parameters, token, 1));
+        p = __fmul_rn(p, to_float(parameters.template parameter<bf16>(token, 2)));
         return added;
     }
 };
@@ -262,8 +269,8 @@ struct Encoding<T, u4, D> {
             s[i / 4][i % 4] = __fmaf_rn(fast_scale, fast, __fmul_rn(slow_scale, rest));
         }
     }
-    static DEVICE float weight(float& p, const Stage<u4, D>& stage, int token) {
-        p = __fmul_rn(p, to_float(stage.template parameter<bf16>(token, SCALES + 4)));
+    static DEVICE float weight(float& p, const TileParameters<u4, D>& parameters, int token) {
+        p = __fmul_rn(p, to_float(parameters.template parameter<bf16>(token, SCALES + 4)));
         return 0;
     }
 };
@@ -293,28 +300,46 @@ struct TileWeights {
     float sum[2], added[2];
 };
 
-// The exponents of a tile in s, and the largest ones of its rows in `most`.
-template <class T, class E, int D>
-DEVICE void exponents_of(float (&s)[4][4], float (&most)[2], const Queries<T, D>& queries, const Stage<E, D>& stage,
-                         int tile, const LaneRows& rows, float scale, float softcap) {
+// The exponents of a tile's scores, in their place, and the largest ones of its rows in `most`. Without HAS_MASK, the
+// rows see all keys.
+template <bool HAS_MASK>
+DEVICE void masked_exponents(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
+                                float softcap) {
     const int quad = threadIdx.x % 4;
-    Encoding<T, E, D>::scores(s, queries, stage);
     most[0] = most[1] = -infinity();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int half = i % 4 / 2, position = tile * TILE + i / 4 * 8 + quad * 2 + i % 2;
         float& x = s[i / 4][i % 4];
-        const bool is_visible = rows.first[half] <= position && position <= rows.last[half];
+        const bool is_visible = !HAS_MASK || (rows.first[half] <= position && position <= rows.last[half]);
         x = is_visible ? exponent(x, scale, softcap) : -infinity();
         most[half] = fmaxf(most[half], x);
     }
     most[0] = quad_max(most[0]), most[1] = quad_max(most[1]);
 }
 
+DEVICE void exponents_of_scores(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
+                                float softcap) {
+    const int first = tile * TILE, last = first + TILE - 1;
+    const bool sees_all = max(rows.first[0], rows.first[1]) <= first && last <= min(rows.last[0], rows.last[1]);
+    if (__all_sync(ALL_LANES, sees_all))
+        masked_exponents<false>(s, most, tile, rows, scale, softcap);
+    else
+        masked_exponents<true>(s, most, tile, rows, scale, softcap);
+}
+
+// The exponents of a tile, in s, which is 0 before.
+template <class T, class E, int D>
+DEVICE void exponents_of(float (&s)[4][4], float (&most)[2], const Queries<T, D>& queries, const Stage<E, D>& stage,
+                         int tile, const LaneRows& rows, float scale, float softcap) {
+    Encoding<T, E, D>::scores(s, queries, stage);
+    exponents_of_scores(s, most, tile, rows, scale, softcap);
+}
+
 // The weights of these exponents, if the largest ones of the tiles before are `top`.
 template <class T, class E, int D>
 DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const float (&top)[2],
-                              const Stage<E, D>& stage) {
+                              const TileParameters<E, D>& parameters) {
     using P = typename WeightType<T, E>::type;
     const int quad = threadIdx.x % 4;
     TileWeights weights;
@@ -332,9 +357,10 @@ DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const fl
         const bool is_visible = p != -infinity();
         p = power(p, weights.top[half]);
         weights.sum[half] = __fadd_rn(weights.sum[half], p);
-        const float added = Encoding<T, E, D>::weight(p, stage, token);
-        p = is_visible ? p : 0;  // the parameters of other tokens may be anything
-        weights.added[half] = __fadd_rn(weights.added[half], is_visible ? added : 0);
+        float added = Encoding<T, E, D>::weight(p, parameters, token);
+        // The parameters of other tokens may be anything.
+        if (PARAMETER_WORDS<E, D> > 0 && !is_visible) p = added = 0;
+        weights.added[half] = __fadd_rn(weights.added[half], added);
     }
     if constexpr (Encoding<T, E, D>::HALF != 0) {
 #pragma unroll
@@ -476,3 +502,21 @@ struct Weighted {
             for (int i = 0; i < 4; i++) values[n][i] = __fadd_rn(values[n][i], added[i / 2]);
     }
 };
+
+// Stores the results of the rows of a warp from `start` on: the values over the sums of weights. Rows pass through D
+// floats of shared memory, which give their dimensions their order.
+template <class E, int D>
+DEVICE void store_results(Weighted<E, D>& result, const float (&sums)[2], const WorkRows& rows, int start,
+                          float* row_values) {
+    const int group = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float factor = 1 / sums[half];
+        for (int i = 0; i < 8; i++) {
+            const int row = start + half * 8 + i;
+            if (row >= rows.count) break;
+            if (group == i) result.write_row(half, factor, row_values);
+            store_row<E>(rows.call, rows.out_row(row), row_values, D);
+        }
+    }
+}

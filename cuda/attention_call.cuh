@@ -88,13 +88,23 @@ struct WorkRows {
 
 // The scaled exponents of a score: base 2.
 DEVICE float exponent(float score, float scale, float softcap) {
-    float x = __fmul_rn(score, scale);
-    if (softcap > 0) x = __fmul_rn(softcap, tanhf(x / softcap));
-    return __fmul_rn(x, LOG2_E);
+    if (softcap > 0) return __fmul_rn(__fmul_rn(softcap, LOG2_E), tanhf(__fmul_rn(score, scale / softcap)));
+    return __fmul_rn(score, __fmul_rn(scale, LOG2_E));
+}
+
+// 2^x, or 0 below 2^-126: one instruction, where exp2f has four.
+DEVICE float power_of_two(float x) {
+#ifdef PENSTOCK_HOST
+    return x < -126 ? 0 : exp2f(x);
+#else
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#endif
 }
 
 // 2^(x - top), 0 if x is minus infinity.
-DEVICE float power(float x, float top) { return exp2f(x == -infinity() ? x : __fadd_rn(x, -top)); }
+DEVICE float power(float x, float top) { return power_of_two(__fadd_rn(x, top == -infinity() ? 0 : -top)); }
 
 // The factors that bring two sums to the same exponent.
 struct Merge {

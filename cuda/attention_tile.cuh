@@ -24,11 +24,13 @@ struct Parameters {
 };
 template <>
 struct Parameters<0> {};
+template <class E, int D>
+using TileParameters = Parameters<PARAMETER_WORDS<E, D>>;
 
 // Rows are permuted by 16-byte words, so that neither the 8 lanes that read words of two keys nor the 8 rows of an
 // ldmatrix meet in a bank. The second half of a row's last word is 0 if the row does not fill it.
 template <class E, int D>
-struct Stage : Parameters<PARAMETER_WORDS<E, D>> {
+struct Stage : TileParameters<E, D> {
     static constexpr int ROW_BYTES = D * BITS<E> / 8, WORDS = (ROW_BYTES + 15) / 16;
     static constexpr int PITCH = WORDS <= 1 ? 1 : WORDS <= 2 ? 2 : WORDS <= 4 ? 4 : (WORDS + 7) / 8 * 8;
     uint4 keys[TILE][PITCH], values[TILE][PITCH];

@@ -25,6 +25,15 @@
 #include "product.cuh"
 #include "warpgroup.cuh"
 
+// The type of the operands.
+template <class F>
+DEVICE auto operand() {
+    if constexpr (F::has_quantised_rows)
+        return int8_t();
+    else
+        return bf16();
+}
+
 struct Tile {
     static constexpr int warps = 8, threads = 32 * warps, outputs = warps * TILE_OUTPUTS, rows = 128;
 };
@@ -220,6 +229,7 @@ DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes,
 template <class F>
 DEVICE void gemm(const CodesProduct& call) {
     using Memory = Shared<F>;
+    using Operand = decltype(operand<F>());
     constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, SLICES = Memory::slices, PARTS = Memory::parts;
     constexpr int TILES = Tile::rows / 8;
     Memory& shared = *reinterpret_cast<Memory*>(first_tile());
@@ -300,7 +310,7 @@ DEVICE void gemm(const CodesProduct& call) {
             begin_products();
 #pragma unroll
             for (int part = slice * PARTS; part < (slice + 1) * PARTS; part++)
-                multiply(chains, operands[part], shared.x[slot][0], part, !is_new || part > slice * PARTS);
+                multiply<Operand>(chains, operands[part], shared.x[slot][0], part, !is_new || part > slice * PARTS);
             commit_products();
             is_new = false;
         }

@@ -345,8 +345,20 @@ DEVICE void mma_fp8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2
 #endif
 }
 
-// Four 8x8 matrices of 16-bit units from shared memory, transposed: lane 8 i + r passes the address of row r of
-// matrix i (16 bytes, aligned); r[i] holds rows 2 quad and 2 quad + 1 of column `group` of matrix i.
+// Four 8x8 matrices of 16-bit units from shared memory: lane 8 i + r passes the address of row r of matrix i (16
+// bytes, aligned); r[i] holds columns 2 quad and 2 quad + 1 of row `group` of matrix i.
+DEVICE void load_matrices(uint32_t (&r)[4], const void* row) {
+#ifdef PENSTOCK_HOST
+    emu::load_matrices(r, row);
+#else
+    const uint32_t from = uint32_t(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+#endif
+}
+// The same, transposed: r[i] holds rows 2 quad and 2 quad + 1 of column `group` of matrix i.
 DEVICE void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
 #ifdef PENSTOCK_HOST
     emu::load_matrices_transposed(r, row);

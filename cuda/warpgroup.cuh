@@ -15,8 +15,11 @@ constexpr int TILE_COLUMNS = 64, TILE_WORDS = 8, TILE_ALIGNMENT = 1024;
 // The first tile in dynamic shared memory, which has TILE_ALIGNMENT bytes more than the tiles.
 DEVICE uint4* first_tile() {
     DYNAMIC_SHARED(unsigned char, bytes);
-    return reinterpret_cast<uint4*>((size_t(bytes) + TILE_ALIGNMENT - 1) / TILE_ALIGNMENT * TILE_ALIGNMENT);
+    return reinterpret_cast<uint4*>(bytes + -size_t(bytes) % TILE_ALIGNMENT);
 }
+
+// The place of a 16-byte word of a row of a tile.
+DEVICE int place_in_tile(int row, int word) { return word ^ row % TILE_WORDS; }
 
 #ifndef PENSTOCK_HOST
 #ifndef __CUDA_ARCH_FEAT_SM90_ALL
@@ -67,18 +70,19 @@ INSTRUCTIONS(bf16)
 INSTRUCTIONS(f16)
 
 // The same with the first operand in registers.
-#define REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, ROWS, A, B, ADDS)                                             \
-    DEVICE void multiply_registers(SUM (&d)[ROWS / 8][4], const uint32_t (&a)[4], uint64_t b, int adds) {        \
+#define REGISTER_INSTRUCTION(T, SUM, C, TYPE, FLAGS, ROWS, A, B, ADDS)                                          \
+    DEVICE void multiply_registers(T, SUM (&d)[ROWS / 8][4], const uint32_t (&a)[4], uint64_t b, int adds) {     \
         asm volatile("{.reg .pred adds; setp.ne.s32 adds, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #ROWS  \
                      TYPE " {" SUMS_##ROWS "}, {" A "}, " B ", adds" FLAGS ";}"                                  \
                      : OF_##ROWS(C)                                                                             \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                           \
     }
-#define REGISTER_INSTRUCTIONS(SUM, C, TYPE, FLAGS)                                              \
-    REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, 64, "%32, %33, %34, %35", "%36", "%37")           \
-    REGISTER_INSTRUCTION(SUM, C, TYPE, FLAGS, 128, "%64, %65, %66, %67", "%68", "%69")
-REGISTER_INSTRUCTIONS(float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 0")
-REGISTER_INSTRUCTIONS(int, "+r", "k32.s32.s8.s8", "")
+#define REGISTER_INSTRUCTIONS(T, SUM, C, TYPE, FLAGS)                                           \
+    REGISTER_INSTRUCTION(T, SUM, C, TYPE, FLAGS, 64, "%32, %33, %34, %35", "%36", "%37")        \
+    REGISTER_INSTRUCTION(T, SUM, C, TYPE, FLAGS, 128, "%64, %65, %66, %67", "%68", "%69")
+REGISTER_INSTRUCTIONS(bf16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 0")
+REGISTER_INSTRUCTIONS(f16, float, "+f", "k16.f32.f16.f16", ", 1, 1, 0")
+REGISTER_INSTRUCTIONS(int8_t, int, "+r", "k32.s32.s8.s8", "")
 #endif
 
 // d[64][ROWS] += a[64][16] * b[ROWS][16], of the columns 16 part to 16 part + 15 of both tiles. Warp w of the four has
@@ -93,15 +97,15 @@ DEVICE void multiply(float (&d)[ROWS / 8][4], const uint4* a, const uint4* b, in
 #endif
 }
 
-// d[64][8 N] += a[64][32 bytes] * b[8 N][32 bytes], or = if not `adds`: of bf16 for sums of float32, of 8-bit integers
-// with signs for those of 32 bits. `a` is the operand of mma (common.cuh) for the warp's 16 rows; `b` is the bytes
+// d[64][8 N] += a[64][32 bytes] * b[8 N][32 bytes], or = if not `adds`: of bf16 and f16 for sums of float32, of int8_t
+// for those of 32-bit integers. `a` is the operand of mma (common.cuh) for the warp's 16 rows; `b` is the bytes
 // 32 part to 32 part + 31 of a tile.
-template <class Sum, int N>
+template <class T, class Sum, int N>
 DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int part, bool adds) {
 #ifdef PENSTOCK_HOST
-    emu::multiply_registers(d[0], 8 * N, a, b, part, adds);
+    emu::multiply_registers(d[0], 8 * N, a, b, part, adds, std::is_same_v<T, f16>);
 #else
-    multiply_registers(d, a, descriptor(b, part), adds);
+    multiply_registers(T{}, d, a, descriptor(b, part), adds);
 #endif
 }
 

@@ -122,7 +122,7 @@ def test_tool_lists_every_file_of_kernels_once() -> None:
     assert len(set(sources)) == len(sources)
     assert {("attention.cu", f"bf16,u4,uint4,{size}") for size in (80, 128, 256)} <= set(sources)
     others = {file for file, _ in builder().sources("sm_80")}
-    assert files - others == {"codes_warpgroup.cu", "gemm_warpgroup.cu"}
+    assert files - others == {"attention_warpgroup.cu", "codes_warpgroup.cu", "gemm_warpgroup.cu"}
 
 
 def test_tool_needs_the_core_alone() -> None:

@@ -1,4 +1,4 @@
-"""The compiler of CUDA kernels: NVRTC of the dev dependency group, its errors, and the cache of images."""
+"""The compiler of CUDA kernels: NVRTC of the check dependency group, its errors, and the cache of images."""
 
 from __future__ import annotations
 

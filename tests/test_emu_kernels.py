@@ -78,14 +78,17 @@ def test_product_of_tiles_equals_the_product_of_matrices(dtype: str) -> None:
     np.testing.assert_allclose(d, expected, rtol=0, atol=1e-4)
 
 
-def test_product_of_registers_and_a_tile_is_that_of_matrices() -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_product_of_registers_and_a_tile_is_that_of_matrices(dtype: str) -> None:
     floats = (RANDOM.uniform(-2, 2, (64, 64)).astype(np.float32) for _ in "ab")
-    a, b = (to_bits(matrix, "bf16") for matrix in floats)
+    a, b = (to_bits(matrix, dtype) for matrix in floats)
     d = np.zeros((64, 64), np.float32)
-    kernels().launch("multiply_registers_bf16", (1,), 128, a, b, d, shared=9 << 10)
+    kernels().launch(f"multiply_registers_{dtype}", (1,), 128, a, b, d, shared=9 << 10)
     expected = to_floats(a).astype(np.float64) @ to_floats(b).astype(np.float64).T
     np.testing.assert_allclose(d, expected, rtol=0, atol=1e-4)
 
+
+def test_product_of_bytes_in_registers_is_exact() -> None:
     x, y = (RANDOM.integers(-128, 128, (64, 128)).astype(np.int8) for _ in "ab")
     sums = np.zeros((64, 64), np.int32)
     kernels().launch("multiply_registers_int8", (1,), 128, x, y, sums, shared=9 << 10)

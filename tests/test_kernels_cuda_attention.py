@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 SPLIT = 256
-#: The largest heads of `decode_wide`, and the bytes of its dynamic shared memory.
-WIDE_HEAD_DIM, WIDE_SHARED = 128, 64 << 10
+#: The largest heads of `decode_wide`, and those of `prefill_warpgroup`.
+WIDE_HEAD_DIM, WARPGROUP_HEAD_DIMS = 128, (64, 128)
+#: The rows of a work, and the threads of its blocks.
+ROWS = {"decode": 16, "decode_wide": 16, "prefill": 64, "prefill_warpgroup": 128}
+THREADS = {"decode": 32, "decode_wide": 128, "prefill": 128, "prefill_warpgroup": 256, "combine": 128}
 #: A work without rows. The rest of it is not read.
 NO_WORK = [0x7FFFFFFF] * 4 + [0] + [0x7FFFFFFF] * 3
 
@@ -87,7 +90,8 @@ class Case:
         """The kernels for decode and prefill."""
         words = -(-self.head_dim * self.layout.bits // 128)
         has_wide = self.dtype != "f32" and self.head_dim <= WIDE_HEAD_DIM and words % 4 == 0
-        return ["prefill", "decode", *["decode_wide"] * has_wide]
+        has_warpgroups = self.dtype == self.kv != "f32" and self.head_dim in WARPGROUP_HEAD_DIMS
+        return ["prefill", "decode", *["decode_wide"] * has_wide, *["prefill_warpgroup"] * has_warpgroups]
 
     @property
     def variant(self) -> str:
@@ -141,7 +145,7 @@ class Filled:
 
     def attend(self, parts: Sequence[tuple[int, int, int]], kernel: str) -> Array:
         """The rows of some queries: of a sequence, from a position to another."""
-        case, limit = self.case, 64 if kernel == "prefill" else 16
+        case, limit = self.case, ROWS[kernel]
         works, split_works, places = [NO_WORK], [], 0
         rows: list[int] = []
         for sequence, first, last in parts:
@@ -159,11 +163,10 @@ class Filled:
         out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.result)
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
         blocks = np.concatenate(self.tables)
-        launches = {"prefill": [("prefill", works, 1, 128)]}
-        for name, threads in (("decode", 32), ("decode_wide", 128)):
-            combine = ("combine", works, self.combine_blocks, 128)
-            launches[name] = [(name, split_works, 1, threads), combine]
-        for name, entries, depth, threads in launches[kernel]:
+        launches = [(kernel, works, 1)]
+        if kernel.startswith("decode"):
+            launches = [(kernel, split_works, 1), ("combine", works, self.combine_blocks)]
+        for name, entries, depth in launches:
             if depth == 0:
                 continue
             grid, array = [len(entries), case.kv_heads, depth], np.array(entries, np.uint32)
@@ -176,9 +179,9 @@ class Filled:
                 case.softcap,
                 FLOAT_TYPES.index(case.result),
             )
-            shared = query_bytes(case.dtype, case.head_dim) * threads // 2 if name != "combine" else 0
-            shared = WIDE_SHARED if name == "decode_wide" else shared
-            self.kernels.launch(f"attention_{name}_{case.variant}", grid, threads, call, shared=shared)
+            shared = shared_bytes(name, case.dtype, case.head_dim)
+            function = f"attention_{name}_{case.variant}"
+            self.kernels.launch(function, grid, THREADS[name], call, shared=shared)
         return out
 
     def expected(self, parts: Sequence[tuple[int, int, int]]) -> Array:
@@ -209,9 +212,14 @@ class Filled:
         return page.restored(position % self.case.block_size)
 
 
-def query_bytes(dtype: str, head_dim: int) -> int:
-    """Bytes of dynamic shared memory for a row of a warp, which has 16."""
-    return 2 * head_dim if dtype != "f32" and head_dim > 128 else 0
+def shared_bytes(kernel: str, dtype: str, head_dim: int) -> int:
+    """The dynamic shared memory of a block."""
+    if kernel == "decode_wide":
+        return 64 << 10
+    if kernel == "prefill_warpgroup":
+        return 1024 + 1280 * head_dim
+    has_queries = kernel != "combine" and dtype != "f32" and head_dim > 128
+    return 2 * head_dim * ROWS[kernel] if has_queries else 0
 
 
 CASES = [
@@ -279,7 +287,7 @@ def name_of(value: Case | str) -> str:
 )
 def test_attention_equals_float64(kernels: cuda.HostKernels, case: Case, kernel: str) -> None:
     filled = Filled(kernels, case)
-    parts = last_rows(case, 5 if kernel == "prefill" else 1)
+    parts = last_rows(case, 5 if kernel.startswith("prefill") else 1)
     out, expected = cuda.to_floats(filled.attend(parts, kernel)), filled.expected(parts)
     weights = "bf16" if case.dtype == "f16" and case.kv in ("int8", "uint4") else case.dtype
     tolerance = max(TOLERANCE[dtype] for dtype in (case.dtype, case.result, weights))
@@ -328,6 +336,24 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
         for kernel in case.kernels:
             alone = filled.attend([(sequence, low, high)], kernel)
             assert np.array_equal(alone, expected[low - first : high - first]), (low, high, kernel)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(head_dim=128, kv_heads=1, group=1, lengths=(600, 129)),
+        Case(dtype="f16", kv="f16", kv_heads=1, group=2, lengths=(520,), window=70, softcap=3.0),
+        Case(kv_heads=1, group=16, lengths=(100,), block_size=48),
+    ],
+    ids=["two groups", "window", "many heads"],
+)
+def test_warpgroups_have_the_bits_of_other_kernels(kernels: cuda.HostKernels, case: Case) -> None:
+    filled = Filled(kernels, case)
+    parts = [(index, 0, length) for index, length in enumerate(case.lengths)]
+    expected = filled.attend(parts, "prefill")
+    assert np.array_equal(filled.attend(parts, "prefill_warpgroup"), expected)
+    last = [(sequence, max(0, end - 67), end) for sequence, _, end in parts]
+    assert np.array_equal(filled.attend(last, "prefill_warpgroup"), filled.attend(last, "decode"))
 
 
 @pytest.mark.parametrize(

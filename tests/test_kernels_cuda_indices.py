@@ -195,8 +195,13 @@ def test_far_blocks_of_the_cache_are_written(kernels: cuda.LastBlock, dtype: str
     layout.page(cache, blocks - 1, 0).check(15, k, v)
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8", "uint4"])
-@pytest.mark.parametrize("kernel", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("kernel", "kv"),
+    [
+        *((kernel, kv) for kernel in ("decode", "prefill") for kv in ("bf16", "int8", "uint4")),
+        ("prefill_warpgroup", "bf16"),
+    ],
+)
 def test_attention_reads_far_blocks_of_the_cache(kernel: str, kv: str) -> None:
     case = Case(kv=kv, lengths=(40,), kv_heads=1, group=1)
     filled = Filled(cuda.HostKernels(build.build_kernels()), case)

@@ -26,13 +26,19 @@ ATTENTION = [
     for dtype, dim in product(["bf16", "f16"], HEAD_DIMS)
     for cache in (f"{dtype},{dtype}", "int8,int8", "u4,uint4")
 ]
+WARPGROUP_ATTENTION = [f"{dtype},{dim}" for dtype, dim in product(["bf16", "f16"], (64, 128))]
 
 
 def sources(architecture: str) -> list[tuple[str, str]]:
     """Files of kernels of an architecture, with the variants that are compiled."""
     from support.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
-    variants = {"attention.cu": ATTENTION, "codes.cu": VARIANTS, "codes_warpgroup.cu": WARPGROUP_VARIANTS}
+    variants = {
+        "attention.cu": ATTENTION,
+        "attention_warpgroup.cu": WARPGROUP_ATTENTION,
+        "codes.cu": VARIANTS,
+        "codes_warpgroup.cu": WARPGROUP_VARIANTS,
+    }
     files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
     if architecture != WARPGROUP_TARGET:
         files = [file for file in files if not file.endswith("_warpgroup.cu")]

@@ -32,9 +32,6 @@ FORMATS = {
     "int8": (Format("code8", 128, "bf16"), "int8"),
     "fp8": (Format("e4m3", 0, "f32"), "fp8"),
 }
-#: Packed rows of a work of decode and of prefill; threads of a block.
-WORK_ROWS = {"decode": 16, "prefill": 64}
-THREADS = {"decode": 32, "decode_wide": 128, "prefill": 128, "combine": 128}
 #: Blocks of a launch of combine; with fewer, 4 share a work.
 ENOUGH_BLOCKS = 256
 KV_NAMES = {"bfloat16": "bf16", "int8": "int8", "uint4": "uint4"}
@@ -191,23 +188,27 @@ def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]
 
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     """The launches of attention with each copy of the cache, by the kernel that is the fastest."""
-    kind = "prefill" if case.is_prefill else "decode"
     group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
     rows, splits = case.sequences * queries, -(-case.context // attention.SPLIT)
     blocks = -(-case.context // BLOCK_SIZE)
     tables = np.random.default_rng(1).permutation(case.sequences * blocks).astype(np.uint32)
     places = splits * case.kv_heads * group
-    works = {kind: works_of(case, kind, 1 if case.is_prefill else splits)}
-    if not case.is_prefill and splits > 1:
-        works["combine"] = works_of(case, kind, 1)
+    kernels = ["decode", "decode_wide"]
+    if case.is_prefill:
+        has_warpgroups = bench.has_warpgroups and case.head_dim in attention.WARPGROUP_HEAD_DIMS
+        kernels = ["prefill", *["prefill_warpgroup"] * (has_warpgroups and KV_NAMES[case.kv] == "bf16")]
     layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
     qkv = bench.random(4 * rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
     bench.reset_output(2 * rows * case.heads * case.head_dim)
     partials = bench.random(0 if case.is_prefill else 4 * case.sequences * places * (case.head_dim + 2))
-    table, lists = bench.array(tables), {name: bench.array(entries) for name, entries in works.items()}
+    table = bench.array(tables)
     copies = [bench.random(case.sequences * blocks * layout.block_bytes) for _ in range(case.copies)]
     candidates = []
-    for kernel in ["prefill"] if case.is_prefill else ["decode", "decode_wide"]:
+    for kernel in kernels:
+        works = {kernel: works_of(case, kernel, 1 if case.is_prefill else splits)}
+        if not case.is_prefill and splits > 1:
+            works["combine"] = works_of(case, kernel, 1)
+        lists = {name: bench.array(entries) for name, entries in works.items()}
         operations = []
         for pages in copies:
             cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
@@ -222,25 +223,24 @@ def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
                     **{f"pointer_{index}": pointer for index, pointer in pointers},
                 )
                 depth = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
-                operation = name if name == "combine" else kernel
-                shared = (attention.WIDE_SHARED,) if operation == "decode_wide" else ()
-                shape = ((len(entries), case.kv_heads, depth), THREADS[operation], *shared)
-                function = f"attention_{operation}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
-                bench.allow_shared(function, sum(shared))
+                shared = attention.shared_bytes(name, "bf16", case.head_dim)
+                shape = ((len(entries), case.kv_heads, depth), attention.THREADS[name], shared)
+                function = f"attention_{name}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
+                bench.allow_shared(function, shared)
                 launches.append((function, shape, call))
             operations.append(launches)
         candidates.append(operations)
     return min(candidates, key=lambda launches: min(bench.times(launches)))
 
 
-def works_of(case: Attention, kind: str, splits: int) -> np.ndarray[Any, Any]:
+def works_of(case: Attention, kernel: str, splits: int) -> np.ndarray[Any, Any]:
     """The works of all sequences, with one for each of `splits`: the structure `Work` of the kernels."""
     group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
     blocks, places = (
         -(-case.context // BLOCK_SIZE),
         -(-case.context // attention.SPLIT) * case.kv_heads * group,
     )
-    packed, most = queries * group, WORK_ROWS[kind]
+    packed, most = queries * group, attention.ROWS[kernel]
     return np.array(
         [
             (

@@ -296,11 +296,12 @@ void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsig
 }
 
 void multiply_registers(float* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
-                        const char* file, int line) {
-    begin_product({nullptr, b, rows, part, Products::BF16, adds, __builtin_return_address(0)}, d, a, file, line);
+                        bool is_f16, const char* file, int line) {
+    const Products::Type type = is_f16 ? Products::F16 : Products::BF16;
+    begin_product({nullptr, b, rows, part, type, adds, __builtin_return_address(0)}, d, a, file, line);
 }
 
-void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
+void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds, bool,
                         const char* file, int line) {
     begin_product({nullptr, b, rows, part, Products::INT8, adds, __builtin_return_address(0)}, d, a, file, line);
 }

@@ -84,11 +84,11 @@ void load_matrices_transposed(uint32_t (&fragments)[4], const void* row, EMU_HER
 // Products of tiles in shared memory, 64 x 16 and rows x 16, by four warps: wgmma, with the sums of mma. `d` has the
 // fragments of 8 rows of `b` each. They are executed as late as is legal, by the wait.
 void multiply_tiles(float* d, unsigned rows, const void* a, const void* b, unsigned part, bool is_f16, EMU_HERE);
-// The same with the first operand in registers: of bf16, or of 8-bit integers for sums of integers.
+// The same with the first operand in registers, and of 8-bit integers for sums of integers.
 void multiply_registers(float* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
-                        EMU_HERE);
+                        bool is_f16, EMU_HERE);
 void multiply_registers(int* d, unsigned rows, const uint32_t (&a)[4], const void* b, unsigned part, bool adds,
-                        EMU_HERE);
+                        bool is_f16, EMU_HERE);
 void commit_products(EMU_HERE);
 void products_see_writes();  // of this thread, so far
 void begin_products(EMU_HERE);

@@ -24,6 +24,11 @@ MAJOR, MINOR = 75, 76
 #: The kernels that are compiled for one variant at a time, and its definition.
 VARIANTS = [
     (
+        "attention_warpgroup.cu",
+        r"attention_prefill_warpgroup_(?P<type>b?f16)_b?f16_(?P<dim>\d+)",
+        "{type},{dim}",
+    ),
+    (
         "attention.cu",
         r"attention_[a-z_]+?_(?P<type>b?f16)_(?P<kv>\w+)_(?P<dim>\d+)",
         "{type},{element},{kv},{dim}",

@@ -117,7 +117,7 @@ extern "C" __global__ void product_of_used_registers() {
     int sums[8][4] = {};
     uint32_t operand[4] = {};
     begin_products();
-    multiply(sums, operand, tile, 0, true);
+    multiply<bf16>(sums, operand, tile, 0, true);
     commit_products();
     operand[0] = 1;  // wait_for_products is missing
     wait_for_products<0>();

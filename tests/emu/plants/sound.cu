@@ -146,7 +146,7 @@ extern "C" __global__ void multiply_tiles_f16(const f16* a, const f16* b, float*
 EXPORT(multiply_tiles_f16)
 
 // The same with `a` in registers, and `b` of 64 rows; all in words of 4 bytes.
-template <class Sum>
+template <class T, class Sum>
 DEVICE void multiply_registers(const uint32_t* a, const uint32_t* b, Sum* d) {
     uint4* const tile = first_tile();
     for (int i = threadIdx.x; i < 64 * TILE_WORDS; i += blockDim.x) {
@@ -162,7 +162,7 @@ DEVICE void multiply_registers(const uint32_t* a, const uint32_t* b, Sum* d) {
             operands[part][r] = a[(warp * 16 + lane / 4 + r % 2 * 8) * 32 + part * 8 + r / 2 * 4 + lane % 4];
     Sum sums[8][4];
     begin_products();
-    for (int part = 0; part < 4; part++) multiply(sums, operands[part], tile, part, part > 0);
+    for (int part = 0; part < 4; part++) multiply<T>(sums, operands[part], tile, part, part > 0);
     commit_products();
     wait_for_products<0>();
     keep_registers(sums);
@@ -172,11 +172,15 @@ DEVICE void multiply_registers(const uint32_t* a, const uint32_t* b, Sum* d) {
             d[(warp * 16 + lane / 4 + e / 2 * 8) * 64 + j * 8 + lane % 4 * 2 + e % 2] = sums[j][e];
 }
 extern "C" __global__ void multiply_registers_bf16(const uint32_t* a, const uint32_t* b, float* d) {
-    multiply_registers(a, b, d);
+    multiply_registers<bf16>(a, b, d);
 }
 EXPORT(multiply_registers_bf16)
+extern "C" __global__ void multiply_registers_f16(const uint32_t* a, const uint32_t* b, float* d) {
+    multiply_registers<f16>(a, b, d);
+}
+EXPORT(multiply_registers_f16)
 extern "C" __global__ void multiply_registers_int8(const uint32_t* a, const uint32_t* b, int* d) {
-    multiply_registers(a, b, d);
+    multiply_registers<int8_t>(a, b, d);
 }
 EXPORT(multiply_registers_int8)
 #endif

@@ -12,9 +12,10 @@ use crate::step::StepSpec;
 
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;
-/// Packed rows of a work of `decode`, and of `prefill`.
+/// Packed rows of a work of `decode`, of `prefill`, and of that of `attention_warpgroup.cu`.
 pub(super) const DECODE_ROWS: usize = 16;
 pub(super) const PREFILL_ROWS: usize = 64;
+pub(super) const WARPGROUP_ROWS: usize = 128;
 /// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
 /// `attention.cuh`.
 pub(super) const MOST_STATIC_HEAD_DIM: usize = 128;
@@ -69,8 +70,14 @@ impl Works {
     }
 
     /// Divides the sequences of a step, with `group` query heads for each of `kv_heads` key heads. Partial results have
-    /// at most `most_rows` rows.
-    pub fn divide(&mut self, sequences: &[AttentionRow], group: usize, kv_heads: usize, most_rows: usize) {
+    /// at most `most_rows` rows, works of prefill `prefill_rows`.
+    pub fn divide(
+        &mut self,
+        sequences: &[AttentionRow],
+        [group, kv_heads]: [usize; 2],
+        most_rows: usize,
+        prefill_rows: usize,
+    ) {
         self.decode.clear();
         self.combine.clear();
         self.prefill.clear();
@@ -92,7 +99,7 @@ impl Works {
             if packed > MOST_DECODE_ROWS || used + needed > most_rows {
                 // The last ones take longest, and begin first.
                 self.prefill
-                    .extend((0..packed).step_by(PREFILL_ROWS).rev().map(|first| work(first, PREFILL_ROWS)));
+                    .extend((0..packed).step_by(prefill_rows).rev().map(|first| work(first, prefill_rows)));
                 continue;
             }
             for first in (0..packed).step_by(DECODE_ROWS) {
@@ -127,6 +134,18 @@ pub(super) fn has_wide_decode(head_dim: usize, dtype: KvDtype) -> bool {
         KvDtype::Uint4 => 4,
     };
     head_dim <= MOST_STATIC_HEAD_DIM && (head_dim * bits).div_ceil(WORD_BITS).is_multiple_of(WARPS)
+}
+
+/// Whether `attention_warpgroup.cu` has kernels for heads of a cache.
+pub(super) fn has_warpgroups(head_dim: usize, dtype: KvDtype) -> bool {
+    matches!(dtype, KvDtype::F16 | KvDtype::Bf16) && matches!(head_dim, 64 | 128)
+}
+
+/// Dynamic shared memory of a block of `attention_warpgroup.cu`, from a multiple of 1024 bytes on.
+pub(super) fn warpgroup_shared_bytes(head_dim: usize) -> usize {
+    const TILE_BYTES: usize = 6 * 64 * size_of::<half::f16>(); // of each dimension: keys, values, transposed values
+    const TOTAL_BYTES: usize = WARPGROUP_ROWS * size_of::<f32>();
+    1024 + head_dim * (TILE_BYTES + TOTAL_BYTES)
 }
 
 /// Whether `decode_wide` takes less time than `decode`: up to one block for each multiprocessor, or two if the cache is
@@ -174,7 +193,7 @@ mod tests {
 
     fn divided(sequences: &[AttentionRow], group: usize, most_rows: usize) -> Works {
         let mut works = Works::default();
-        works.divide(sequences, group, 2, most_rows);
+        works.divide(sequences, [group, 2], most_rows, PREFILL_ROWS);
         works
     }
 
@@ -193,6 +212,9 @@ mod tests {
         assert_eq!(parts(&works.combine), [first[0], last[0], last[2]]);
         assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (320, 64, 0, 0)]);
         assert_eq!(works.prefill.len(), 400_usize.div_ceil(64));
+        let mut works = Works::default();
+        works.divide(&[sequence(0, 100)], [4, 2], 1000, 128);
+        assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (256, 128, 0, 0)]);
     }
 
     #[test]
@@ -232,7 +254,7 @@ mod tests {
                 let heads = HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 };
                 for rows in [1, 100, 1 << 20] {
                     let mut works = Works::default();
-                    works.divide(&sequences, group, kv_heads, rows);
+                    works.divide(&sequences, [group, kv_heads], rows, PREFILL_ROWS);
                     let number = works.decode.len() + works.combine.len() + works.prefill.len();
                     assert!(number <= Works::most(tokens, count, heads, rows), "{start} {heads:?} {rows}");
                     let last = works.combine.iter().rfind(|work| work.count > 0);
@@ -255,6 +277,11 @@ mod tests {
         assert_eq!(dims(KvDtype::Bf16), [32, 64, 96, 128]);
         assert_eq!(dims(KvDtype::Int8), [64, 128]);
         assert_eq!(dims(KvDtype::Uint4), [112, 128]);
+    }
+
+    #[test]
+    fn shared_memory_of_warpgroups_is_that_of_the_kernels() {
+        assert_eq!([64, 128].map(warpgroup_shared_bytes), [82_944, 164_864]);
     }
 
     #[test]

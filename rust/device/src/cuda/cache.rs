@@ -11,7 +11,10 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
 use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
-use super::attention::{MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WIDE_SHARED_BYTES, has_wide_decode};
+use super::attention::{
+    MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WARPGROUP_ROWS, WIDE_SHARED_BYTES, has_warpgroups, has_wide_decode,
+    warpgroup_shared_bytes,
+};
 use super::kernels::{Loader, Source, short_kv_name, short_name};
 use super::operand::OperandForm;
 use super::pinned::Counted;
@@ -61,9 +64,17 @@ pub(super) struct AttentionKernels {
     /// Decode by several warps for each split, if heads have it.
     pub decode_wide: Option<Kernel>,
     pub combine: Kernel,
-    pub prefill: Kernel,
-    /// Bytes of dynamic shared memory that decode and prefill need for each of their rows.
+    pub prefill: Prefill,
+    /// Bytes of dynamic shared memory that decode needs for each of its rows.
     pub row_bytes: usize,
+}
+
+/// A kernel of prefill: its most rows, the threads of a block and its dynamic shared memory.
+pub(super) struct Prefill {
+    pub kernel: Kernel,
+    rows: usize,
+    pub threads: usize,
+    pub shared_bytes: usize,
 }
 
 /// An error for heads that the kernels do not have, or not with this cache.
@@ -101,9 +112,21 @@ fn row_bytes(arithmetic: Dtype, head_dim: usize) -> usize {
 }
 
 impl LoadedAttention {
-    /// The file and the variant of the kernels for these operands.
-    pub fn source(shape: &CacheShape, operand: OperandForm) -> Source {
-        AttentionKernels::source(shape, arithmetic(shape, operand))
+    /// The files and the variants of the kernels for these operands.
+    pub fn sources(
+        loader: &Loader,
+        shape: &CacheShape,
+        operand: OperandForm,
+    ) -> impl Iterator<Item = Source> {
+        let arithmetic = arithmetic(shape, operand);
+        let warpgroups = AttentionKernels::warpgroup_source(loader, shape, arithmetic);
+        std::iter::once(AttentionKernels::source(shape, arithmetic)).chain(warpgroups)
+    }
+
+    /// Packed rows of works of prefill that all loaded kernels have.
+    pub fn prefill_rows(&self) -> usize {
+        let rows = self.0.iter().flatten().map(|kernels| kernels.prefill.rows);
+        rows.min().unwrap_or(PREFILL_ROWS)
     }
 
     /// The kernels for these operands, which are loaded with the cache.
@@ -135,6 +158,13 @@ impl AttentionKernels {
         }
     }
 
+    /// Those of the prefill by warpgroups, if the device and the heads have it.
+    fn warpgroup_source(loader: &Loader, shape: &CacheShape, arithmetic: Dtype) -> Option<Source> {
+        let dim = shape.heads.head_dim;
+        let exists = loader.has_warpgroups() && arithmetic != Dtype::F32 && has_warpgroups(dim, shape.dtype);
+        exists.then(|| ("attention_warpgroup.cu", format!("{},{dim}", short_name(arithmetic))))
+    }
+
     fn load(loader: &mut Loader, shape: &CacheShape, arithmetic: Dtype) -> Result<Self, DeviceError> {
         let (kv, dim, short) = (short_kv_name(shape.dtype), shape.heads.head_dim, short_name(arithmetic));
         let (file, variant) = Self::source(shape, arithmetic);
@@ -142,22 +172,36 @@ impl AttentionKernels {
             Dtype::F32 => format!("f32_{kv}"),
             Dtype::F16 | Dtype::Bf16 => format!("{short}_{kv}_{dim}"),
         };
-        let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
         let row_bytes = row_bytes(arithmetic, dim);
+        let prefill = match Self::warpgroup_source(loader, shape, arithmetic) {
+            Some((file, variant)) => Prefill {
+                kernel: loader.kernel(file, &variant, &format!("attention_prefill_warpgroup_{end}"))?,
+                rows: WARPGROUP_ROWS,
+                threads: 2 * WARPGROUP_ROWS,
+                shared_bytes: warpgroup_shared_bytes(dim),
+            },
+            None => Prefill {
+                kernel: loader.kernel(file, &variant, &format!("attention_prefill_{end}"))?,
+                rows: PREFILL_ROWS,
+                threads: 2 * PREFILL_ROWS,
+                shared_bytes: PREFILL_ROWS * row_bytes,
+            },
+        };
+        let mut load = |operation| loader.kernel(file, &variant, &format!("attention_{operation}_{end}"));
         let has_wide = arithmetic != Dtype::F32 && has_wide_decode(dim, shape.dtype);
         let kernels = Self {
             decode: load("decode")?,
             decode_wide: has_wide.then(|| load("decode_wide")).transpose()?,
             combine: load("combine")?,
-            prefill: load("prefill")?,
+            prefill,
             row_bytes,
         };
         if let Some(kernel) = &kernels.decode_wide {
             kernel.set_shared_limit(WIDE_SHARED_BYTES as u32).map_err(start)?;
         }
-        let shared_bytes = PREFILL_ROWS * row_bytes;
-        if shared_bytes > 0 {
-            kernels.prefill.set_shared_limit(shared_bytes as u32).map_err(start)?;
+        let Prefill { kernel, shared_bytes, .. } = &kernels.prefill;
+        if *shared_bytes > 0 {
+            kernel.set_shared_limit(*shared_bytes as u32).map_err(start)?;
         }
         Ok(kernels)
     }

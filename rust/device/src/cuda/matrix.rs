@@ -188,7 +188,7 @@ impl Cuda {
         for PlannedMatrix { columns, parts, .. } in matrices {
             let Layout { operand, joined, .. } = Layout::new(*columns, parts, self.has_fp8);
             self.operands.add(operand);
-            sources.push(LoadedAttention::source(&shape, operand));
+            sources.extend(LoadedAttention::sources(&self.loader, &shape, operand));
             let grids = joined.iter().filter_map(|part| match part.format {
                 WeightFormat::Float(_) => None,
                 WeightFormat::Grid(grid) => Some(grid),

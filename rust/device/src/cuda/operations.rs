@@ -6,7 +6,7 @@ use bytemuck::NoUninit;
 use penstock_cuda::{Argument, DevicePointer, Parameter};
 use penstock_types::HeadShape;
 
-use super::cache::CacheShape;
+use super::cache::{CacheShape, Prefill};
 use super::operand::{OperandForm, Rows};
 use super::queue::Shape;
 use super::step::WorkList;
@@ -101,9 +101,9 @@ impl Cuda {
         let combine = grid(step.combine, attention::combine_blocks(step.combine.count, kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
         let call = Attention { works: step.prefill.works, ..call };
-        let prefill =
-            Shape::of(grid(step.prefill, 1), 128).with_shared(attention::PREFILL_ROWS * kernels.row_bytes);
-        self.queue.launch(&kernels.prefill, prefill, &[(&call).into()])
+        let Prefill { kernel, threads, shared_bytes, .. } = &kernels.prefill;
+        let shape = Shape::of(grid(step.prefill, 1), *threads).with_shared(*shared_bytes);
+        self.queue.launch(kernel, shape, &[(&call).into()])
     }
 
     /// Copies floats from `start` to the host, and waits for them.

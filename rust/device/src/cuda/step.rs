@@ -156,7 +156,8 @@ impl Cuda {
     ) -> Result<CudaStep<'a>, DeviceError> {
         let target = self.memory.pointer(&rope.inputs);
         let HeadShape { heads, kv_heads, .. } = rope.heads;
-        rope.works.divide(&inputs.sequences, heads / kv_heads, kv_heads, self.most_partial_rows);
+        let (most_rows, prefill_rows) = (self.most_partial_rows, self.attention.prefill_rows());
+        rope.works.divide(&inputs.sequences, [heads / kv_heads, kv_heads], most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
         buffer.wait()?;
