@@ -240,6 +240,7 @@ pub(super) fn variant(grid: &Grid) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::backend::PACKED_LAYOUT;
     use super::*;
 
     /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which tests/support/cuda_codes.py
@@ -353,6 +354,11 @@ mod tests {
             count += 1;
         }
         assert!(count >= 18);
+        assert_eq!(
+            (PACKED_LAYOUT, hash(HASHES.as_bytes())),
+            ("cuda-rows-2", 0xc7d9_242c_1f6d_e775),
+            "if the bytes have changed, files of the previous layout must be refused: give PACKED_LAYOUT a new number"
+        );
     }
 
     #[test]

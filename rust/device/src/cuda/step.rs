@@ -160,6 +160,7 @@ impl Cuda {
         rope.works.divide(&inputs.sequences, [heads / kv_heads, kv_heads], most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
+        self.queue.submit()?; // what a step began that ended with a panic: no event may be queried meanwhile
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
         let step = CudaStep {
