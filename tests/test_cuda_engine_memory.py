@@ -28,6 +28,12 @@ def test_host_counts_the_page_locked_memory_of_an_engine() -> None:
 
 
 @needs_emulator
+def test_memory_ratio_is_a_share_of_the_free_memory() -> None:
+    first, second = run_program(cuda_memory.shares).result
+    assert 0.3 * first < second < 0.55 * first
+
+
+@needs_emulator
 def test_parts_of_a_step_have_bounded_memory_and_the_same_bits() -> None:
     (whole, whole_logprobs, calls), (chunked, chunked_logprobs, _) = run_program(
         cuda_memory.long_prompts

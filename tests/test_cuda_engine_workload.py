@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import cuda_workload
-from support.emulator import needs_emulator, run_program
+from support.emulator import END, needs_emulator, run_program
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
@@ -41,6 +41,8 @@ def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     assert found["same"]
     assert found["device"] == "cuda:0"
     assert found["graphs"] > 20  # of 30 steps
+    assert found["steps"] > 0  # in which the emulator forbids allocations and waits
+    assert found["early"] > 0  # launches that begin while the kernel before them ends
     calls = dict(found["rows"])
     assert calls["attention"] == 2 * calls["embed"] == 60
     assert found["threads"] == []
@@ -74,8 +76,11 @@ def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
 
 
 def test_facades_and_server_give_the_answers_of_the_engine() -> None:
-    found = run_program(cuda_workload.facades).result
-    assert [found[f"device of {name}"] for name in ("cuda", "auto", "dashinfer")] == ["cuda:0"] * 3
+    ended = run_program(cuda_workload.facades)
+    assert set(ended.findings) <= {END}  # of the server's process
+    found = ended.result
+    devices = [found[f"device of {name}"] for name in ("cuda", "auto", "pipeline", "dashinfer")]
+    assert devices == ["cuda:0"] * 4
     texts = [found[name] for name in ("cpu", "cuda", "auto", "pipeline", "server", "dashinfer")]
     assert texts == texts[:1] * 6
     assert found["status"] == 0
@@ -85,6 +90,13 @@ def test_checked_kernels_find_no_defect_in_a_mixed_workload() -> None:
     ended = run_program(cuda_workload.mixed, checked=True)
     assert ended.findings == []
     check_mixed(ended.result)
+
+
+@pytest.mark.parametrize("kv_type", ["auto", "int8"])
+def test_checked_kernels_find_no_defect_with_tensor_cores(kv_type: str) -> None:
+    ended = run_program(cuda_workload.halves, kv_type, checked=True)
+    assert ended.findings == []
+    assert ended.result == []
 
 
 def test_checked_kernels_find_no_defect_in_a_storm() -> None:

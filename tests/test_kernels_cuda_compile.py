@@ -33,10 +33,25 @@ def test_file_compiles_without_spills(path: Path, defines: list[str], target: st
         assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"
 
 
+@pytest.mark.parametrize(
+    ("variant", "target"),
+    [
+        ("bf16,bf16,bf16,64", "sm_90a"),
+        ("bf16,int8,int8,64", "sm_80"),
+        ("bf16,bf16,bf16,96", "sm_100a"),
+        ("f16,f16,f16,128", "sm_120a"),
+    ],
+)
+def test_other_heads_compile_without_spills(variant: str, target: str) -> None:
+    kernels = compile_without_spills(cuda.SOURCES / "attention.cu", target, f"VARIANT={variant}")
+    assert len(kernels) == 4
+
+
 #: The variants for all formats of matrices that the loader accepts, each with one of the targets.
 CODES = [
-    pytest.param(variant, cuda.TARGETS[index % len(cuda.TARGETS)], id=variant)
+    pytest.param(variant, target, id=f"{variant} {target}")
     for index, variant in enumerate(VARIANTS)
+    for target in [cuda.TARGETS[index % len(cuda.TARGETS)]]
 ]
 
 
@@ -46,7 +61,7 @@ def test_every_format_of_codes_compiles_without_spills(variant: str, target: str
     assert len(kernels) == 7
 
 
-@pytest.mark.parametrize("variant", WARPGROUP_VARIANTS)
+@pytest.mark.parametrize("variant", WARPGROUP_VARIANTS, ids=lambda variant: f"{variant} {WARPGROUP_TARGET}")
 def test_every_format_by_warpgroups_compiles_without_spills(variant: str) -> None:
     path = cuda.SOURCES / "codes_warpgroup.cu"
     assert len(compile_without_spills(path, WARPGROUP_TARGET, f"VARIANT={variant}")) == 1

@@ -7,9 +7,9 @@ Needs a penstock with test hooks, pytest, numpy, and NVRTC; neither Rust nor a n
 - `info`: `penstock info`;
 - `compile`: all kernels compile for this device without spills;
 - `kernels ...`: the tests of kernels, on the device, against numpy;
-- `engine ...`: the tests of the engine: parity with the CPU and, if torch is there, with transformers; the
-  same bits, storms, pressure;
-- `memcheck` and `racecheck`: tests of kernels under compute-sanitizer, if it is there.
+- `engine ...`: the tests of the engine: parity with the CPU and, if torch and transformers are there, with
+  them; the same bits, storms, pressure, adapters, sampling;
+- `memcheck ...` and `racecheck ...`: tests of kernels under compute-sanitizer, if it is there.
 
 Parts run beside each other. Each writes a log to `target/gpu/log`; the end of the log of a failed part is
 printed, and `$OUT/gpu-test.txt` has all logs. Parts that the time is too short for are named. With
@@ -31,7 +31,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
-SANITIZERS = {"memcheck": ["rows", "gemm", "kv", "lora"], "racecheck": ["rows", "gemm", "codes"]}
+SANITIZERS = {
+    "memcheck": ["rows", "gemm", "kv", "lora", "codes", "attention", "sample"],
+    "racecheck": ["rows", "gemm", "codes", "attention"],
+}
+#: The libraries of the tests of parity with transformers.
+ORACLE = ("torch", "transformers")
+#: Other tests of the engine.
+OTHERS = ("adapters", "sampling")
 #: Tests that let calls of the emulated driver fail.
 EMULATED = "test_cuda_engine_failures"
 #: Parts that run at the same time. A sanitised one has most of the device to itself.
@@ -85,10 +92,15 @@ def sanitizer() -> str | None:
 def parts(expression: str) -> list[Part]:
     """All parts, the longest ones first."""
     chosen = ["-k", expression] if expression else []
-    marks = [] if importlib.util.find_spec("torch") else ["-m", "not oracle"]
+    has_oracle = all(importlib.util.find_spec(name) for name in ORACLE)
+    marks = [] if has_oracle else ["-m", "not oracle"]
+    paths = [
+        *sorted(TESTS.glob("test_cuda_engine*.py")),
+        *(TESTS / f"test_cuda_{name}.py" for name in OTHERS),
+    ]
     engine = [
-        Part(f"engine {path.stem.removeprefix('test_cuda_engine_')}", pytest_of([path], *chosen, *marks), 420)
-        for path in sorted(TESTS.glob("test_cuda_engine*.py"))
+        Part(f"engine {path.stem.split('_')[-1]}", pytest_of([path], *chosen, *marks), 420)
+        for path in paths
         if path.stem != EMULATED
     ]
     kernels = {
@@ -103,23 +115,29 @@ def parts(expression: str) -> list[Part]:
     ]
     found.append(Part("info", [sys.executable, "-m", "penstock", "info"], 60))
     found.append(Part("compile", pytest_of([compiles], "-k", "without_spills and " + architecture()), 300))
-    if program := sanitizer():
-        for tool, names in SANITIZERS.items():
-            command = [program, "--tool", tool, "--error-exitcode", "9"]
-            files = [kernels[name] for name in names]
-            found.append(Part(tool, [*command, *pytest_of(files, "-x", *chosen)], 300))
+    program = sanitizer()
+    for tool, name in ((tool, name) for tool, names in SANITIZERS.items() for name in names if program):
+        command = [str(program), "--tool", tool, "--error-exitcode", "9"]
+        found.append(Part(f"{tool} {name}", [*command, *pytest_of([kernels[name]], "-x", *chosen)], 300))
     return found
 
 
+def not_run() -> list[str]:
+    """What is missing on this machine, and the tests that do not run without it."""
+    missing = [name for name in ORACLE if not importlib.util.find_spec(name)]
+    lines = [f"{' and '.join(missing)} missing: no parity with transformers"] if missing else []
+    return lines if sanitizer() else [*lines, f"compute-sanitizer missing: no {' and '.join(SANITIZERS)}"]
+
+
 def architecture() -> str:
-    """The compiler's target for the device."""
+    """The target of the tests of the compiler for the device."""
     import penstock
 
     info = penstock.cuda_info()
     if info.reason or not info.devices:
         sys.exit(f"no device: {info.reason}")
-    major, minor = info.devices[0].compute_capability.split(".")
-    return f"sm_{major}{minor}{'a' if int(major) >= 9 else ''}"  # noqa: PLR2004 - from 9.0 on
+    major = info.devices[0].compute_capability.partition(".")[0]
+    return {"8": "sm_80", "9": "sm_90a", "10": "sm_100a", "12": "sm_120a"}.get(major, "another")
 
 
 def run(part: Part, deadline: float, logs: Path) -> Ended:
@@ -141,6 +159,8 @@ def run(part: Part, deadline: float, logs: Path) -> Ended:
                 check=False,
             )
             outcome = {0: "passed", NO_TESTS: "no tests"}.get(done.returncode, "failed")
+            if part.name == "compile" and outcome == "no tests":
+                outcome = "failed"
         except subprocess.TimeoutExpired:
             outcome = "out of time"
     return Ended(part, outcome, time.monotonic() - start, path.read_text(errors="replace"))
@@ -181,6 +201,8 @@ def main() -> None:
     print()
     for end in ended:
         print(f"{end.part.name:24} {end.outcome:12} {end.seconds:6.1f} s  {end.summary[:100]}")
+    for line in not_run():
+        print(line)
     outcomes = {end.outcome for end in ended}
     if "passed" not in outcomes or outcomes - GOOD:
         sys.exit(1)

@@ -126,10 +126,12 @@ def run_sections(names: list[str], folder: Path, minutes: float, *, tiny: bool) 
 def describe(outcomes: dict[str, str]) -> dict[str, Any]:
     """The time, the command, the machine and the versions."""
     info = penstock.cuda_info()
+    version = Path("/proc/driver/nvidia/version")
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.argv]),
         "penstock": penstock.__version__,
+        "driver": version.read_text().partition("\n")[0] if version.exists() else None,
         "cuda": info.to_dict(),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
@@ -154,6 +156,7 @@ def record(folder: Path, target: Path, outcomes: dict[str, str]) -> str:
     text = "\n".join(
         [
             f"{about['date']}, `{about['command']}`, Penstock {about['penstock']}",
+            f"Driver: {about['driver']}",
             f"Device: {about['cuda']}",
             f"Limits: {limits or 'not measured'}",
             f"Sections: {outcomes}",

@@ -53,6 +53,11 @@ bool is_planted(const char* call) {
     return false;
 }
 
+void count(const char* event) {
+    Guard guard(state_mutex);
+    calls[event]++;
+}
+
 static std::string thread_name() {
     char name[16] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
@@ -200,7 +205,11 @@ unsigned emuCount(const char* call) {
     return calls[call];
 }
 
-void emuArm(int armed) { is_armed = armed; }
+void emuArm(int armed) {
+    is_armed = armed;
+    Guard guard(state_mutex);
+    calls[__func__] += armed != 0;
+}
 
 // The findings so far, a line each; returns their number.
 size_t emuFindings(char* text, size_t size) {

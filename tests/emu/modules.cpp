@@ -290,6 +290,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig_st* config, CUfunc_st* f, void** 
         memcpy(&value, attribute.value, sizeof value);
         is_dependent = value;
     }
+    if (is_dependent) count("programmatic launch");
     return launch_kernel(*config, f, values, is_dependent);
 }
 

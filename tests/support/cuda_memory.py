@@ -81,6 +81,19 @@ def long_prompts() -> list[Any]:
     return found
 
 
+def shares() -> list[int]:
+    """The bytes of the KV cache of two engines that take half of the free memory, one after the other."""
+    sizes = {"max_model_len": 4096, "max_num_seqs": 64, "kv_cache_blocks": None, "memory_ratio": 0.5}
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config("llama", num_hidden_layers=1, head_dim=128, max_position_embeddings=4096)
+        model = write_checkpoint(Path(folder), config)
+        with (
+            open_on(penstock.Host(), model, **sizes) as first,
+            open_on(penstock.Host(), model, **sizes) as second,
+        ):
+            return [engine.info.memory.kv_cache for engine in (first, second)]
+
+
 def modules() -> dict[str, Any]:
     """The error of a device without memory for kernels."""
     driver = Device("libcuda.so.1")

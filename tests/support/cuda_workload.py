@@ -8,7 +8,7 @@ import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -17,6 +17,9 @@ import penstock
 from api_support import BACKENDS, PROMPT, assert_at_rest, bits_of, check_stats, engine_threads, wait_until
 from support.checkpoints import make_config, write_checkpoint
 from support.running import random_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SIZES: dict[str, Any] = {
     "threads": 1,
@@ -63,8 +66,9 @@ def checkpoint(folder: str) -> Path:
     return write_checkpoint(Path(folder), make_config("llama"))
 
 
-def answers(engine: penstock.Engine) -> dict[str, Any]:
-    """The choices of all requests, which run at the same time."""
+def answers(engine: penstock.Engine, names: Iterable[str] = REQUESTS) -> dict[str, Any]:
+    """The choices of requests, which run at the same time."""
+    names = list(names)
 
     def ask(name: str) -> list[Any]:
         prompt, options = REQUESTS[name]
@@ -72,8 +76,19 @@ def answers(engine: penstock.Engine) -> dict[str, Any]:
         result = engine.blocking.generate(prompt, params, **options)
         return [(choice.token_ids, choice.text, choice.finish_reason) for choice in result.choices]
 
-    with ThreadPoolExecutor(len(REQUESTS)) as pool:
-        return dict(zip(REQUESTS, pool.map(ask, REQUESTS), strict=True))
+    with ThreadPoolExecutor(len(names)) as pool:
+        return dict(zip(names, pool.map(ask, names), strict=True))
+
+
+def halves(kv_type: Any) -> list[str]:
+    """The requests of which two runs differ, of a bfloat16 model with heads that tensor cores multiply."""
+    names = ("greedy", "seeded", "filters", "choices")
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config("llama", num_hidden_layers=1, dtype="bfloat16", head_dim=128)
+        model = write_checkpoint(Path(folder), config)
+        with penstock.Engine(model, device="cuda", kv_cache_dtype=kv_type, **SIZES) as engine:
+            found, again = (answers(engine, names) for _ in range(2))
+    return [name for name in names if found[name] != again[name]]
 
 
 def mixed() -> dict[str, Any]:
@@ -98,21 +113,22 @@ def mixed() -> dict[str, Any]:
 
 
 def lives() -> dict[str, Any]:
-    """An engine that sleeps and wakes, its profile, and the graphs of its steps."""
+    """An engine that sleeps and wakes, its profile, and the calls of its steps."""
     count = ctypes.CDLL("libcuda.so.1").emuCount
     params = COMMON.replace(max_tokens=30, ignore_eos=True)
     with tempfile.TemporaryDirectory() as folder:
         model = checkpoint(folder)
         with penstock.Engine(model, device="cuda", profile=True, **SIZES) as engine:
-            before = count(b"cuGraphLaunch")
+            events = {"graphs": b"cuGraphLaunch", "steps": b"emuArm", "early": b"programmatic launch"}
+            before = {name: count(event) for name, event in events.items()}
             first = bits_of(engine.blocking.generate(PROMPT, params))
-            graphs = count(b"cuGraphLaunch") - before
+            counts = {name: count(event) - before[name] for name, event in events.items()}
             rows = [(row.operation, row.calls) for row in engine.profile()]
             engine.blocking.sleep()
             engine.blocking.wake()
             is_same = bits_of(engine.blocking.generate(PROMPT, params)) == first
             device = engine.info.device
-    return {"same": is_same, "graphs": graphs, "rows": rows, "device": device, "threads": engine_threads()}
+    return counts | {"same": is_same, "rows": rows, "device": device, "threads": engine_threads()}
 
 
 def embeddings_between() -> list[Any]:
@@ -207,6 +223,7 @@ def facades() -> dict[str, Any]:
                 found[f"device of {device}"] = engine.info.device
         with open_pipeline(model) as pipe:
             found["pipeline"] = pipe([prompt], gen_config=GREEDY, do_preprocess=False)[0].text
+            found["device of pipeline"] = pipe.engine.info.device
         with started(model, "--device", "cuda", "--max-model-len", "128") as server:
             body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
             found["server"] = server.ask("/v1/completions", body)[1]["choices"][0]["text"]
