@@ -44,7 +44,7 @@ pub enum Unavailable {
     )]
     NoSelectedDevice(String),
     /// There are devices, but not this one.
-    #[error("device {index} does not exist; the driver has {count}, with indices from 0")]
+    #[error("device {index} does not exist; the driver has {count}: use an index below that")]
     NoSuchDevice {
         /// The index.
         index: u32,
@@ -53,7 +53,8 @@ pub enum Unavailable {
     },
     /// The device is too old.
     #[error(
-        "the compute capability of {name} is {capability}, and {MIN_COMPUTE_CAPABILITY} or newer is required"
+        "the compute capability of {name} is {capability}, and {MIN_COMPUTE_CAPABILITY} or newer is required; use \
+        another device, or the CPU"
     )]
     OldDevice {
         /// The name of the device.
