@@ -6,18 +6,17 @@
 //
 // Types     T, bf16 or f16, is that of the tensor cores: that of the cache, if it has floats. Queries and weights are
 //           rounded to it. The result may have another type.
-// Shape     A warp of decode or prefill has 16 rows, so a step of one query fills group of 16 rows of an mma; the 4
-//           warps of prefill share the tiles, which cp.async copies. decode_wide has 4 warps for the rows and the split
-//           of decode: one sequence has too few splits to occupy a device, and decode takes 15 us for the 8 tiles of a
-//           split, one after the other (an H100). Where shared memory has room for two tiles, one is
-//           copied while the one before it is multiplied. Otherwise keys are copied while values are multiplied, and
-//           values while keys are.
+// Shape     A warp of decode or prefill has 16 rows, so a step of one query fills as many rows of an mma as there are
+//           query heads for a key head; the 4 warps of prefill share the tiles, which cp.async copies. decode_wide has
+//           4 warps for the rows and the split of decode: one sequence has too few splits to occupy a device, and
+//           decode takes 15 us for the 8 tiles of a split, one after the other (an H100). Where shared memory has room
+//           for two tiles, one is copied while the one before it is multiplied. Otherwise keys are copied while values
+//           are multiplied, and values while keys are. attention_warpgroup.cu has another prefill.
 // Large     Heads of more than 128 dimensions. Their accumulators take up to 128 registers of a thread, so those of the
 //           splits before have no room: prefill keeps them in the place of the queries in qkv, which are copied first
 //           and not needed again. The queries are in dynamic shared memory: 2 D bytes for each row of the warps.
-// Registers Of a thread in decode: 130 to 228 for 32 to 128 dimensions, 218 to 255 for 256. In prefill: 146 to 255, 227
-//           to 255. In decode_wide: 113 to 130. None is spilled by NVRTC 13.0 to 13.4; 13.5 spills 8 bytes of uint4
-//           with 256 dimensions on sm_120a.
+// Registers Of a thread, by NVRTC 13.4 for 32 to 128 dimensions and for more: in decode 121 to 239 and 207 to 255, in
+//           prefill 167 to 255 and 190 to 255; in decode_wide up to 154. None is spilled.
 // Shared    KiB of a block in decode and in prefill; decode_wide has 64, and up to 25 of static shared memory:
 //
 //               dimensions    16 bits     int8      uint4
@@ -83,10 +82,6 @@ DEVICE void attend(const Attention& call) {
     if (IS_DECODE && split < rows.first_split()) return;  // before the window
     const Keys keys = Keys::of<D>(rows);
 
-    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
-    const LaneRows lane_rows(rows, warp * ROWS);
-    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
-
     constexpr int TILES = SPLIT / TILE;
     int tile = keys.first / TILE, end = keys.last / TILE + 1;
     if (IS_DECODE) tile = max(tile, split * TILES), end = min(end, (split + 1) * TILES);
@@ -100,6 +95,9 @@ DEVICE void attend(const Attention& call) {
         copy_tile<THREADS, VALUES>(stages[0], keys, tile);
         copy_commit();
     }
+    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
+    const LaneRows lane_rows(rows, warp * ROWS);
+    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
     [[maybe_unused]] bool is_first_split = true;
     for (; tile < end; tile++) {
         const bool is_last = tile + 1 == end;

@@ -92,7 +92,11 @@ struct KeyFragment<T, int8, D> {
         token += threadIdx.x % 32 / 4, first += threadIdx.x % 4 * 2 * N;
         const auto bytes = stage.template key<Values<uint32_t, N / 2>>(token, first);
 #pragma unroll
-        for (int r = 0; r < N; r++) k[r] = centred_pair<T, 8>(bytes.values[r / 2] >> r % 2 * 8 & twice(0xff));
+        for (int r = 0; r < N; r++) k[r] = of_bytes(bytes.values[r / 2], r);
+    }
+    // Register `r`, of 4 bytes.
+    static DEVICE uint32_t of_bytes(uint32_t bytes, int r) {
+        return centred_pair<T, 8>(bytes >> r % 2 * 8 & twice(0xff));
     }
 };
 template <class T, int D>
@@ -220,6 +224,8 @@ struct Encoding {
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<E, D>& stage) {
         multiply_keys<T, E, D>(s, queries, stage, 0, D);
     }
+    // Turns products of stored keys into scores: `sums` are those of the queries.
+    static DEVICE void scale(float (&)[4][4], const float (&)[2], const TileParameters<E, D>&) {}
     static constexpr float HALF = 0;  // is added to stored values
     // Turns the weight p of a token into the factor of its stored value, and returns what is added to all dimensions.
     static DEVICE float weight(float&, const TileParameters<E, D>&, int) { return 0; }
@@ -236,11 +242,14 @@ struct Encoding<T, int8, D> {
     }
     static DEVICE void scores(float (&s)[4][4], const Queries<T, D>& queries, const Stage<int8, D>& stage) {
         multiply_keys<T, int8, D>(s, queries, stage, 0, D);
+        scale(s, queries.sum[1], stage);
+    }
+    static DEVICE void scale(float (&s)[4][4], const float (&sums)[2], const Parameters& parameters) {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-            const float scale = to_float(stage.template parameter<bf16>(token, 0));
-            const float added = __fmul_rn(middle(stage, token, 0), queries.sum[1][i % 4 / 2]);
+            const float scale = to_float(parameters.template parameter<bf16>(token, 0));
+            const float added = __fmul_rn(middle(parameters, token, 0), sums[i % 4 / 2]);
             s[i / 4][i % 4] = __fmaf_rn(scale, s[i / 4][i % 4], added);
         }
     }
@@ -300,32 +309,32 @@ struct TileWeights {
     float sum[2], added[2];
 };
 
-// The exponents of a tile's scores, in their place, and the largest ones of its rows in `most`. Without HAS_MASK, the
-// rows see all keys.
-template <bool HAS_MASK>
-DEVICE void masked_exponents(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
-                                float softcap) {
+// The exponents of a tile's scores, in their place, and the largest ones of its rows in `most`.
+template <bool HAS_HIDDEN>
+DEVICE void exponents_of_rows(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
+                              float softcap) {
     const int quad = threadIdx.x % 4;
     most[0] = most[1] = -infinity();
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int half = i % 4 / 2, position = tile * TILE + i / 4 * 8 + quad * 2 + i % 2;
         float& x = s[i / 4][i % 4];
-        const bool is_visible = !HAS_MASK || (rows.first[half] <= position && position <= rows.last[half]);
+        const bool is_visible = !HAS_HIDDEN || (rows.first[half] <= position && position <= rows.last[half]);
         x = is_visible ? exponent(x, scale, softcap) : -infinity();
         most[half] = fmaxf(most[half], x);
     }
     most[0] = quad_max(most[0]), most[1] = quad_max(most[1]);
 }
-
+// The same, with fewer instructions if all rows of the warp see all keys. Large heads have no registers for both.
+template <int D>
 DEVICE void exponents_of_scores(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
                                 float softcap) {
     const int first = tile * TILE, last = first + TILE - 1;
     const bool sees_all = max(rows.first[0], rows.first[1]) <= first && last <= min(rows.last[0], rows.last[1]);
-    if (__all_sync(ALL_LANES, sees_all))
-        masked_exponents<false>(s, most, tile, rows, scale, softcap);
+    if (D <= LARGE && __all_sync(ALL_LANES, sees_all))
+        exponents_of_rows<false>(s, most, tile, rows, scale, softcap);
     else
-        masked_exponents<true>(s, most, tile, rows, scale, softcap);
+        exponents_of_rows<true>(s, most, tile, rows, scale, softcap);
 }
 
 // The exponents of a tile, in s, which is 0 before.
@@ -333,7 +342,7 @@ template <class T, class E, int D>
 DEVICE void exponents_of(float (&s)[4][4], float (&most)[2], const Queries<T, D>& queries, const Stage<E, D>& stage,
                          int tile, const LaneRows& rows, float scale, float softcap) {
     Encoding<T, E, D>::scores(s, queries, stage);
-    exponents_of_scores(s, most, tile, rows, scale, softcap);
+    exponents_of_scores<D>(s, most, tile, rows, scale, softcap);
 }
 
 // The weights of these exponents, if the largest ones of the tiles before are `top`.
@@ -376,13 +385,27 @@ DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const fl
     return weights;
 }
 
+// The sums of weights of rows `group` and `group + 8` so far, with the exponent `top` taken out.
+struct WeightSums {
+    float top[2] = {-infinity(), -infinity()}, sum[2] = {}, added[2] = {};
+
+    // Adds a tile.
+    DEVICE void add_weights(const TileWeights& weights) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            top[half] = weights.top[half];
+            sum[half] = __fmaf_rn(sum[half], weights.keep[half], weights.sum[half]);
+            added[half] = __fmaf_rn(added[half], weights.keep[half], weights.added[half]);
+        }
+    }
+};
+
 // The weighted sum of values so far, with the exponent `top` taken out: of rows `group` and `group + 8`, and of all
 // dimensions, or of the warp's part of PARTS.
 template <class E, int D, int PARTS = 1>
-struct Weighted {
+struct Weighted : WeightSums {
     static_assert(Stage<E, D>::WORDS % PARTS == 0, "parts are whole words");
     static constexpr int WORDS = Stage<E, D>::WORDS / PARTS, ACCUMULATORS = WORDS * UNIT<E>;
-    float top[2], sum[2], added[2];
     float values[ACCUMULATORS][4];
 
     // The first word of a value of this warp's part.
@@ -400,22 +423,11 @@ struct Weighted {
     }
 
     DEVICE void clear() {
-#pragma unroll
-        for (int half = 0; half < 2; half++) top[half] = -infinity(), sum[half] = added[half] = 0;
+        static_cast<WeightSums&>(*this) = {};
 #pragma unroll
         for (int n = 0; n < ACCUMULATORS; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = 0;
-    }
-
-    // Adds a tile to the sums of weights.
-    DEVICE void add_weights(const TileWeights& weights) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            top[half] = weights.top[half];
-            sum[half] = __fmaf_rn(sum[half], weights.keep[half], weights.sum[half]);
-            added[half] = __fmaf_rn(added[half], weights.keep[half], weights.added[half]);
-        }
     }
 
     // Adds the values of a tile.

@@ -33,8 +33,6 @@
 constexpr int SPLIT = 256, TILE = 32;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-enum FloatType : int { F32, BF16, F16 };
-
 struct __align__(16) Work {
     uint32_t first_row, start, first_block;  // of the sequence: its first query, the position of that, its block table
     uint32_t first, count;                   // of the packed rows; no rows: the work does not exist

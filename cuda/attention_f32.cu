@@ -138,7 +138,8 @@ DEVICE void attend(const Attention& call) {
             int first = max(rows.first(row), split * SPLIT);
             const int last = min(rows.last(row), split * SPLIT + SPLIT - 1);
             for (; first <= last; first = (first / TILE + 1) * TILE)
-                now.add_tile<E>(call, rows.blocks(), query, weights[warp], first, min(last, first / TILE * TILE + TILE - 1));
+                now.add_tile<E>(call, rows.blocks(), query, weights[warp], first,
+                                min(last, first / TILE * TILE + TILE - 1));
             if (is_partial) {
                 float* to = rows.partial(split, row);
                 for_dimensions(head_dim, [&](int i, int dimension) { to[dimension] = now.values[i]; });

@@ -95,7 +95,7 @@ struct code8 {
     static constexpr int bits = 8, centre = 128;
     // The codes of a pair in the low 8 of 16 bits; the others are not 0.
     static DEVICE uint32_t low(const uint32_t* words, int m, int r) { return words[2 * m + r % 2] >> 8 * (r / 2); }
-    // The mantissa of bf16 has 7 of 8 bits. The other one is the sign: it makes -256 of the -128 that are added.
+    // As centred_pair (common.cuh), of codes whose highest bit is flipped.
     static DEVICE uint32_t pair(const uint32_t* words, int m, int r) {
         const uint32_t codes = low(words, m, r);
         return fma_pairs<bf16>(and_xor(codes, twice(0x7f), twice(INTEGER<bf16>)), twice(ONE<bf16>),

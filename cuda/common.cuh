@@ -195,6 +195,9 @@ constexpr uint32_t ONE = 0x3f80;
 template <>
 constexpr uint32_t ONE<f16> = 0x3c00;
 
+// The types of floats, as the host numbers them.
+enum FloatType : int { F32, BF16, F16 };
+
 // The number that has integers in the low bits of its mantissa: 128 in bf16, 1024 in f16.
 template <class T>
 constexpr uint32_t INTEGER = 0x4300;
@@ -222,7 +225,7 @@ DEVICE uint32_t less_centre(uint32_t integers) {
 // A pair of codes of BITS bits, in the low bits of 16, less 2^(BITS - 1). It is exact.
 template <class T, int BITS>
 DEVICE uint32_t centred_pair(uint32_t codes) {
-    // The mantissa of bf16 has 7 of 8 bits. The high one makes -128 of -256.
+    // The mantissa of bf16 has 7 of 8 bits. The high one makes -128 of the -256 that are added.
     if constexpr (BITS == 8 && INTEGER<T> == INTEGER<bf16>)
         return fma_pairs<T>((codes & twice(0x7f)) | twice(INTEGER<T>), twice(ONE<T>),
                             (codes & twice(0x80)) ^ twice(0xc380));

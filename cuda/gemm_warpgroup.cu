@@ -7,7 +7,7 @@
 //           cp.async copies. A group begins the products of a stage, and waits for those of the stage before; so the
 //           stage before that one can be filled again, and STAGES - 2 of them are on their way.
 // Limits    Few rows: bytes of w. Many rows: bytes that multiprocessors read from the L2 cache, 48 KiB for the 4.2
-//           MFLOP of a stage of the widest tile: 5.5 TB/s at 470 TFLOP/s. TMA could read x once for two blocks.
+//           MFLOP of a stage of the widest tile: 5.5 TB/s at 470 TFLOP/s.
 // Division  as in gemm.cu: block y computes segment y of a tile, if the launch has several; add_chains adds the chains.
 // Sources   PTX ISA, "Asynchronous warpgroup level matrix instructions"; NVIDIA, CUTLASS documentation (sm_90 tiles).
 #include "segments.cuh"

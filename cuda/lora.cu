@@ -33,13 +33,11 @@ constexpr int MAX_UPDATES = 3, TILE_ROWS = 16, ROW_TILES = TILE_ROWS / 8;
 constexpr int RANKS = 16, STEP = 16, PIECE = 64, SHRINK_WARPS = 16;
 constexpr int EXPAND_WARPS = 4, OUTPUT_TILES = 2;
 
-enum Type { F32, F16, BF16 };
-
 // The update of some columns of `out`.
 struct Update {
     uint64_t a;  // the first byte of A, behind LowRank::adapters
     uint32_t b;  // bytes from there to B
-    int type;
+    FloatType type;
     float scale;
     int rank;  // 0: the adapter has no such update
     int first_column, num_columns;

@@ -99,7 +99,8 @@ DEVICE uint32_t sample(Shared& shared, const Batch& batch, const Entry& entry, i
 
 // Writes the ids of the `count` highest scores to `tops`, in any order, without those of minus infinity. Returns their
 // number.
-DEVICE uint32_t collect_highest(Shared& shared, const Row& row, float best, uint32_t count, uint64_t* masses, Top* tops) {
+DEVICE uint32_t collect_highest(Shared& shared, const Row& row, float best, uint32_t count, uint64_t* masses,
+                                Top* tops) {
     const uint32_t needed = rank_needed(shared, row, best, count);
     const auto is_active = [&](int tile) { return rank_of(row.highest[tile]) <= needed; };
     const Prefix prefix = find_prefix(shared, row, rank_of(best), needed, count, masses, is_active,

@@ -74,15 +74,21 @@ INSTRUCTIONS(f16)
     DEVICE void multiply_registers(T, SUM (&d)[ROWS / 8][4], const uint32_t (&a)[4], uint64_t b, int adds) {     \
         asm volatile("{.reg .pred adds; setp.ne.s32 adds, " ADDS ", 0; wgmma.mma_async.sync.aligned.m64n" #ROWS  \
                      TYPE " {" SUMS_##ROWS "}, {" A "}, " B ", adds" FLAGS ";}"                                  \
-                     : OF_##ROWS(C)                                                                             \
+                     : OF_##ROWS("+" C)                                                                         \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                           \
+    }                                                                                                           \
+    DEVICE void multiply_registers(T, SUM (&d)[ROWS / 8][4], const uint32_t (&a)[4], uint64_t b) {               \
+        asm volatile("{.reg .pred adds; setp.ne.s32 adds, 0, 0; wgmma.mma_async.sync.aligned.m64n" #ROWS         \
+                     TYPE " {" SUMS_##ROWS "}, {" A "}, " B ", adds" FLAGS ";}"                                  \
+                     : OF_##ROWS("=" C)                                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                      \
     }
 #define REGISTER_INSTRUCTIONS(T, SUM, C, TYPE, FLAGS)                                           \
     REGISTER_INSTRUCTION(T, SUM, C, TYPE, FLAGS, 64, "%32, %33, %34, %35", "%36", "%37")        \
     REGISTER_INSTRUCTION(T, SUM, C, TYPE, FLAGS, 128, "%64, %65, %66, %67", "%68", "%69")
-REGISTER_INSTRUCTIONS(bf16, float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 0")
-REGISTER_INSTRUCTIONS(f16, float, "+f", "k16.f32.f16.f16", ", 1, 1, 0")
-REGISTER_INSTRUCTIONS(int8_t, int, "+r", "k32.s32.s8.s8", "")
+REGISTER_INSTRUCTIONS(bf16, float, "f", "k16.f32.bf16.bf16", ", 1, 1, 0")
+REGISTER_INSTRUCTIONS(f16, float, "f", "k16.f32.f16.f16", ", 1, 1, 0")
+REGISTER_INSTRUCTIONS(int8_t, int, "r", "k32.s32.s8.s8", "")
 #endif
 
 // d[64][ROWS] += a[64][16] * b[ROWS][16], of the columns 16 part to 16 part + 15 of both tiles. Warp w of the four has
@@ -106,6 +112,15 @@ DEVICE void multiply(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int
     emu::multiply_registers(d[0], 8 * N, a, b, part, adds, std::is_same_v<T, f16>);
 #else
     multiply_registers(T{}, d, a, descriptor(b, part), adds);
+#endif
+}
+// The same without sums before it. The assembler needs no value of the registers then.
+template <class T, class Sum, int N>
+DEVICE void multiply_first(Sum (&d)[N][4], const uint32_t (&a)[4], const uint4* b, int part) {
+#ifdef PENSTOCK_HOST
+    emu::multiply_registers(d[0], 8 * N, a, b, part, false, std::is_same_v<T, f16>);
+#else
+    multiply_registers(T{}, d, a, descriptor(b, part));
 #endif
 }
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (make_config("llama", num_attention_heads=6, num_key_value_heads=2), {}),
     "mistral with a short window, bfloat16, int8 cache": (
-        make_config("mistral", sliding_window=40, dtype="bfloat16", head_dim=64),
+        make_config("mistral", sliding_window=40, dtype="bfloat16", head_dim=128),
         {"kv_cache_dtype": "int8"},
     ),
     "llama with products of several segments, bfloat16": (
@@ -45,6 +45,8 @@ WIDE_DECODE = (
     "mistral with a short window, bfloat16, int8 cache",
     "llama with products of several segments, bfloat16",
 )
+#: Models with `attention_prefill_warpgroup`.
+WARPGROUP_PREFILL = WIDE_DECODE[:1]
 #: The counter that shows that the engine has worked in this way.
 COUNTERS = {
     "cache": "hits",
@@ -70,3 +72,5 @@ def test_no_way_of_running_changes_a_bit(model: str) -> None:
     if model in WIDE_DECODE:
         kernels = {line for line in ended.errors.splitlines() if line.startswith("kernel attention_decode_")}
         assert {kernel.startswith("kernel attention_decode_wide_") for kernel in kernels} == {False, True}
+        has_warpgroups = "kernel attention_prefill_warpgroup_" in ended.errors
+        assert has_warpgroups == (model in WARPGROUP_PREFILL)

@@ -88,10 +88,12 @@ WEIGHTS: dict[str, Case] = {
     **{
         f"bfloat16, heads of {size}": case("llama", dtype="bfloat16", head_dim=size) for size in (72, 80, 256)
     },
-    "bfloat16, int8 cache, heads of 256": case(
-        "llama", {"kv_cache_dtype": "int8"}, dtype="bfloat16", head_dim=256
-    ),
-    "bfloat16, int8 cache": case("llama", {"kv_cache_dtype": "int8"}, dtype="bfloat16", head_dim=64),
+    **{
+        f"bfloat16, int8 cache, heads of {size}": case(
+            "llama", {"kv_cache_dtype": "int8"}, dtype="bfloat16", head_dim=size
+        )
+        for size in (64, 128, 256)
+    },
     "bfloat16, float32 cache": case("llama", {"kv_cache_dtype": "float32"}, dtype="bfloat16"),
     "float16, uint4 cache": case("qwen3", {"kv_cache_dtype": "uint4"}, dtype="float16", head_dim=64),
     "bfloat16, gguf": ({"gguf": "BF16", "architecture": "llama"}, {}),

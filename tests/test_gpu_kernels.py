@@ -71,8 +71,8 @@ def test_variants_of_kernels_by_their_names() -> None:
         return [variant[0].name, *variant[1]]
 
     assert definition("attention_decode_bf16_uint4_64") == ["attention.cu", "VARIANT=bf16,u4,uint4,64"]
-    name = "attention_prefill_warpgroup_f16_f16_128"
-    assert definition(name) == ["attention_warpgroup.cu", "VARIANT=f16,128"]
+    name = "attention_prefill_warpgroup_f16_int8_128"
+    assert definition(name) == ["attention_warpgroup.cu", "VARIANT=f16,int8,128"]
     assert definition("gemm_narrow_e4m3_32_scale16_centred_bf16") == [
         "codes.cu",
         "VARIANT=e4m3,32,scale16,centred,bf16",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 SPLIT = 256
-#: The largest heads of `decode_wide`, and those of `prefill_warpgroup`.
-WIDE_HEAD_DIM, WARPGROUP_HEAD_DIMS = 128, (64, 128)
+#: The largest heads of `decode_wide`.
+WIDE_HEAD_DIM = 128
 #: The rows of a work, and the threads of its blocks.
 ROWS = {"decode": 16, "decode_wide": 16, "prefill": 64, "prefill_warpgroup": 128}
 THREADS = {"decode": 32, "decode_wide": 128, "prefill": 128, "prefill_warpgroup": 256, "combine": 128}
@@ -90,8 +90,8 @@ class Case:
         """The kernels for decode and prefill."""
         words = -(-self.head_dim * self.layout.bits // 128)
         has_wide = self.dtype != "f32" and self.head_dim <= WIDE_HEAD_DIM and words % 4 == 0
-        has_warpgroups = self.dtype == self.kv != "f32" and self.head_dim in WARPGROUP_HEAD_DIMS
-        return ["prefill", "decode", *["decode_wide"] * has_wide, *["prefill_warpgroup"] * has_warpgroups]
+        has_warpgroup = self.dtype != "f32" and has_warpgroup_prefill(self.kv, self.head_dim)
+        return ["prefill", "decode", *["decode_wide"] * has_wide, *["prefill_warpgroup"] * has_warpgroup]
 
     @property
     def variant(self) -> str:
@@ -179,7 +179,7 @@ class Filled:
                 case.softcap,
                 FLOAT_TYPES.index(case.result),
             )
-            shared = shared_bytes(name, case.dtype, case.head_dim)
+            shared = shared_bytes(name, case.dtype, case.kv, case.head_dim)
             function = f"attention_{name}_{case.variant}"
             self.kernels.launch(function, grid, THREADS[name], call, shared=shared)
         return out
@@ -212,12 +212,17 @@ class Filled:
         return page.restored(position % self.case.block_size)
 
 
-def shared_bytes(kernel: str, dtype: str, head_dim: int) -> int:
+def has_warpgroup_prefill(kv: str, head_dim: int) -> bool:
+    """Whether warpgroups have a kernel of prefill for a cache."""
+    return (kv, head_dim) == ("int8", 128) or (kv in ("bf16", "f16") and head_dim in (64, 128))
+
+
+def shared_bytes(kernel: str, dtype: str, kv: str, head_dim: int) -> int:
     """The dynamic shared memory of a block."""
     if kernel == "decode_wide":
         return 64 << 10
     if kernel == "prefill_warpgroup":
-        return 1024 + 1280 * head_dim
+        return 1024 + 1280 * head_dim + (3 << 10 if kv == "int8" else 0)
     has_queries = kernel != "combine" and dtype != "f32" and head_dim > 128
     return 2 * head_dim * ROWS[kernel] if has_queries else 0
 
@@ -344,8 +349,10 @@ def test_bits_do_not_depend_on_the_division(kernels: cuda.HostKernels, case: Cas
         Case(head_dim=128, kv_heads=1, group=1, lengths=(600, 129)),
         Case(dtype="f16", kv="f16", kv_heads=1, group=2, lengths=(520,), window=70, softcap=3.0),
         Case(kv_heads=1, group=16, lengths=(100,), block_size=48),
+        Case(kv="int8", head_dim=128, kv_heads=1, group=1, lengths=(600, 129)),
+        Case(kv="int8", head_dim=128, kv_heads=1, lengths=(300,), window=70, softcap=3.0, block_size=32),
     ],
-    ids=["two groups", "window", "many heads"],
+    ids=["two groups", "window", "many heads", "int8", "int8 with window"],
 )
 def test_warpgroups_have_the_bits_of_other_kernels(kernels: cuda.HostKernels, case: Case) -> None:
     filled = Filled(kernels, case)

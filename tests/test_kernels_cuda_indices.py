@@ -200,10 +200,13 @@ def test_far_blocks_of_the_cache_are_written(kernels: cuda.LastBlock, dtype: str
     [
         *((kernel, kv) for kernel in ("decode", "prefill") for kv in ("bf16", "int8", "uint4")),
         ("prefill_warpgroup", "bf16"),
+        ("prefill_warpgroup", "int8"),
     ],
 )
 def test_attention_reads_far_blocks_of_the_cache(kernel: str, kv: str) -> None:
-    case = Case(kv=kv, lengths=(40,), kv_heads=1, group=1)
+    case = Case(
+        kv=kv, head_dim=128 if kernel == "prefill_warpgroup" else 64, lengths=(40,), kv_heads=1, group=1
+    )
     filled = Filled(cuda.HostKernels(build.build_kernels()), case)
     expected = filled.attend([(0, 30, 40)], kernel)
     size = case.layout.block_bytes

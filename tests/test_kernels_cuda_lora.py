@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 MAX_UPDATES = 3
 TILE_ROWS = 16
-TYPES = ["f32", "f16", "bf16"]  # in the order of `Type`
+TYPES = ["f32", "bf16", "f16"]  # in the order of `FloatType`
 
 #: ``Update`` and ``Tile`` of ``cuda/lora.cu``.
 UPDATE = np.dtype(

@@ -26,7 +26,9 @@ ATTENTION = [
     for dtype, dim in product(["bf16", "f16"], HEAD_DIMS)
     for cache in (f"{dtype},{dtype}", "int8,int8", "u4,uint4")
 ]
-WARPGROUP_ATTENTION = [f"{dtype},{dim}" for dtype, dim in product(["bf16", "f16"], (64, 128))]
+WARPGROUP_ATTENTION = [
+    f"{dtype},{cache}" for dtype in ("bf16", "f16") for cache in (f"{dtype},64", f"{dtype},128", "int8,128")
+]
 
 
 def sources(architecture: str) -> list[tuple[str, str]]:

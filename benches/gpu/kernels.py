@@ -195,8 +195,8 @@ def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     places = splits * case.kv_heads * group
     kernels = ["decode", "decode_wide"]
     if case.is_prefill:
-        has_warpgroups = bench.has_warpgroups and case.head_dim in attention.WARPGROUP_HEAD_DIMS
-        kernels = ["prefill", *["prefill_warpgroup"] * (has_warpgroups and KV_NAMES[case.kv] == "bf16")]
+        exists = attention.has_warpgroup_prefill(KV_NAMES[case.kv], case.head_dim)
+        kernels = ["prefill", *["prefill_warpgroup"] * (exists and bench.has_warpgroups)]
     layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
     qkv = bench.random(4 * rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
     bench.reset_output(2 * rows * case.heads * case.head_dim)
@@ -223,7 +223,7 @@ def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
                     **{f"pointer_{index}": pointer for index, pointer in pointers},
                 )
                 depth = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
-                shared = attention.shared_bytes(name, "bf16", case.head_dim)
+                shared = attention.shared_bytes(name, "bf16", KV_NAMES[case.kv], case.head_dim)
                 shape = ((len(entries), case.kv_heads, depth), attention.THREADS[name], shared)
                 function = f"attention_{name}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
                 bench.allow_shared(function, shared)

@@ -25,8 +25,8 @@ MAJOR, MINOR = 75, 76
 VARIANTS = [
     (
         "attention_warpgroup.cu",
-        r"attention_prefill_warpgroup_(?P<type>b?f16)_b?f16_(?P<dim>\d+)",
-        "{type},{dim}",
+        r"attention_prefill_warpgroup_(?P<type>b?f16)_(?P<kv>\w+)_(?P<dim>\d+)",
+        "{type},{kv},{dim}",
     ),
     (
         "attention.cu",

@@ -138,14 +138,22 @@ pub(super) fn has_wide_decode(head_dim: usize, dtype: KvDtype) -> bool {
 
 /// Whether `attention_warpgroup.cu` has kernels for heads of a cache.
 pub(super) fn has_warpgroups(head_dim: usize, dtype: KvDtype) -> bool {
-    matches!(dtype, KvDtype::F16 | KvDtype::Bf16) && matches!(head_dim, 64 | 128)
+    match dtype {
+        KvDtype::F16 | KvDtype::Bf16 => matches!(head_dim, 64 | 128),
+        KvDtype::Int8 => head_dim == 128,
+        KvDtype::F32 | KvDtype::Uint4 => false,
+    }
 }
 
 /// Dynamic shared memory of a block of `attention_warpgroup.cu`, from a multiple of 1024 bytes on.
-pub(super) fn warpgroup_shared_bytes(head_dim: usize) -> usize {
-    const TILE_BYTES: usize = 6 * 64 * size_of::<half::f16>(); // of each dimension: keys, values, transposed values
-    const TOTAL_BYTES: usize = WARPGROUP_ROWS * size_of::<f32>();
-    1024 + head_dim * (TILE_BYTES + TOTAL_BYTES)
+pub(super) fn warpgroup_shared_bytes(head_dim: usize, dtype: KvDtype) -> usize {
+    const ALIGNMENT: usize = 1024;
+    const ROWS: usize = 3 * 2 * 64; // of two pairs of 64 tokens: keys, values and transposed values
+    let operands = ROWS * head_dim * size_of::<half::f16>();
+    let totals = WARPGROUP_ROWS * head_dim * size_of::<f32>();
+    // Stored keys and values take half of the bytes of such values. Those of four pairs have 12 words of 16 tokens each.
+    let parameters = if dtype == KvDtype::Int8 { 4 * 4 * 12 * 16 } else { 0 };
+    ALIGNMENT + operands + totals + parameters
 }
 
 /// Whether `decode_wide` takes less time than `decode`: up to one block for each multiprocessor, or two if the cache is
@@ -281,7 +289,9 @@ mod tests {
 
     #[test]
     fn shared_memory_of_warpgroups_is_that_of_the_kernels() {
-        assert_eq!([64, 128].map(warpgroup_shared_bytes), [82_944, 164_864]);
+        let bytes = |dtype| [64, 128].map(|dim| warpgroup_shared_bytes(dim, dtype));
+        assert_eq!(bytes(KvDtype::Bf16), [82_944, 164_864]);
+        assert_eq!(bytes(KvDtype::Int8)[1], 167_936);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use penstock_types::{
 
 use super::cache::{LISTS_BYTES, check_cache};
 use super::cublas::WORKSPACE_BYTES;
+use super::kernels::float_type;
 use super::matrix::{PACKED_ROWS, matrix_bytes, pack, packed_bytes};
 use super::operand::{OperandForm, QuantisedRows, Rows};
 use super::operations::{Attention, DOWNLOAD_BYTES, RopeWriteKv};
@@ -31,7 +32,7 @@ use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
 
 /// The layout of packed matrices in files.
-const PACKED_LAYOUT: &str = "cuda-rows-1";
+pub(super) const PACKED_LAYOUT: &str = "cuda-rows-2";
 
 impl Backend for Cuda {
     type Matrix = CudaMatrix;
@@ -433,11 +434,7 @@ impl Backend for Cuda {
             window: params.window.map_or(0, |window| window.min(i32::MAX as usize) as i32),
             scale: params.scale,
             softcap: params.softcap.unwrap_or(0.0),
-            out_type: match reader.operand.floats() {
-                Dtype::F32 => 0,
-                Dtype::Bf16 => 1,
-                Dtype::F16 => 2,
-            },
+            out_type: float_type(reader.operand.floats()),
             padding: 0,
         };
         self.launch_attention(step, &cache.shape, reader.operand, &call)?;

@@ -162,7 +162,8 @@ impl AttentionKernels {
     fn warpgroup_source(loader: &Loader, shape: &CacheShape, arithmetic: Dtype) -> Option<Source> {
         let dim = shape.heads.head_dim;
         let exists = loader.has_warpgroups() && arithmetic != Dtype::F32 && has_warpgroups(dim, shape.dtype);
-        exists.then(|| ("attention_warpgroup.cu", format!("{},{dim}", short_name(arithmetic))))
+        let (short, kv) = (short_name(arithmetic), short_kv_name(shape.dtype));
+        exists.then(|| ("attention_warpgroup.cu", format!("{short},{kv},{dim}")))
     }
 
     fn load(loader: &mut Loader, shape: &CacheShape, arithmetic: Dtype) -> Result<Self, DeviceError> {
@@ -178,7 +179,7 @@ impl AttentionKernels {
                 kernel: loader.kernel(file, &variant, &format!("attention_prefill_warpgroup_{end}"))?,
                 rows: WARPGROUP_ROWS,
                 threads: 2 * WARPGROUP_ROWS,
-                shared_bytes: warpgroup_shared_bytes(dim),
+                shared_bytes: warpgroup_shared_bytes(dim, shape.dtype),
             },
             None => Prefill {
                 kernel: loader.kernel(file, &variant, &format!("attention_prefill_{end}"))?,

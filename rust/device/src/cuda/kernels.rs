@@ -185,6 +185,15 @@ pub(super) fn short_name(dtype: Dtype) -> &'static str {
     }
 }
 
+/// The number of a type in arguments of kernels: `FloatType` of `common.cuh`.
+pub(super) fn float_type(dtype: Dtype) -> i32 {
+    match dtype {
+        Dtype::F32 => 0,
+        Dtype::Bf16 => 1,
+        Dtype::F16 => 2,
+    }
+}
+
 /// The name of a type of the KV cache in the names of kernels.
 pub(super) fn short_kv_name(dtype: KvDtype) -> &'static str {
     match dtype {

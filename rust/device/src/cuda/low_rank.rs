@@ -12,6 +12,7 @@ use penstock_types::{Dtype, LowRankShape, LowRankUpdate};
 
 use super::Cuda;
 use super::adapters::{CudaAdapters, Largest};
+use super::kernels::float_type;
 use super::matrix::write_as;
 use super::queue::Shape;
 use crate::backend::DeviceError;
@@ -71,7 +72,7 @@ impl Update {
         Self {
             a: (offset + update.offset) as u64,
             b: a_bytes(&shape) as u32,
-            dtype: type_number(shape.dtype),
+            dtype: float_type(shape.dtype),
             scale,
             rank: shape.rank as i32,
             first_column: first_row as i32,
@@ -98,15 +99,6 @@ struct LowRank {
 
 // SAFETY: the type is that of `lora.cu`.
 unsafe impl Parameter for LowRank {}
-
-/// The type of A and B, as in `lora.cu`.
-fn type_number(dtype: Dtype) -> i32 {
-    match dtype {
-        Dtype::F32 => 0,
-        Dtype::F16 => 1,
-        Dtype::Bf16 => 2,
-    }
-}
 
 /// Bytes of A.
 fn a_bytes(shape: &LowRankShape) -> usize {
