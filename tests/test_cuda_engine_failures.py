@@ -102,6 +102,14 @@ def test_waits_that_fail_leave_no_ticket_asleep() -> None:
     assert (findings, threads) == ([], [])
 
 
+def test_device_is_used_again_after_a_kernel_read_a_bad_address() -> None:
+    ended = run_program(cuda_failures.lose_context)
+    errors, threads = ended.result
+    assert [kind for kind, _ in errors] == ["EngineStoppedError"] * 2
+    assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in message for _, message in errors)
+    assert threads == []
+
+
 def test_engine_on_a_device_that_is_lost_can_be_closed() -> None:
     ended = run_program(cuda_failures.lose_device)
     error, threads = ended.result

@@ -33,6 +33,14 @@ def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
     check_mixed(ended.result)
 
 
+def test_options_have_the_effects_of_the_cpu() -> None:
+    ended = run_program(cuda_workload.options)
+    assert ended.findings == []
+    for name, (cpu, *device) in ended.result.items():
+        assert device == [cpu] * 2, name
+    assert len({str(found) for found in ended.result.values()}) == 3  # plain, int8, and another epsilon
+
+
 @needs_emulator
 def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     ended = run_program(cuda_workload.lives)

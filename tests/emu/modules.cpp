@@ -183,6 +183,9 @@ static CUresult launch_kernel(const CUlaunchConfig_st& c, CUfunc_st* f, void** v
     work.addresses = arguments->addresses;
     work.is_dependent = is_dependent;
     work.task = [kernel = f->kernel, launch, arguments](const Doing&) { return run_kernel(kernel, launch); };
+    count("launch");
+    if (Guard guard(state_mutex); is_planted("launch"))
+        work.task = [](const Doing&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
     return submit(c.hStream, std::move(work));
 }
 

@@ -176,6 +176,27 @@ def fail_waits() -> list[Any]:
     return [expected, found, count, findings, threads]
 
 
+def lose_context() -> list[Any]:
+    """Two engines of a device, and a kernel of one that reads a bad address; then another engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        errors = []
+        with failing.open() as engine, failing.open() as other:
+            requests = [one.blocking.start_request(PROMPT, LONG, max_tokens=100) for one in (engine, other)]
+            for request in requests:
+                next(request)
+            failing.driver.plant("launch", 1)
+            for request in requests:
+                try:
+                    request.result()
+                except penstock.EngineStoppedError as raised:
+                    errors.append(describe(raised))
+        threads = engine_threads()
+        failing.clear()
+        failing.check_next_engine()
+    return [errors, threads]
+
+
 def lose_device() -> list[Any]:
     """Lets every call fail in a step, as on a device that is lost, and then lets the device work again."""
     with tempfile.TemporaryDirectory() as folder:

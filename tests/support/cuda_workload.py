@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import signal
 import tempfile
@@ -110,6 +111,39 @@ def mixed() -> dict[str, Any]:
         "texts": {name: choices[0][1] for name, choices in expected.items()},
         "differing": [name for name in REQUESTS for one in (*found, again) if one[name] != expected[name]],
     }
+
+
+#: Options of an engine, in place of `SIZES`.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "memory_ratio": {"kv_cache_blocks": None, "memory_ratio": 0.2},
+    "kv_cache_bytes": {"kv_cache_blocks": None, "kv_cache_bytes": 1 << 20},
+    "kv_cache_ratio": {"kv_cache_blocks": None, "kv_cache_ratio": 0.5},
+    "host_cache_bytes": {"host_cache_bytes": 1 << 20, "kv_cache_blocks": 12},
+    "weights_cache_bytes": {"weights_cache_bytes": 1 << 26, "quantization": "int8"},
+    "preemption_mode": {"preemption_mode": "interrupt"},
+    "max_paused": {"max_paused": 2},
+    "config_overrides": {"config_overrides": {"rms_norm_eps": 1e-2}},
+}
+
+
+def options() -> dict[str, list[Any]]:
+    """The tokens, the best choice and the score of each way of opening an engine, on the CPU and the device.
+
+    Engines of the device are opened twice: the second one finds the caches of the first.
+    """
+    ranked = COMMON.replace(n=1, best_of=3, temperature=1.0, logprobs=None)
+    found: dict[str, list[Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = checkpoint(folder)
+        for name, changes in OPTIONS.items():
+            found[name] = []
+            for device in ("cpu", "cuda", "cuda"):
+                with penstock.Engine(model, device=device, **SIZES | changes) as engine:
+                    answer = engine.blocking.generate(PROMPT, COMMON, cache_salt="a", ignore_eos=True)
+                    best = engine.blocking.generate(PROMPT, ranked, ignore_eos=True)
+                    score = engine.blocking.score(PROMPT)
+                found[name].append([answer.token_ids, best.token_ids, round(math.log(score.perplexity), 3)])
+    return found
 
 
 def lives() -> dict[str, Any]:
