@@ -10,7 +10,7 @@ use crate::error::CallError;
 pub enum Unavailable {
     /// The driver's library cannot be loaded.
     #[error(
-        "libcuda.so.1 cannot be loaded ({0}); install the NVIDIA driver, in a container its user-space libraries"
+        "libcuda.so.1 cannot be loaded ({0}); install the NVIDIA driver, or start the container with GPUs"
     )]
     NoLibrary(String),
     /// The library lacks a function.
