@@ -6,7 +6,8 @@
 // A row at position p sees the positions max(0, p - window + 1)..=p.
 //
 // Rows      `group` query heads share a kv head. The rows of a sequence are packed: query and head of the group, (0,
-//           0), (0, 1), .. (1, 0), .. They are divided into parts, of at most 16 packed rows (decode) or 64 (prefill).
+//           0), (0, 1), .. (1, 0), .. They are divided into parts, of at most 16 packed rows (decode) or 64 (prefill;
+//           128 for that of attention_warpgroup.cu).
 // Splits    The positions are divided into splits of 256 and tiles of 32, from position 0 on, whatever the row. A
 //           split is an online softmax over its tiles, in order. Splits are merged in order.
 // Works     of decode and decode_wide: a part and one split; of prefill and combine: a part, with all its splits. Works
@@ -25,8 +26,9 @@
 //           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
 // Grids     decode: (works, kv heads), one warp; decode_wide of attention.cu: the same, 4 warps; prefill: (works, kv
-//           heads), 4 warps; combine: (works, kv heads, any number), 4 warps: the blocks of a work share its rows.
-//           decode_wide, and for large heads decode and prefill of attention.cu, have dynamic shared memory.
+//           heads), 4 warps, or 8 in attention_warpgroup.cu; combine: (works, kv heads, any number), 4 warps: the blocks
+//           of a work share its rows. decode_wide, prefill of attention_warpgroup.cu, and for large heads decode and
+//           prefill of attention.cu, have dynamic shared memory.
 #pragma once
 #include "kv_page.cuh"
 

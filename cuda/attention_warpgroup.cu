@@ -6,9 +6,9 @@
 //           they are, or converted from int8, and values transposed by ldmatrix. The first operand is in registers:
 //           the queries, and the weights, which have the places of the scores.
 // Order     Tensor cores multiply the keys of the next pair while the weights of a pair's first tile are computed, and
-//           the values of the first tile while those of the second tile are. Sums are changed between a wait for all
-//           products and the next one: otherwise the assembler waits for each product. (NVRTC 13.0 does so for 64
-//           dimensions anyway, 13.4 does not.)
+//           the values of the first tile while those of the second tile are; the values of the second tile are
+//           multiplied beside the next keys. Accumulators are changed only while no product is in flight: otherwise the
+//           assembler waits for each product. (NVRTC 13.0 does so for 64 dimensions anyway, 13.4 does not.)
 // Memory    Values of the splits before are in shared memory, because a thread has in registers, for 128 dimensions: 64
 //           values, the scores of two pairs, which are 64, 32 pairs of queries and 16 of weights. KiB of a block: 161,
 //           or 81 for 64 dimensions; 164 with int8.
@@ -34,12 +34,14 @@ using StoredRows = uint4[PAIR][ROW_WORDS<E, D>];
 // weights of the second tile.
 template <class E, int D>
 struct StoredKeys {
-    static constexpr int AHEAD = 2;  // pairs from the copy of keys to the weights
+    static constexpr bool converts_keys = false;
+    static constexpr int ahead = 2;  // pairs from the copy of keys to the weights
     DEVICE TileParameters<E, D> tile_parameters(int, int) const { return {}; }
 };
 template <int D>
 struct StoredKeys<int8, D> {
-    static constexpr int AHEAD = 3;
+    static constexpr bool converts_keys = true;
+    static constexpr int ahead = 3;
     StoredRows<int8, D> stored_keys[2];
     TileParameters<int8, D> parameters[4][2];
     DEVICE const TileParameters<int8, D>& tile_parameters(int pair, int tile) const {
@@ -53,7 +55,7 @@ struct Shared : StoredKeys<E, D> {
     alignas(TILE_ALIGNMENT) KeyTiles<D> keys[2];
     uint4 transposed[2][D][TILE_WORDS];
     StoredRows<E, D> values[2];
-    float4 totals[D / 8][THREADS];  // of each thread; before the first, the queries
+    float4 totals[D / 8][THREADS];  // by thread; before the loop, the fragments of the queries
 };
 
 // Copies of pairs. A thread copies some words of 16 tokens, which are in one page. Words have the places of tiles of
@@ -63,8 +65,8 @@ struct PairCopy {
     static constexpr int WORDS = ROW_WORDS<E, D>, TOKEN_THREADS = THREADS / (PAIR / 16), APART = TOKEN_THREADS / WORDS;
     static_assert(WORDS % TILE_WORDS == 0, "rows are swizzled in whole tiles");
     const Keys& keys;
-    int token, word, place;    // of the pair's tokens, this thread's first one; its word, and the word's place
-    const uint8_t* values[2];  // those of the keys that were copied last, and before them
+    int token, word, place;          // this thread's first token in the pair; its word; the place of that word
+    const uint8_t* values[2] = {};  // the addresses for the last call of copy_keys, and for the one before it
 
     DEVICE explicit PairCopy(const Keys& keys) : keys(keys) {
         const int thread = threadIdx.x % TOKEN_THREADS;
@@ -83,13 +85,13 @@ struct PairCopy {
             copy_async<16>(target, from + n * APART * WORDS * 16, is_visible ? 16 : 0);
         }
     }
-    // Of each pair in turn, to which nothing is copied from pair `end` on.
+    // Is called for each pair in turn; does nothing from pair `end` on.
     DEVICE void copy_keys(Shared<E, D>& shared, int pair, int end) {
         values[1] = values[0];
         if (pair >= end) return;
         const Tokens tokens = keys.tokens<E>(pair * PAIR + token / 16 * 16);
         const uint8_t* const from = tokens.page.template key<E>(tokens.first + token % 16) + word * 16;
-        if constexpr (PARAMETER_WORDS<E, D> > 0) {
+        if constexpr (Shared<E, D>::converts_keys) {
             StoredRows<E, D>& to = shared.stored_keys[pair % 2];
             copy(from, pair, [&](int row, int place) { return &to[row][place]; });
             copy_parameters(shared, pair, tokens);
@@ -107,9 +109,10 @@ struct PairCopy {
         copy_async<16>(to, parameter_word<E>(tokens.page, tokens.first, word),
                        keys.sees_any(pair * PAIR + first) ? 16 : 0);
     }
+    // Those of the pair `ahead - 2` calls of copy_keys ago.
     DEVICE void copy_values(Shared<E, D>& shared, int pair) const {
         StoredRows<E, D>& to = shared.values[pair % 2];
-        copy(values[Shared<E, D>::AHEAD - 2], pair,
+        copy(values[Shared<E, D>::ahead - 2], pair,
              [&](int row, int place) { return &to[row][word / TILE_WORDS * TILE_WORDS + place]; });
     }
 };
@@ -118,7 +121,7 @@ struct PairCopy {
 // dimensions of each 32.
 template <class T, class E, int D>
 DEVICE void convert_keys(Shared<E, D>& shared, int pair) {
-    if constexpr (PARAMETER_WORDS<E, D> > 0) {
+    if constexpr (Shared<E, D>::converts_keys) {
         const int lane = threadIdx.x % 32, quad = lane % 4, token = threadIdx.x / 32 * 8 + lane / 4;
         const uint4(&from)[ROW_WORDS<E, D>] = shared.stored_keys[pair % 2][token];
 #pragma unroll
@@ -186,21 +189,6 @@ struct LaneQueries {
     }
 };
 
-// The weights of tile `tile` of a pair, which are added to the sums of weights.
-template <class T, class E, int D>
-DEVICE void find_weights(TileWeights& weights, Weighted<E, D>& sums, const float (&scores)[PAIR / 8][4],
-                         const LaneQueries<T, E, D>& queries, const Shared<E, D>& shared, int pair, int tile,
-                         const LaneRows& rows, const Attention& call) {
-    const TileParameters<E, D>& parameters = shared.tile_parameters(pair, tile);
-    float s[4][4], most[2];
-#pragma unroll
-    for (int i = 0; i < 16; i++) s[i / 4][i % 4] = scores[tile * 4 + i / 4][i % 4];
-    Encoding<T, E, D>::scale(s, queries.sums, parameters);
-    exponents_of_scores<D>(s, most, 2 * pair + tile, rows, call.scale, call.softcap);
-    weights = weights_of<T, E, D>(s, most, sums.top, parameters);
-    sums.add_weights(weights);
-}
-
 // Begins to add the values of a tile.
 template <class T, class E, int D>
 DEVICE void begin_values(Weighted<E, D>& sums, const TileWeights& weights, const Shared<E, D>& shared, int pair,
@@ -259,7 +247,7 @@ DEVICE void append(Total& total, Weighted<E, D>& split, float4 (&totals)[D / 8][
 template <class T, class E, int D>
 DEVICE void prefill(const Attention& call) {
     static_assert(D == 64 || D == 128, "values of a head are 64 or 128 rows of an operand");
-    constexpr int AHEAD = Shared<E, D>::AHEAD;
+    constexpr bool CONVERTS_KEYS = Shared<E, D>::converts_keys;
     Shared<E, D>& shared = *reinterpret_cast<Shared<E, D>*>(first_tile());
     const int warp = threadIdx.x / 32, group_start = warp / 4 * GROUP_ROWS;
     const WorkRows rows(call);
@@ -277,10 +265,10 @@ DEVICE void prefill(const Attention& call) {
     auto sees = [&](int pair) { return group_begin <= pair && pair < group_end; };
 
     copy.copy_keys(shared, begin, end);
-    if (AHEAD == 2) copy.copy_values(shared, begin);
+    if (!CONVERTS_KEYS) copy.copy_values(shared, begin);
     copy_commit();
     copy.copy_keys(shared, begin + 1, end);
-    if (AHEAD == 3) copy.copy_values(shared, begin);
+    if (CONVERTS_KEYS) copy.copy_values(shared, begin);
     copy_commit();
     const LaneRows lane_rows(rows, warp * ROWS);
     uint4(*const fragments)[32] = reinterpret_cast<uint4(*)[32]>(shared.totals) + warp * (D / 16);
@@ -290,7 +278,7 @@ DEVICE void prefill(const Attention& call) {
     Total total;
     TileWeights weights[2] = {};
     float next[PAIR / 8][4] = {};  // scores
-    if (AHEAD == 3) {
+    if (CONVERTS_KEYS) {
         copy_wait<0>();
         __syncthreads();
         convert_keys<T>(shared, begin);
@@ -300,7 +288,7 @@ DEVICE void prefill(const Attention& call) {
     }
     products_see_writes();
     __syncthreads();
-    if (AHEAD == 3) copy.copy_keys(shared, begin + 2, end);
+    if (CONVERTS_KEYS) copy.copy_keys(shared, begin + 2, end);
     copy_commit();
     if (sees(begin)) begin_scores<T, D>(next, queries.operands, shared.keys[begin % 2]);
     wait_for_products<0>();
@@ -314,16 +302,27 @@ DEVICE void prefill(const Attention& call) {
         products_see_writes();
         __syncthreads();  // copies are complete; the keys and the values before have been read
         if (pair + 1 < end) copy.copy_values(shared, pair + 1);
-        copy.copy_keys(shared, pair + AHEAD, end);
+        copy.copy_keys(shared, pair + Shared<E, D>::ahead, end);
         copy_commit();
         if (sees(pair + 1)) begin_scores<T, D>(next, queries.operands, shared.keys[(pair + 1) % 2]);
-        if (AHEAD == 3 && pair + 2 < end) convert_keys<T>(shared, pair + 2);
+        if (CONVERTS_KEYS && pair + 2 < end) convert_keys<T>(shared, pair + 2);
         transpose_values<T>(shared, pair);
         products_see_writes();
+        // The weights of a tile of the pair.
+        auto find = [&](int tile) {
+            const TileParameters<E, D>& parameters = shared.tile_parameters(pair, tile);
+            float s[4][4], most[2];
+#pragma unroll
+            for (int i = 0; i < 16; i++) s[i / 4][i % 4] = scores[tile * 4 + i / 4][i % 4];
+            Encoding<T, E, D>::scale(s, queries.sums, parameters);
+            exponents_of_scores<D>(s, most, 2 * pair + tile, lane_rows, call.scale, call.softcap);
+            weights[tile] = weights_of<T, E, D>(s, most, sums.top, parameters);
+            sums.add_weights(weights[tile]);
+        };
         const bool begins_split = is_seen && pair % SPLIT_PAIRS == 0 && pair > group_begin;
         const WeightSums last_split = sums;  // the products of its values are not complete
         if (begins_split) static_cast<WeightSums&>(sums) = {};
-        if (is_seen) find_weights(weights[0], sums, scores, queries, shared, pair, 0, lane_rows, call);
+        if (is_seen) find(0);
         __syncthreads();  // the transposed values and the converted keys are complete
         wait_for_sums(sums, weights);
         if (is_seen) {
@@ -335,14 +334,14 @@ DEVICE void prefill(const Attention& call) {
                 static_cast<WeightSums&>(sums) = first_weights;
             }
             begin_values<T>(sums, weights[0], shared, pair, 0);
-            find_weights(weights[1], sums, scores, queries, shared, pair, 1, lane_rows, call);
+            find(1);
             wait_for_sums(sums, weights);
             begin_values<T>(sums, weights[1], shared, pair, 1);
         }
     }
     wait_for_sums(sums, weights);
     append(total, sums, shared.totals, true);
-    // Of this place, the values of the last pair have been read before the last barrier.
+    // The values of the last pair were read before the last barrier.
     float* const row_values = reinterpret_cast<float*>(shared.values) + warp * D;
     store_results(sums, total.sum, rows, warp * ROWS, row_values);
 }

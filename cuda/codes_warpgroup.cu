@@ -26,13 +26,14 @@
 #include "warpgroup.cuh"
 
 // The type of the operands.
-template <class F>
-DEVICE auto operand() {
-    if constexpr (F::has_quantised_rows)
-        return int8_t();
-    else
-        return bf16();
-}
+template <bool IS_QUANTISED>
+struct OperandOf {
+    using Type = bf16;
+};
+template <>
+struct OperandOf<true> {
+    using Type = int8_t;
+};
 
 struct Tile {
     static constexpr int warps = 8, threads = 32 * warps, outputs = warps * TILE_OUTPUTS, rows = 128;
@@ -229,7 +230,7 @@ DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes,
 template <class F>
 DEVICE void gemm(const CodesProduct& call) {
     using Memory = Shared<F>;
-    using Operand = decltype(operand<F>());
+    using Operand = typename OperandOf<F::has_quantised_rows>::Type;
     constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, SLICES = Memory::slices, PARTS = Memory::parts;
     constexpr int TILES = Tile::rows / 8;
     Memory& shared = *reinterpret_cast<Memory*>(first_tile());

@@ -44,8 +44,8 @@ CUresult enter(const char* call, Needs);
 // Whether this call has the effect of a defect (emuPlant). Requires state_mutex.
 bool is_planted(const char* call);
 
-// Counts an event that emuCount returns.
-void count(const char* event);
+// Counts an event for emuCount, and returns whether it has the effect of a defect.
+bool is_counted_and_planted(const char* event);
 
 // A call that must not occur while the engine executes a step (emuArm).
 void not_in_a_step(const char* call);

@@ -53,9 +53,10 @@ bool is_planted(const char* call) {
     return false;
 }
 
-void count(const char* event) {
+bool is_counted_and_planted(const char* event) {
     Guard guard(state_mutex);
     calls[event]++;
+    return is_planted(event);
 }
 
 static std::string thread_name() {

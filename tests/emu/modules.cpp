@@ -183,8 +183,7 @@ static CUresult launch_kernel(const CUlaunchConfig_st& c, CUfunc_st* f, void** v
     work.addresses = arguments->addresses;
     work.is_dependent = is_dependent;
     work.task = [kernel = f->kernel, launch, arguments](const Doing&) { return run_kernel(kernel, launch); };
-    count("launch");
-    if (Guard guard(state_mutex); is_planted("launch"))
+    if (is_counted_and_planted("launch"))
         work.task = [](const Doing&) { return CUDA_ERROR_ILLEGAL_ADDRESS; };
     return submit(c.hStream, std::move(work));
 }
@@ -293,7 +292,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig_st* config, CUfunc_st* f, void** 
         memcpy(&value, attribute.value, sizeof value);
         is_dependent = value;
     }
-    if (is_dependent) count("programmatic launch");
+    if (is_dependent) is_counted_and_planted("programmatic launch");
     return launch_kernel(*config, f, values, is_dependent);
 }
 

@@ -182,10 +182,10 @@ def lose_context() -> list[Any]:
         failing = Failing(folder)
         errors = []
         with failing.open() as engine, failing.open() as other:
-            requests = [one.blocking.start_request(PROMPT, LONG, max_tokens=100) for one in (engine, other)]
-            for request in requests:
-                next(request)
+            requests = [engine.blocking.start_request(PROMPT, LONG, max_tokens=100)]
+            next(requests[0])
             failing.driver.plant("launch", 1)
+            requests.append(other.blocking.start_request(PROMPT, LONG, max_tokens=100))
             for request in requests:
                 try:
                     request.result()

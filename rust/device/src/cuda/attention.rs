@@ -12,8 +12,9 @@ use crate::step::StepSpec;
 
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;
-/// Packed rows of a work of `decode`, of `prefill`, and of that of `attention_warpgroup.cu`.
+/// Packed rows of a warp: those of a work of `decode`.
 pub(super) const DECODE_ROWS: usize = 16;
+/// Packed rows of a work of `prefill`, and of that of `attention_warpgroup.cu`.
 pub(super) const PREFILL_ROWS: usize = 64;
 pub(super) const WARPGROUP_ROWS: usize = 128;
 /// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
@@ -69,15 +70,15 @@ impl Works {
         works.saturating_add(works / 4).saturating_add(2)
     }
 
-    /// Divides the sequences of a step, with `group` query heads for each of `kv_heads` key heads. Partial results have
-    /// at most `most_rows` rows, works of prefill `prefill_rows`.
+    /// Divides the sequences of a step. Partial results have at most `most_rows` rows, works of prefill `prefill_rows`.
     pub fn divide(
         &mut self,
         sequences: &[AttentionRow],
-        [group, kv_heads]: [usize; 2],
+        HeadShape { heads, kv_heads, .. }: HeadShape,
         most_rows: usize,
         prefill_rows: usize,
     ) {
+        let group = heads / kv_heads;
         self.decode.clear();
         self.combine.clear();
         self.prefill.clear();
@@ -151,7 +152,8 @@ pub(super) fn warpgroup_shared_bytes(head_dim: usize, dtype: KvDtype) -> usize {
     const ROWS: usize = 3 * 2 * 64; // of two pairs of 64 tokens: keys, values and transposed values
     let operands = ROWS * head_dim * size_of::<half::f16>();
     let totals = WARPGROUP_ROWS * head_dim * size_of::<f32>();
-    // Stored keys and values take half of the bytes of such values. Those of four pairs have 12 words of 16 tokens each.
+    // With int8, stored keys and values together take the bytes of 16-bit values. The parameters of 16 tokens take 12
+    // words, for four pairs.
     let parameters = if dtype == KvDtype::Int8 { 4 * 4 * 12 * 16 } else { 0 };
     ALIGNMENT + operands + totals + parameters
 }
@@ -199,9 +201,13 @@ mod tests {
         AttentionRow { first_query: 0, num_queries, start, blocks: 0..0 }
     }
 
+    fn heads(group: usize, kv_heads: usize) -> HeadShape {
+        HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 }
+    }
+
     fn divided(sequences: &[AttentionRow], group: usize, most_rows: usize) -> Works {
         let mut works = Works::default();
-        works.divide(sequences, [group, 2], most_rows, PREFILL_ROWS);
+        works.divide(sequences, heads(group, 2), most_rows, PREFILL_ROWS);
         works
     }
 
@@ -221,7 +227,7 @@ mod tests {
         assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (320, 64, 0, 0)]);
         assert_eq!(works.prefill.len(), 400_usize.div_ceil(64));
         let mut works = Works::default();
-        works.divide(&[sequence(0, 100)], [4, 2], 1000, 128);
+        works.divide(&[sequence(0, 100)], heads(4, 2), 1000, 128);
         assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (256, 128, 0, 0)]);
     }
 
@@ -262,7 +268,7 @@ mod tests {
                 let heads = HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 };
                 for rows in [1, 100, 1 << 20] {
                     let mut works = Works::default();
-                    works.divide(&sequences, [group, kv_heads], rows, PREFILL_ROWS);
+                    works.divide(&sequences, heads, rows, PREFILL_ROWS);
                     let number = works.decode.len() + works.combine.len() + works.prefill.len();
                     assert!(number <= Works::most(tokens, count, heads, rows), "{start} {heads:?} {rows}");
                     let last = works.combine.iter().rfind(|work| work.count > 0);

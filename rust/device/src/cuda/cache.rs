@@ -12,8 +12,8 @@ use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
 use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
 
 use super::attention::{
-    MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WARPGROUP_ROWS, WIDE_SHARED_BYTES, has_warpgroups, has_wide_decode,
-    warpgroup_shared_bytes,
+    DECODE_ROWS, MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WARPGROUP_ROWS, WIDE_SHARED_BYTES, has_warpgroups,
+    has_wide_decode, warpgroup_shared_bytes,
 };
 use super::kernels::{Loader, Source, short_kv_name, short_name};
 use super::operand::OperandForm;
@@ -56,7 +56,11 @@ struct HostTier {
 
 /// The kernels of attention for each type of arithmetic, as far as they were used.
 #[derive(Default)]
-pub(super) struct LoadedAttention([Option<AttentionKernels>; 3]);
+pub(super) struct LoadedAttention {
+    kernels: [Option<AttentionKernels>; 3],
+    /// Those that steps have used.
+    are_used: [bool; 3],
+}
 
 /// The kernels of attention.
 pub(super) struct AttentionKernels {
@@ -69,12 +73,18 @@ pub(super) struct AttentionKernels {
     pub row_bytes: usize,
 }
 
-/// A kernel of prefill: its most rows, the threads of a block and its dynamic shared memory.
+/// A kernel of prefill: the most packed rows of a work, and the dynamic shared memory of a block.
 pub(super) struct Prefill {
     pub kernel: Kernel,
-    rows: usize,
-    pub threads: usize,
+    pub rows: usize,
     pub shared_bytes: usize,
+}
+
+impl Prefill {
+    /// Threads of a block: a warp for the rows of a work of decode.
+    pub fn threads(&self) -> usize {
+        self.rows / DECODE_ROWS * 32
+    }
 }
 
 /// An error for heads that the kernels do not have, or not with this cache.
@@ -123,10 +133,25 @@ impl LoadedAttention {
         std::iter::once(AttentionKernels::source(shape, arithmetic)).chain(warpgroups)
     }
 
-    /// Packed rows of works of prefill that all loaded kernels have.
+    /// The most packed rows of a work that every kernel of prefill takes: of those that steps use, and before the first
+    /// step, of those that are loaded.
     pub fn prefill_rows(&self) -> usize {
-        let rows = self.0.iter().flatten().map(|kernels| kernels.prefill.rows);
-        rows.min().unwrap_or(PREFILL_ROWS)
+        let most = |is_counted: &dyn Fn(usize) -> bool| {
+            let loaded = self.kernels.iter().enumerate().filter(|(index, _)| is_counted(*index));
+            loaded.filter_map(|(_, kernels)| kernels.as_ref()).map(|kernels| kernels.prefill.rows).min()
+        };
+        most(&|index| self.are_used[index]).or_else(|| most(&|_| true)).unwrap_or(PREFILL_ROWS)
+    }
+
+    /// The kernels for these operands, in a step.
+    pub fn used(
+        &mut self,
+        loader: &mut Loader,
+        shape: &CacheShape,
+        operand: OperandForm,
+    ) -> Result<&AttentionKernels, DeviceError> {
+        self.are_used[arithmetic(shape, operand) as usize] = true;
+        self.get(loader, shape, operand)
     }
 
     /// The kernels for these operands, which are loaded with the cache.
@@ -137,7 +162,7 @@ impl LoadedAttention {
         operand: OperandForm,
     ) -> Result<&AttentionKernels, DeviceError> {
         let arithmetic = arithmetic(shape, operand);
-        let slot = &mut self.0[arithmetic as usize];
+        let slot = &mut self.kernels[arithmetic as usize];
         if slot.is_none() {
             *slot = Some(AttentionKernels::load(loader, shape, arithmetic)?);
         }
@@ -178,13 +203,11 @@ impl AttentionKernels {
             Some((file, variant)) => Prefill {
                 kernel: loader.kernel(file, &variant, &format!("attention_prefill_warpgroup_{end}"))?,
                 rows: WARPGROUP_ROWS,
-                threads: 2 * WARPGROUP_ROWS,
                 shared_bytes: warpgroup_shared_bytes(dim, shape.dtype),
             },
             None => Prefill {
                 kernel: loader.kernel(file, &variant, &format!("attention_prefill_{end}"))?,
                 rows: PREFILL_ROWS,
-                threads: 2 * PREFILL_ROWS,
                 shared_bytes: PREFILL_ROWS * row_bytes,
             },
         };

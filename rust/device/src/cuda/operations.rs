@@ -6,7 +6,7 @@ use bytemuck::NoUninit;
 use penstock_cuda::{Argument, DevicePointer, Parameter};
 use penstock_types::HeadShape;
 
-use super::cache::{CacheShape, Prefill};
+use super::cache::CacheShape;
 use super::operand::{OperandForm, Rows};
 use super::queue::Shape;
 use super::step::WorkList;
@@ -83,7 +83,7 @@ impl Cuda {
         operand: OperandForm,
         call: &Attention,
     ) -> Result<(), DeviceError> {
-        let kernels = self.attention.get(&mut self.loader, cache, operand)?;
+        let kernels = self.attention.used(&mut self.loader, cache, operand)?;
         let kv_heads = cache.heads.kv_heads;
         let grid = |list: WorkList, depth| [list.count, kv_heads, depth];
         let multiprocessors = self.division.multiprocessors;
@@ -101,9 +101,13 @@ impl Cuda {
         let combine = grid(step.combine, attention::combine_blocks(step.combine.count, kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
         let call = Attention { works: step.prefill.works, ..call };
-        let Prefill { kernel, threads, shared_bytes, .. } = &kernels.prefill;
-        let shape = Shape::of(grid(step.prefill, 1), *threads).with_shared(*shared_bytes);
-        self.queue.launch(kernel, shape, &[(&call).into()])
+        let prefill = &kernels.prefill;
+        assert!(
+            step.prefill.count == 0 || step.prefill_rows <= prefill.rows,
+            "works of other kernels; this is a bug"
+        );
+        let shape = Shape::of(grid(step.prefill, 1), prefill.threads()).with_shared(prefill.shared_bytes);
+        self.queue.launch(&prefill.kernel, shape, &[(&call).into()])
     }
 
     /// Copies floats from `start` to the host, and waits for them.

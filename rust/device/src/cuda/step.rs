@@ -53,6 +53,8 @@ pub struct CudaStep<'a> {
     pub(super) decode: WorkList,
     pub(super) combine: WorkList,
     pub(super) prefill: WorkList,
+    /// The most rows of a work of prefill.
+    pub(super) prefill_rows: usize,
 }
 
 /// Works of attention on the device.
@@ -155,12 +157,12 @@ impl Cuda {
         rope: &mut CudaRope,
     ) -> Result<CudaStep<'a>, DeviceError> {
         let target = self.memory.pointer(&rope.inputs);
-        let HeadShape { heads, kv_heads, .. } = rope.heads;
         let (most_rows, prefill_rows) = (self.most_partial_rows, self.attention.prefill_rows());
-        rope.works.divide(&inputs.sequences, [heads / kv_heads, kv_heads], most_rows, prefill_rows);
+        rope.works.divide(&inputs.sequences, rope.heads, most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
-        self.queue.submit()?; // what a step began that ended with a panic: no event may be queried meanwhile
+        // A step that panicked may have left a capture open, in which no event may be queried.
+        self.queue.submit()?;
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
         let step = CudaStep {
@@ -179,6 +181,7 @@ impl Cuda {
             decode: arrays.push_works(&rope.works.decode),
             combine: arrays.push_works(&rope.works.combine),
             prefill: arrays.push_works(&rope.works.prefill),
+            prefill_rows,
             // Last, because their number does not depend on the shape of the step.
             blocks: arrays.push(&inputs.blocks),
         };
