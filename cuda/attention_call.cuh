@@ -26,9 +26,9 @@
 //           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
 // Grids     decode: (works, kv heads), one warp; decode_wide of attention.cu: the same, 4 warps; prefill: (works, kv
-//           heads), 4 warps, or 8 in attention_warpgroup.cu; combine: (works, kv heads, any number), 4 warps: the blocks
-//           of a work share its rows. decode_wide, prefill of attention_warpgroup.cu, and for large heads decode and
-//           prefill of attention.cu, have dynamic shared memory.
+//           heads), 4 warps, or 8 in attention_warpgroup.cu; combine: (works, kv heads, any number), 4 warps: the
+//           blocks of a work share its rows. decode_wide, prefill of attention_warpgroup.cu, and for large heads
+//           decode and prefill of attention.cu, have dynamic shared memory.
 #pragma once
 #include "kv_page.cuh"
 

@@ -142,7 +142,9 @@ def options() -> dict[str, list[Any]]:
                     answer = engine.blocking.generate(PROMPT, COMMON, cache_salt="a", ignore_eos=True)
                     best = engine.blocking.generate(PROMPT, ranked, ignore_eos=True)
                     score = engine.blocking.score(PROMPT)
-                found[name].append([answer.token_ids, best.token_ids, round(math.log(score.perplexity), 3)])
+                found[name].append(
+                    [answer.token_ids, best.token_ids, round(math.log(score.perplexity or 0), 3)]
+                )
     return found
 
 
