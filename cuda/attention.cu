@@ -69,7 +69,7 @@ template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
     static_assert(D % 16 == 0 && D >= 32 && D <= 256, "head dimensions: multiples of 16 from 32 to 256");
     constexpr int STAGES = 2 * sizeof(Stage<E, D>) <= MOST_STAGES ? 2 : 1, THREADS = 32 * WARPS;
-    constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE;
+    constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE, HAS_SHORTCUT = D <= LARGE && IS_DECODE;  // registers are short
     // Of decode, also with the queries in dynamic shared memory: more has to be allowed by the host.
     static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
@@ -81,6 +81,10 @@ DEVICE void attend(const Attention& call) {
     const int split = rows.work.split;
     if (IS_DECODE && split < rows.first_split()) return;  // before the window
     const Keys keys = Keys::of<D>(rows);
+
+    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
+    const LaneRows lane_rows(rows, warp * ROWS);
+    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
 
     constexpr int TILES = SPLIT / TILE;
     int tile = keys.first / TILE, end = keys.last / TILE + 1;
@@ -95,9 +99,6 @@ DEVICE void attend(const Attention& call) {
         copy_tile<THREADS, VALUES>(stages[0], keys, tile);
         copy_commit();
     }
-    Queries<T, D> queries = {query_fragments<D, WARPS>(warp), {}};
-    const LaneRows lane_rows(rows, warp * ROWS);
-    queries.template load<E>(lane_rows.queries, Encoding<T, E, D>::FAST);
     [[maybe_unused]] bool is_first_split = true;
     for (; tile < end; tile++) {
         const bool is_last = tile + 1 == end;
@@ -109,7 +110,7 @@ DEVICE void attend(const Attention& call) {
         copy_wait<1>();
         __syncthreads();
         float exponents[4][4] = {}, most[2];
-        exponents_of(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
+        exponents_of<HAS_SHORTCUT>(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
         const TileWeights weights = weights_of<T, E, D>(exponents, most, now.top, stage);
         now.add_weights(weights);
         if constexpr (STAGES == 1) {
@@ -192,7 +193,7 @@ DEVICE void attend_wide(const Attention& call) {
         copy_wait<1>();
         __syncthreads();  // the keys are complete
         if (warp < count) {
-            exponents_of(exponents, warp_most, queries, stages[warp], first + warp, lane_rows, call.scale,
+            exponents_of<true>(exponents, warp_most, queries, stages[warp], first + warp, lane_rows, call.scale,
                          call.softcap);
 #pragma unroll
             for (int half = 0; half < 2; half++)

@@ -103,8 +103,12 @@ DEVICE float power_of_two(float x) {
 #endif
 }
 
-// 2^(x - top), 0 if x is minus infinity.
-DEVICE float power(float x, float top) { return power_of_two(__fadd_rn(x, top == -infinity() ? 0 : -top)); }
+// 2^(x - top), 0 if x is minus infinity: with an operation for each top, which takes a register, or for each x.
+template <bool HAS_REGISTER = true>
+DEVICE float power(float x, float top) {
+    if (HAS_REGISTER) return power_of_two(__fadd_rn(x, top == -infinity() ? 0 : -top));
+    return power_of_two(x == -infinity() ? x : __fadd_rn(x, -top));
+}
 
 // The factors that bring two sums to the same exponent.
 struct Merge {

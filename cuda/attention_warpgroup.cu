@@ -315,7 +315,7 @@ DEVICE void prefill(const Attention& call) {
 #pragma unroll
             for (int i = 0; i < 16; i++) s[i / 4][i % 4] = scores[tile * 4 + i / 4][i % 4];
             Encoding<T, E, D>::scale(s, queries.sums, parameters);
-            exponents_of_scores<D>(s, most, 2 * pair + tile, lane_rows, call.scale, call.softcap);
+            exponents_of_scores<true>(s, most, 2 * pair + tile, lane_rows, call.scale, call.softcap);
             weights[tile] = weights_of<T, E, D>(s, most, sums.top, parameters);
             sums.add_weights(weights[tile]);
         };
