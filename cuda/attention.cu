@@ -16,7 +16,8 @@
 //           splits before have no room: prefill keeps them in the place of the queries in qkv, which are copied first
 //           and not needed again. The queries are in dynamic shared memory: 2 D bytes for each row of the warps.
 // Registers Of a thread, by NVRTC 13.4 for 32 to 128 dimensions and for more: in decode 121 to 239 and 207 to 255, in
-//           prefill 167 to 255 and 190 to 255; in decode_wide up to 154. None is spilled.
+//           prefill 167 to 255 and 190 to 255; in decode_wide up to 154. 13.2 and 13.4 spill none, 13.0 up to 16 bytes
+//           of prefill with 128 dimensions on sm_100a and sm_120a.
 // Shared    KiB of a block in decode and in prefill; decode_wide has 64, and up to 25 of static shared memory:
 //
 //               dimensions    16 bits     int8      uint4
@@ -69,7 +70,7 @@ template <class T, class E, int D, int WARPS, bool IS_DECODE>
 DEVICE void attend(const Attention& call) {
     static_assert(D % 16 == 0 && D >= 32 && D <= 256, "head dimensions: multiples of 16 from 32 to 256");
     constexpr int STAGES = 2 * sizeof(Stage<E, D>) <= MOST_STAGES ? 2 : 1, THREADS = 32 * WARPS;
-    constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE, HAS_SHORTCUT = D <= LARGE && IS_DECODE;  // registers are short
+    constexpr bool IN_MEMORY = D > LARGE && !IS_DECODE, HAS_REGISTERS = D <= LARGE && IS_DECODE;
     // Of decode, also with the queries in dynamic shared memory: more has to be allowed by the host.
     static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
@@ -110,8 +111,8 @@ DEVICE void attend(const Attention& call) {
         copy_wait<1>();
         __syncthreads();
         float exponents[4][4] = {}, most[2];
-        exponents_of<HAS_SHORTCUT>(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
-        const TileWeights weights = weights_of<T, E, D>(exponents, most, now.top, stage);
+        exponents_of<HAS_REGISTERS>(exponents, most, queries, stage, tile, lane_rows, call.scale, call.softcap);
+        const TileWeights weights = weights_of<HAS_REGISTERS, T, E, D>(exponents, most, now.top, stage);
         now.add_weights(weights);
         if constexpr (STAGES == 1) {
             __syncthreads();  // the keys may be replaced
@@ -205,7 +206,7 @@ DEVICE void attend_wide(const Attention& call) {
             for (int i = 0; i < warp; i++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) top[half] = fmaxf(top[half], most[i][half * 8 + group]);
-            weights[warp][lane] = weights_of<T, E, D>(exponents, warp_most, top, stages[warp]);
+            weights[warp][lane] = weights_of<true, T, E, D>(exponents, warp_most, top, stages[warp]);
         }
         copy_wait<0>();
         __syncthreads();  // the weights and the values are complete, and the keys may be replaced

@@ -325,28 +325,28 @@ DEVICE void exponents_of_rows(float (&s)[4][4], float (&most)[2], int tile, cons
     }
     most[0] = quad_max(most[0]), most[1] = quad_max(most[1]);
 }
-// The same, with fewer instructions if HAS_SHORTCUT and all rows of the warp see all keys.
-template <bool HAS_SHORTCUT>
+// The same, with fewer instructions if all rows of the warp see all keys, and there are registers for both.
+template <bool HAS_REGISTERS>
 DEVICE void exponents_of_scores(float (&s)[4][4], float (&most)[2], int tile, const LaneRows& rows, float scale,
                                 float softcap) {
     const int first = tile * TILE, last = first + TILE - 1;
     const bool sees_all = max(rows.first[0], rows.first[1]) <= first && last <= min(rows.last[0], rows.last[1]);
-    if (HAS_SHORTCUT && __all_sync(ALL_LANES, sees_all))
+    if (HAS_REGISTERS && __all_sync(ALL_LANES, sees_all))
         exponents_of_rows<false>(s, most, tile, rows, scale, softcap);
     else
         exponents_of_rows<true>(s, most, tile, rows, scale, softcap);
 }
 
 // The exponents of a tile, in s, which is 0 before.
-template <bool HAS_SHORTCUT, class T, class E, int D>
+template <bool HAS_REGISTERS, class T, class E, int D>
 DEVICE void exponents_of(float (&s)[4][4], float (&most)[2], const Queries<T, D>& queries, const Stage<E, D>& stage,
                          int tile, const LaneRows& rows, float scale, float softcap) {
     Encoding<T, E, D>::scores(s, queries, stage);
-    exponents_of_scores<HAS_SHORTCUT>(s, most, tile, rows, scale, softcap);
+    exponents_of_scores<HAS_REGISTERS>(s, most, tile, rows, scale, softcap);
 }
 
 // The weights of these exponents, if the largest ones of the tiles before are `top`.
-template <class T, class E, int D>
+template <bool HAS_REGISTERS, class T, class E, int D>
 DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const float (&top)[2],
                               const TileParameters<E, D>& parameters) {
     using P = typename WeightType<T, E>::type;
@@ -364,7 +364,7 @@ DEVICE TileWeights weights_of(float (&s)[4][4], const float (&most)[2], const fl
         const int half = i % 4 / 2, token = i / 4 * 8 + quad * 2 + i % 2;
         float& p = s[i / 4][i % 4];
         const bool is_visible = p != -infinity();
-        p = power<(D <= LARGE)>(p, weights.top[half]);
+        p = power<HAS_REGISTERS>(p, weights.top[half]);
         weights.sum[half] = __fadd_rn(weights.sum[half], p);
         float added = Encoding<T, E, D>::weight(p, parameters, token);
         // The parameters of other tokens may be anything.

@@ -104,9 +104,9 @@ DEVICE float power_of_two(float x) {
 }
 
 // 2^(x - top), 0 if x is minus infinity: with an operation for each top, which takes a register, or for each x.
-template <bool HAS_REGISTER = true>
+template <bool HAS_REGISTERS = true>
 DEVICE float power(float x, float top) {
-    if (HAS_REGISTER) return power_of_two(__fadd_rn(x, top == -infinity() ? 0 : -top));
+    if (HAS_REGISTERS) return power_of_two(__fadd_rn(x, top == -infinity() ? 0 : -top));
     return power_of_two(x == -infinity() ? x : __fadd_rn(x, -top));
 }
 

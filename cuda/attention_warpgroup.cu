@@ -316,7 +316,7 @@ DEVICE void prefill(const Attention& call) {
             for (int i = 0; i < 16; i++) s[i / 4][i % 4] = scores[tile * 4 + i / 4][i % 4];
             Encoding<T, E, D>::scale(s, queries.sums, parameters);
             exponents_of_scores<true>(s, most, 2 * pair + tile, lane_rows, call.scale, call.softcap);
-            weights[tile] = weights_of<T, E, D>(s, most, sums.top, parameters);
+            weights[tile] = weights_of<true, T, E, D>(s, most, sums.top, parameters);
             sums.add_weights(weights[tile]);
         };
         const bool begins_split = is_seen && pair % SPLIT_PAIRS == 0 && pair > group_begin;
