@@ -4,7 +4,7 @@
 // Shape     A block has 128 packed rows, 64 for each of two groups of four warps. It goes through pairs of tiles, 64
 //           keys, which cp.async copies. The second operand of wgmma has the columns of the sum in its rows: keys as
 //           they are, or converted from int8, and values transposed by ldmatrix. The first operand is in registers:
-//           the queries, and the weights, which have the places of the scores.
+//           the queries, or the weights, which replace the scores in their registers.
 // Order     Tensor cores multiply the keys of the next pair while the weights of a pair's first tile are computed, and
 //           the values of the first tile while those of the second tile are; the values of the second tile are
 //           multiplied beside the next keys. Accumulators are changed only while no product is in flight: otherwise the

@@ -226,7 +226,7 @@ DEVICE void rope_write_kv(const RopeWriteKv& call) {
     const int row = blockIdx.x, head = blockIdx.y * WARPS + warp, first_value = call.heads + cache.kv_heads;
     const bool is_query = head < call.heads, is_value = head >= first_value;
     const float* norm = is_query ? call.query_norm : call.key_norm;
-    auto rotation = [&] {  // again after the wait: it takes less than the registers of a pointer
+    auto rotation = [&] {  // is computed again after the wait, so that no register keeps the pointer
         const uint32_t position = call.positions[row];
         const float* table = position & EXTRA ? call.extra_rotations : call.rotations;
         return table + size_t(position & ~EXTRA) * 2 * call.angles;

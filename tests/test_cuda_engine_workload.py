@@ -33,7 +33,7 @@ def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
     check_mixed(ended.result)
 
 
-def test_options_have_the_effects_of_the_cpu() -> None:
+def test_engines_with_any_option_give_the_answers_of_the_cpu() -> None:
     ended = run_program(cuda_workload.options)
     assert ended.findings == []
     for name, (cpu, *device) in ended.result.items():

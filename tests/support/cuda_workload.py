@@ -127,10 +127,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def options() -> dict[str, list[Any]]:
-    """The tokens, the best choice and the score of each way of opening an engine, on the CPU and the device.
-
-    Engines of the device are opened twice: the second one finds the caches of the first.
-    """
+    """The tokens, best choice and score with each of `OPTIONS`: on the CPU, and twice on the device."""
     ranked = COMMON.replace(n=1, best_of=3, temperature=1.0, logprobs=None)
     found: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
