@@ -119,9 +119,7 @@ async def test_slow_reader_sees_every_prompt_in_turn(engine: penstock.Engine, *,
     def read(item: penstock.BatchChunk) -> bool:
         seen.append(item.index)
         wait_until(all_are_paused)
-        return (
-            len(seen) == 7
-        )  # in turn: at most 3, and 4; one after another: 3, 2 and 2
+        return len(seen) == 7  # in turn: at most 3, and 4; one after another: 3, 2 and 2
 
     prompts, params = [prompt(number) for number in range(4)], LONG.replace(unread="pause")
     if is_blocking:
