@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,13 +13,13 @@ import pytest
 import penstock
 from support import hooks
 from support.emulator import Ended, run_program
+from support.tools import ROOT, tool
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
-ROOT = Path(__file__).parent.parent
 ABSENT = "/no/such/libnvrtc.so"
 AUTOMATIC = "from support.cuda_memory import automatic; print(automatic())"
 
@@ -36,16 +34,6 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     hooks.archive_cuda_kernel("rms_norm.cu", "", "sm_80")
     monkeypatch.setenv("PENSTOCK_NVRTC", ABSENT)
     return folder
-
-
-def builder() -> ModuleType:
-    """The tool that writes an archive."""
-    spec = importlib.util.spec_from_file_location("build_kernels", ROOT / "tools" / "build_kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_archived_kernel_needs_no_compiler(archive: Path) -> None:
@@ -107,7 +95,7 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
     ended = run()
     assert ended.output.splitlines()[-1] == "cpu"
     assert "NVRTC is not available" in ended.errors
-    files = [file for file, variant in builder().sources("sm_90a") if not variant]
+    files = [file for file, variant in tool("build_kernels").sources("sm_90a") if not variant]
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda file: hooks.archive_cuda_kernel(file, "", "sm_90a"), files))
     ended = run()
@@ -116,12 +104,12 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_tool_lists_every_file_of_kernels_once() -> None:
-    sources = builder().sources("sm_90a")
+    sources = tool("build_kernels").sources("sm_90a")
     files = {path.name for path in (ROOT / "cuda").glob("*.cu")}
     assert {file for file, _ in sources} == files
     assert len(set(sources)) == len(sources)
     assert {("attention.cu", f"bf16,u4,uint4,{size}") for size in (80, 128, 256)} <= set(sources)
-    others = {file for file, _ in builder().sources("sm_80")}
+    others = {file for file, _ in tool("build_kernels").sources("sm_80")}
     assert files - others == {"attention_warpgroup.cu", "codes_warpgroup.cu", "gemm_warpgroup.cu"}
 
 
@@ -133,4 +121,4 @@ def test_tool_needs_the_core_alone() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(builder().sources("sm_90a"))
+    assert int(done.stdout) == len(tool("build_kernels").sources("sm_90a"))

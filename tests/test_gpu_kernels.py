@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from support import emulator
 from support.gpu import variant_of
+from support.tools import tool
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
@@ -90,8 +92,8 @@ def test_variants_of_kernels_by_their_names() -> None:
 
 
 def test_parts_of_the_gpu_test_run(tmp_path: Path) -> None:
-    tool = str(HERE.parent / "tools" / "gpu_test.py")
-    command = [sys.executable, tool, "--emulated", "--only", "info,kernels rows", "-k", "gather"]
+    program = str(HERE.parent / "tools" / "gpu_test.py")
+    command = [sys.executable, program, "--emulated", "--only", "info,kernels rows", "-k", "gather"]
     done = subprocess.run(
         command, env=os.environ | {"OUT": str(tmp_path)}, capture_output=True, text=True, check=False
     )
@@ -99,6 +101,19 @@ def test_parts_of_the_gpu_test_run(tmp_path: Path) -> None:
     assert "kernels rows" in done.stdout
     assert " passed, " in done.stdout
     assert "Emulated" in (tmp_path / "gpu-test.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "outcomes"),
+    [("1 passed, 2 skipped", ["passed"] * 2), ("3 skipped", ["no tests", "failed"])],
+)
+def test_part_of_the_gpu_test_that_skips_all_is_no_success(
+    tmp_path: Path, line: str, outcomes: list[str]
+) -> None:
+    gpu_test = tool("gpu_test")
+    command = [sys.executable, "-c", f"print('{line} in 0.1s')"]
+    parts = [gpu_test.Part("part", command, 60, needs_tests) for needs_tests in (False, True)]
+    assert [gpu_test.run(part, time.monotonic() + 60, tmp_path).outcome for part in parts] == outcomes
 
 
 def benchmark(tmp_path: Path, sections: str) -> dict[str, list[str]]:

@@ -26,7 +26,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +44,7 @@ EMULATED = "test_cuda_engine_failures"
 #: Parts that run at the same time. A sanitised one has most of the device to itself.
 WORKERS = max(2, (os.cpu_count() or 2) // 2)
 #: The status of pytest if no test is collected: the file is skipped, or `-k` selects none.
-NO_TESTS = 5
+NOT_COLLECTED = 5
 #: Outcomes that are no failure.
 GOOD = {"passed", "no tests"}
 #: Lines of the log of a failed part that are printed.
@@ -58,6 +58,7 @@ class Part:
     name: str
     command: list[str]
     seconds: float
+    needs_tests: bool = False  # fails if no test runs
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def parts(expression: str) -> list[Part]:
         *(TESTS / f"test_cuda_{name}.py" for name in OTHERS),
     ]
     engine = [
-        Part(f"engine {path.stem.split('_')[-1]}", pytest_of([path], *chosen, *marks), 420)
+        Part(f"engine {path.stem.split('_')[-1]}", pytest_of([path], *chosen, *marks), 420, not chosen)
         for path in paths
         if path.stem != EMULATED
     ]
@@ -114,7 +115,8 @@ def parts(expression: str) -> list[Part]:
         *(Part(f"kernels {name}", pytest_of([path], *chosen), 300) for name, path in kernels.items()),
     ]
     found.append(Part("info", [sys.executable, "-m", "penstock", "info"], 60))
-    found.append(Part("compile", pytest_of([compiles], "-k", "without_spills and " + architecture()), 300))
+    of_device = "without_spills and " + architecture()
+    found.append(Part("compile", pytest_of([compiles], "-k", of_device), 300, needs_tests=True))
     program = sanitizer()
     for tool, name in ((tool, name) for tool, names in SANITIZERS.items() for name in names if program):
         command = [str(program), "--tool", tool, "--error-exitcode", "9"]
@@ -158,12 +160,13 @@ def run(part: Part, deadline: float, logs: Path) -> Ended:
                 timeout=min(part.seconds, deadline - start),
                 check=False,
             )
-            outcome = {0: "passed", NO_TESTS: "no tests"}.get(done.returncode, "failed")
-            if part.name == "compile" and outcome == "no tests":
-                outcome = "failed"
+            outcome = {0: "passed", NOT_COLLECTED: "no tests"}.get(done.returncode, "failed")
         except subprocess.TimeoutExpired:
             outcome = "out of time"
-    return Ended(part, outcome, time.monotonic() - start, path.read_text(errors="replace"))
+    ended = Ended(part, outcome, time.monotonic() - start, path.read_text(errors="replace"))
+    if outcome == "passed" and " skipped" in ended.summary and " passed" not in ended.summary:
+        ended = replace(ended, outcome="no tests")
+    return replace(ended, outcome="failed") if part.needs_tests and ended.outcome == "no tests" else ended
 
 
 def emulate() -> None:

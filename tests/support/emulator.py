@@ -94,6 +94,9 @@ class Ended:
         return json.loads(self.output.splitlines()[-1])
 
 
+#: Settings of the emulated device without which a test runs on a GPU.
+HARMLESS = {"EMU_MEMORY", "EMU_TRACE"}
+
 #: For tests that count the calls of the emulated driver, or limit its memory.
 needs_emulator = pytest.mark.skipif(cuda.ON_GPU, reason="needs the emulated device")
 
@@ -122,9 +125,9 @@ def run_program(
     ends with status 0. The findings are those at its end; a context that is still in use is one of them.
 
     With PENSTOCK_TEST_GPU=1, the program runs on the device of the system's driver, which has no findings.
-    Tests of checked kernels and with settings of the emulated device, except its memory, are skipped.
+    Tests of checked kernels and with settings of the emulated device, except `HARMLESS`, are skipped.
     """
-    is_emulated = checked or any(name.startswith("EMU_") and name != "EMU_MEMORY" for name in environment)
+    is_emulated = checked or any(name.startswith("EMU_") for name in environment.keys() - HARMLESS)
     if cuda.ON_GPU and is_emulated:
         pytest.skip("needs the emulated device")
     code = program if isinstance(program, str) else CALL.format(program.__module__, program.__name__)
