@@ -96,7 +96,8 @@ def _show_machine(*, as_json: bool) -> None:
         lines[f"cuda:{device.index}"] = f"{capability}, {state}" if device.name else state
     compiler = f"NVRTC {cuda.compiler_version}, {cuda.compiler_path}"
     lines["CUDA compiler"] = cuda.compiler_reason or compiler
-    lines["cuBLASLt"] = cuda.cublas_reason or f"{cuda.cublas_version}, {cuda.cublas_path}"
+    cublas = f"{cuda.cublas_version}, {cuda.cublas_path}"
+    lines["cuBLASLt"] = (cuda.cublas_reason or cublas).removeprefix("cuBLASLt is ")
     _print_lines(lines)
 
 
