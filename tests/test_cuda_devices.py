@@ -237,6 +237,25 @@ def test_engine_on_a_cuda_device_is_refused_with_the_reason(
     assert message in output
 
 
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+@pytest.mark.parametrize(
+    ("capability", "limit"),
+    [
+        ("80", "sm_80"),
+        ("89", "sm_89 or sm_80"),
+        ("90", "sm_90a or sm_90"),
+        ("121", "sm_121a or sm_121 or sm_120"),
+    ],
+)
+def test_architecture_that_a_device_does_not_have_is_refused(
+    driver: Path, device: str, capability: str, limit: str
+) -> None:
+    variables = {"FAKE_CAPABILITY": capability, "PENSTOCK_CUDA_ARCH": "sm_75"}
+    output = run(driver, "-c", OPEN, "/no/such/model", device, **variables)
+    expected = f"PENSTOCK_CUDA_ARCH=sm_75 is not allowed: it must be an architecture of Fake GPU: {limit}\n"
+    assert output == f"ConfigError: {expected}"
+
+
 def test_driver_without_the_functions_of_a_backend_is_refused(driver: Path, tiny_model: Path) -> None:
     output = run(driver, "-c", OPEN, tiny_model, "cuda")
     assert output.startswith("DeviceUnavailableError: device='cuda:0' cannot be used: ")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support import cuda_bits
+from support import cuda, cuda_bits
 from support.checkpoints import make_config
 from support.emulator import run_program
 
@@ -69,8 +69,20 @@ def test_no_way_of_running_changes_a_bit(model: str) -> None:
         assert set(found["tokens"]) == {cuda_bits.MAX_TOKENS}
         if counter := COUNTERS.get(way):
             assert found[counter] > 0, way
-    if model in WIDE_DECODE:
+    if model in WIDE_DECODE and not cuda.ON_GPU:
         kernels = {line for line in ended.errors.splitlines() if line.startswith("kernel attention_decode_")}
         assert {kernel.startswith("kernel attention_decode_wide_") for kernel in kernels} == {False, True}
         has_warpgroups = "kernel attention_prefill_warpgroup_" in ended.errors
         assert has_warpgroups == (model in WARPGROUP_PREFILL)
+
+
+def test_kernels_without_wgmma_have_the_same_bits() -> None:
+    arguments = map(json.dumps, MODELS[WARPGROUP_PREFILL[0]])
+    ended = run_program(cuda_bits.compare_architectures, *arguments, EMU_TRACE="1")
+    assert ended.findings == []
+    best, other = ended.result["isas"]
+    assert (other, ended.result["differing"]) == (best.removesuffix("a"), [])
+    if not cuda.ON_GPU:
+        before, after = ended.errors.split(cuda_bits.END_OF_BEST)
+        for kernel in "kernel gemm_warpgroup_", "kernel attention_prefill_warpgroup_":
+            assert (kernel in before, kernel in after) == (True, False)

@@ -3118,11 +3118,11 @@ class ModelInfo:
     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.
     - `deterministic`: Whether a request has the same tokens and logprobs in every batch. It is also true
       for `deterministic=False` if no algorithm of the device depends on the batch.
-    - `isa`: Instruction set of the kernels. The architecture of a CUDA device, such as `sm_90a`. On the
-      CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
-      `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
-      another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16
-      matrices to bf16, the second is experimental.
+    - `isa`: Instruction set of the kernels. For a CUDA device its architecture, such as `sm_90a`, or that
+      of `PENSTOCK_CUDA_ARCH`. On the CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,
+      `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has;
+      `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first rounds the
+      activations of bf16 matrices to bf16, the second is experimental.
     """
 
     def __new__(
@@ -3272,10 +3272,11 @@ class ModelInfo:
     def isa(self) -> str:
         """Instruction set of the kernels.
 
-        The architecture of a CUDA device, such as `sm_90a`. On the CPU `portable`, `avx2`, `avx_vnni`,
-        `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default
-        is the best one the CPU has; `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the
-        default: the first rounds the activations of bf16 matrices to bf16, the second is experimental.
+        For a CUDA device its architecture, such as `sm_90a`, or that of `PENSTOCK_CUDA_ARCH`. On the CPU
+        `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,
+        `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects
+        another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16
+        matrices to bf16, the second is experimental.
         """
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +51,9 @@ WAYS: dict[str, tuple[dict[str, Any], int]] = {
     "speculation": ({"speculation": "ngram"}, 8),
 }
 
+#: A line of the errors of `compare_architectures`, after which kernels are those of the second architecture.
+END_OF_BEST = "the second architecture"
+
 Bits = tuple[tuple[int, ...], tuple[float, ...] | None, str]
 
 
@@ -89,3 +94,16 @@ def compare(config: str, options: str) -> dict[str, Any]:
                     "accepted": stats.accepted_tokens,
                 }
     return found
+
+
+def compare_architectures(config: str, options: str) -> dict[str, Any]:
+    """The requests that have other bits without the instructions that this device alone has."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(Path(folder), json.loads(config))
+        common = {"device": "cuda"} | SIZES | json.loads(options)
+        with penstock.Engine(model, **common) as engine:
+            expected, best = run(engine, 8), engine.info.isa
+        print(END_OF_BEST, file=sys.stderr)
+        os.environ["PENSTOCK_CUDA_ARCH"] = best.removesuffix("a")
+        with penstock.Engine(model, **common) as engine:
+            return {"differing": differing(run(engine, 8), expected), "isas": [best, engine.info.isa]}

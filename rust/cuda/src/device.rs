@@ -1,6 +1,7 @@
-//! [`Device`]: a device as the driver describes it.
+//! [`Device`]: a device as the driver describes it, and the [`Architecture`] of its kernels.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::fmt::{self, Display, Formatter};
 use std::ptr;
 
 use crate::driver::{Driver, Handle, Ordinal};
@@ -15,6 +16,32 @@ const MULTIPROCESSORS: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
+/// What kernels are compiled for, such as `sm_90a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// The compute capability.
+    pub version: Version,
+    /// Whether kernels use the instructions that devices of this compute capability alone have, such as wgmma.
+    pub is_specific: bool,
+}
+
+impl Architecture {
+    /// Those of the devices of a compute capability, the one with the most instructions first.
+    pub fn of(version: Version) -> impl Iterator<Item = Self> {
+        let specific = (version.major >= 9).then_some(Self { version, is_specific: true });
+        let first = Version::new(version.major, 0);
+        let versions = [version].into_iter().chain((version != first).then_some(first));
+        specific.into_iter().chain(versions.map(|version| Self { version, is_specific: false }))
+    }
+}
+
+impl Display for Architecture {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Version { major, minor } = self.version;
+        write!(f, "sm_{major}{minor}{}", if self.is_specific { "a" } else { "" })
+    }
+}
+
 /// A device of the driver. A MIG instance is a device, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -24,6 +51,8 @@ pub struct Device {
     pub name: String,
     /// The version of its instruction set.
     pub compute_capability: Version,
+    /// What its kernels are compiled for; by default, the one with the most instructions.
+    pub architecture: Architecture,
     /// Its multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of its memory.
@@ -44,6 +73,7 @@ impl Device {
         let ordinal = ordinal(driver, index)?;
         let functions = driver.functions();
         let attribute = |number| attribute(driver, ordinal, number);
+        let compute_capability = Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
         let mut total = 0;
         // SAFETY: the pointer is valid.
         unsafe { functions.device_memory(&raw mut total, ordinal) }?;
@@ -51,7 +81,8 @@ impl Device {
             index,
             // SAFETY: the driver may write as many bytes as the length says.
             name: text(|bytes, length| unsafe { functions.device_name(bytes, length, ordinal) })?,
-            compute_capability: Version::new(attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
+            compute_capability,
+            architecture: Architecture::of(compute_capability).next().expect("at least its own"),
             multiprocessors: attribute(MULTIPROCESSORS)?,
             total_memory: total as u64,
             uuid: uuid(driver, ordinal)?,
@@ -66,13 +97,6 @@ impl Device {
             return Ok(());
         }
         Err(Unavailable::OldDevice { name: self.name.clone(), capability: self.compute_capability })
-    }
-
-    /// The architecture that kernels are compiled for, with all instructions of the device.
-    pub fn architecture(&self) -> String {
-        let Version { major, minor } = self.compute_capability;
-        let suffix = if major >= 9 { "a" } else { "" };
-        format!("sm_{major}{minor}{suffix}")
     }
 
     /// Free bytes of the memory. Creates the device's primary context for the call, unless the process already has it.

@@ -31,7 +31,7 @@ pub use context::Context;
 pub use cublas::{
     CUBLAS_ALIGNMENT, Cublas, CublasError, CublasHandle, MatrixProduct, ProductOperands, ProductShape,
 };
-pub use device::Device;
+pub use device::{Architecture, Device};
 pub use driver::Driver;
 pub use error::{CallError, CudaError};
 pub use functions::Observer;

@@ -32,7 +32,7 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
 /// Any error of the driver; everything is freed.
 pub fn rms_norm(compiler: &KernelCompiler, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, Box<dyn Error>> {
     let (device, context) = open()?;
-    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture.to_string())?;
     // SAFETY: the image is the compiler's.
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
     let (stream, done) = (Stream::new(&context)?, Event::new(&context)?);
@@ -166,7 +166,7 @@ pub fn defects() -> Result<(), Box<dyn Error>> {
 /// Any other error of the driver, or a call that succeeds on the lost device.
 pub fn lost(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
     let (device, context) = open()?;
-    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture.to_string())?;
     // SAFETY: the image is the compiler's.
     let kernel = unsafe { Module::load(&context, &image)? }.kernel("rms_norm_f32")?;
     let (stream, event) = (Stream::new(&context)?, Event::new(&context)?);
@@ -194,7 +194,7 @@ pub fn lost(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
 pub fn threads(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
     let driver = Driver::open(None)?;
     let device = Device::read(&driver, 0)?;
-    let image = compiler.image("rms_norm.cu", "", &device.architecture())?;
+    let image = compiler.image("rms_norm.cu", "", &device.architecture.to_string())?;
     let context = unbound(&driver, || Context::open(&driver, &device))??;
     unbound(&driver, || context.memory())??;
     let stream = apart(|| Stream::new(&context))??;

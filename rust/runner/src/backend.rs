@@ -12,7 +12,7 @@ use penstock_types::{Device, FieldError};
 
 use crate::cuda::UsableDevice;
 use crate::environment::CUBLAS;
-use crate::{CudaSettings, EngineConfig, Host, LaunchError, NumaInfo};
+use crate::{CudaSettings, CudaUnavailable, EngineConfig, Host, LaunchError, NumaInfo};
 
 /// The backend of the CPU, which also converts models.
 pub type DefaultBackend = Cpu;
@@ -25,7 +25,7 @@ pub struct DeviceInfo {
     pub device: Device,
     /// Threads of the host.
     pub threads: usize,
-    /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of the CUDA device.
+    /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of CUDA kernels.
     pub isa: String,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
@@ -45,9 +45,15 @@ pub(crate) fn find_device(
     static SAID: Once = Once::new();
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(index) => settings.find(index).map(Some).map_err(|reason| unusable(index, &reason)),
+        Device::Cuda(index) => settings.find(index).map(Some).map_err(|reason| match reason {
+            CudaUnavailable::Setting(error) => error.into(),
+            reason => unusable(index, &reason),
+        }),
         Device::Auto => {
             let found = settings.find(0);
+            if let Err(CudaUnavailable::Setting(error)) = found {
+                return Err(error.into());
+            }
             SAID.call_once(|| match &found {
                 Ok(found) => log::info!("device='auto' is cuda:0, {}", found.device.name),
                 Err(reason) => {
@@ -83,7 +89,7 @@ pub(crate) fn open_cuda(
         DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
         error => error.into(),
     })?;
-    let isa = found.device.architecture();
+    let isa = found.device.architecture.to_string();
     let info = DeviceInfo { device: Device::Cuda(index), threads, isa, numa: None };
     Ok((backend, info))
 }

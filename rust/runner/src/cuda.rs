@@ -4,9 +4,12 @@
 use std::path::PathBuf;
 
 use penstock_cuda::{
-    Cublas, CublasError, Device, Driver, KernelArchive, KernelCache, KernelCompiler, Nvrtc, NvrtcError,
-    Search, Sources, Unavailable,
+    Architecture, Cublas, CublasError, Device, Driver, KernelArchive, KernelCache, KernelCompiler, Nvrtc,
+    NvrtcError, Search, Sources, Unavailable,
 };
+use penstock_types::FieldError;
+
+use crate::environment::CUDA_ARCH;
 
 /// Size of the cache of compiled kernels.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
@@ -16,6 +19,8 @@ const MAX_CACHE_BYTES: u64 = 256 << 20;
 pub struct CudaSettings {
     /// The value of `CUDA_VISIBLE_DEVICES`, which the driver reads itself.
     pub visible_devices: Option<String>,
+    /// What kernels are compiled for, such as `sm_90`; `None` uses all instructions of the device.
+    pub architecture: Option<String>,
     /// The library of the compiler; `None` searches.
     pub nvrtc: Option<PathBuf>,
     /// The library of cuBLASLt; `None` searches.
@@ -52,6 +57,9 @@ pub enum CudaUnavailable {
     /// The compiler.
     #[error(transparent)]
     Compiler(#[from] NvrtcError),
+    /// A setting.
+    #[error(transparent)]
+    Setting(#[from] FieldError),
     /// The folder of kernels.
     #[error("the kernels in {} cannot be read: {error}", .folder.display())]
     Kernels { folder: PathBuf, error: std::io::Error },
@@ -118,10 +126,13 @@ impl CudaSettings {
     /// A device that can be used, or the reason why it cannot.
     pub(crate) fn find(&self, index: u32) -> Result<UsableDevice, CudaUnavailable> {
         let driver = Driver::open(self.visible_devices.as_deref())?;
-        let device = Device::read(&driver, index)?;
+        let mut device = Device::read(&driver, index)?;
         device.check()?;
+        if let Some(name) = &self.architecture {
+            device.architecture = architecture(&device, name)?;
+        }
         let compiler = self.compiler(Some(&driver))?;
-        compiler.check(&device.architecture())?;
+        compiler.check(&device.architecture.to_string())?;
         Ok(UsableDevice { driver, device, compiler })
     }
 
@@ -179,6 +190,19 @@ impl CudaSettings {
         let folders = self.library_folders.clone();
         Search { library: library.cloned(), folders, driver: driver.map(Driver::version) }
     }
+}
+
+/// The architecture of this name, if the device runs its kernels.
+fn architecture(device: &Device, name: &str) -> Result<Architecture, FieldError> {
+    let all = || Architecture::of(device.compute_capability);
+    all().find(|architecture| architecture.to_string() == name).ok_or_else(|| {
+        let names: Vec<String> = all().map(|architecture| architecture.to_string()).collect();
+        FieldError::new(
+            CUDA_ARCH,
+            name,
+            format!("an architecture of {}: {}", device.name, names.join(" or ")),
+        )
+    })
 }
 
 fn devices(driver: &Driver) -> Result<Vec<CudaDevice>, Unavailable> {

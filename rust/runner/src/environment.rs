@@ -11,6 +11,8 @@ use crate::{CudaSettings, EngineConfig};
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
+/// What kernels are compiled for.
+pub(crate) const CUDA_ARCH: &str = "PENSTOCK_CUDA_ARCH";
 const NVRTC: &str = "PENSTOCK_NVRTC";
 pub(crate) const CUBLAS: &str = "PENSTOCK_CUBLAS";
 const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";
@@ -33,7 +35,7 @@ impl EngineConfig {
             check_thread_multiple(THREADS, self.threads, self.num_numa_nodes())?;
         }
         if self.isa.is_none() {
-            self.isa = env::var_os(ISA).map(|value| value.to_string_lossy().into_owned());
+            self.isa = text(ISA);
         }
         // The first variable that is set counts.
         let variable = MEMORY_RATIO.into_iter().find(|variable| env::var_os(variable).is_some());
@@ -64,7 +66,8 @@ impl CudaSettings {
     pub fn from_environment(library_folders: Vec<PathBuf>) -> Self {
         let path = |variable| env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);
         Self {
-            visible_devices: visible_devices(),
+            visible_devices: text(VISIBLE_DEVICES),
+            architecture: text(CUDA_ARCH).filter(|name| !name.is_empty()),
             nvrtc: path(NVRTC),
             cublas: path(CUBLAS),
             library_folders,
@@ -75,8 +78,8 @@ impl CudaSettings {
     }
 }
 
-fn visible_devices() -> Option<String> {
-    env::var_os(VISIBLE_DEVICES).map(|value| value.to_string_lossy().into_owned())
+fn text(variable: &str) -> Option<String> {
+    env::var_os(variable).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// The directory of a cache: in `PENSTOCK_CACHE`, or in the user's directory of caches.

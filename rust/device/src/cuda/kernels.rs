@@ -48,11 +48,11 @@ pub(super) struct Loader {
 
 impl Loader {
     pub fn new(context: &Arc<Context>, compiler: KernelCompiler, device: &Device, threads: usize) -> Self {
-        let architecture = device.architecture();
+        let architecture = device.architecture.to_string();
         Self { context: Arc::clone(context), compiler, architecture, threads, modules: HashMap::new() }
     }
 
-    /// Whether the device has warpgroups.
+    /// Whether kernels may use warpgroups.
     pub fn has_warpgroups(&self) -> bool {
         self.architecture == WARPGROUP_ARCHITECTURE
     }

@@ -67,7 +67,7 @@ pub struct Cuda {
     loader: Loader,
     attention: LoadedAttention,
     operands: Operands,
-    /// Whether tensor cores multiply e4m3.
+    /// Whether kernels multiply e4m3 by tensor cores.
     has_fp8: bool,
     codes: LoadedCodes,
     division: Division,
@@ -107,7 +107,7 @@ impl Cuda {
             loader,
             attention: LoadedAttention::default(),
             operands: Operands::default(),
-            has_fp8: device.compute_capability >= FP8_COMPUTE_CAPABILITY,
+            has_fp8: device.architecture.version >= FP8_COMPUTE_CAPABILITY,
             codes: LoadedCodes::default(),
             division: Division::new(device),
             cublas_library: cublas,
