@@ -93,6 +93,16 @@ def test_engine_without_memory_for_graphs_launches_kernels() -> None:
     assert all(findings == [] for *_, findings in ended.result)
 
 
+def test_step_that_panics_in_a_capture_fails_its_request_only() -> None:
+    ended = run_program(cuda_failures.panic_in_capture)
+    assert ended.findings == []
+    (kind, message), captures, expected, found, *rest = ended.result
+    assert (kind, "was to fail its step" in message) == ("GenerationError", True)
+    assert captures == [0, 1]
+    assert found == expected
+    assert rest == [[], []]
+
+
 def test_waits_that_fail_leave_no_ticket_asleep() -> None:
     ended = run_program(cuda_failures.fail_waits)
     assert ended.findings == []

@@ -9,6 +9,7 @@ from typing import Any
 import penstock
 from api_support import LONG, PROMPT, SHORT, engine_threads
 from emu.client import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, Device
+from support import hooks
 from support.checkpoints import make_config, write_checkpoint
 
 SIZES: dict[str, Any] = {
@@ -20,6 +21,8 @@ SIZES: dict[str, Any] = {
     "kv_cache_blocks": 20,
     "host_cache_blocks": 4,
 }
+#: Tokens of a request before the step that becomes a graph.
+CAPTURED = 4
 #: Calls that take memory.
 ALLOCATIONS = ("cuMemAlloc_v2", "cuMemHostAlloc")
 #: Calls that end the use of something: an engine that closes does not report their failures.
@@ -150,6 +153,34 @@ def refuse_graphs() -> list[Any]:
             graphs = [counts.get(f"cuGraph{name}", 0) for name in ("InstantiateWithFlags", "Launch")]
             found.append([result.token_ids, graphs, failing.clear()])
     return found
+
+
+def panic_in_capture() -> list[Any]:
+    """A step that panics while it becomes a graph.
+
+    Returns the error of its request, the captures until the step before it and until this step, the tokens of
+    another request before and after, and the findings and threads at the end.
+    """
+    other = LONG.replace(max_tokens=CAPTURED)
+    captures = []
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        with failing.open() as engine:
+            failing.clear()  # of the warm-up
+            expected = engine.blocking.generate(PROMPT, other).token_ids
+            captures.append(failing.counts().get("cuStreamBeginCapture_v2", 0))
+        engine = failing.open()
+        position = len(PROMPT) + CAPTURED - 1
+        engine._session.adopt(hooks.failing_engine(failing.model, engine.config, failing_position=position))
+        failing.clear()
+        with engine:
+            try:
+                engine.blocking.generate(PROMPT, LONG, max_tokens=100)
+            except penstock.GenerationError as raised:
+                error = describe(raised)
+            captures.append(failing.counts().get("cuStreamBeginCapture_v2", 0))
+            found = engine.blocking.generate(PROMPT, other).token_ids
+        return [error, captures, expected, found, failing.clear(), engine_threads()]
 
 
 def fail_waits() -> list[Any]:

@@ -55,10 +55,17 @@ def probabilities(
 
 
 def failing_engine(
-    path: str | os.PathLike[str], config: penstock.EngineConfig, failing_token: int
+    path: str | os.PathLike[str],
+    config: penstock.EngineConfig,
+    failing_token: int | None = None,
+    *,
+    failing_position: int | None = None,
 ) -> _core.Engine:
-    """An engine in which every step that computes `failing_token` fails."""
-    engine: _core.Engine = _hooks.failing_engine(path, config, failing_token)
+    """An engine in which every step that computes `failing_token`, or `failing_position`, fails.
+
+    A device that returns tokens late may compute a generated token before the host knows it.
+    """
+    engine: _core.Engine = _hooks.failing_engine(path, config, failing_token, failing_position)
     return engine
 
 

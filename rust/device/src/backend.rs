@@ -500,7 +500,7 @@ pub trait Backend: Send + 'static {
         scratch: &mut Self::Scratch,
     ) -> Result<Self::Ticket, DeviceError>;
 
-    /// Begins to compute all earlier calls: those of a step that is sampled later.
+    /// Begins to compute all earlier calls: those of a step that is sampled later, or that has failed.
     fn flush(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }

@@ -7,7 +7,7 @@ use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
 use penstock_frontend::config::EngineConfig;
 use penstock_frontend::params::ModelLimits;
-use penstock_runner::{CudaSettings, EngineConfig as RunnerConfig};
+use penstock_runner::{CudaSettings, EngineConfig as RunnerConfig, Faults};
 use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -168,16 +168,17 @@ pub fn probabilities<'py>(
     Ok(little_endian(py, &probabilities))
 }
 
-/// An engine in which every step that computes `failing_token` fails.
+/// An engine in which every step fails that computes `failing_token`, or in which a row begins at `failing_position`.
 #[pyfunction]
 pub fn failing_engine(
     py: Python<'_>,
     path: PathBuf,
     config: &PyEngineConfig,
-    failing_token: u32,
+    failing_token: Option<u32>,
+    failing_position: Option<u32>,
 ) -> Result<Engine, Error> {
-    let runner_config =
-        RunnerConfig { failing_token: Some(failing_token), ..config.with_environment(Vec::new())? };
+    let faults = Faults { token: failing_token, position: failing_position, ..Faults::default() };
+    let runner_config = RunnerConfig { faults, ..config.with_environment(Vec::new())? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 
@@ -189,8 +190,8 @@ pub fn losing_engine(
     config: &PyEngineConfig,
     losing_token: u32,
 ) -> Result<Engine, Error> {
-    let runner_config =
-        RunnerConfig { losing_token: Some(losing_token), ..config.with_environment(Vec::new())? };
+    let faults = Faults { losing_token: Some(losing_token), ..Faults::default() };
+    let runner_config = RunnerConfig { faults, ..config.with_environment(Vec::new())? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 

@@ -88,11 +88,20 @@ pub struct EngineConfig {
     pub cache_directory: Option<PathBuf>,
     /// Measure the operations of the device.
     pub profile: bool,
-    /// A step that computes this token fails.
+    /// Steps that fail.
     #[cfg(feature = "testing")]
-    pub failing_token: Option<u32>,
+    pub faults: Faults,
+}
+
+/// Steps that fail in tests, after their model has been submitted.
+#[cfg(feature = "testing")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// A step panics if it computes this token, as far as the host knows its tokens.
+    pub token: Option<u32>,
+    /// A step panics if a row begins at this position.
+    pub position: Option<u32>,
     /// A step that computes this token loses the device.
-    #[cfg(feature = "testing")]
     pub losing_token: Option<u32>,
 }
 

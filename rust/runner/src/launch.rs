@@ -217,7 +217,7 @@ pub(crate) fn open<B: Backend>(
     };
     #[cfg(feature = "testing")]
     {
-        (runner.failing_token, runner.losing_token) = (config.failing_token, config.losing_token);
+        runner.faults = config.faults;
     }
     Ok(Opened { runner, limits, info })
 }

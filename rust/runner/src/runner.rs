@@ -45,12 +45,8 @@ pub(crate) struct Runner<B: Backend> {
     /// The size from which on memory for the details of a row is refused, in values.
     #[cfg(feature = "testing")]
     pub(crate) refused_details: Option<usize>,
-    /// See [`crate::EngineConfig::failing_token`].
     #[cfg(feature = "testing")]
-    pub(crate) failing_token: Option<u32>,
-    /// See [`crate::EngineConfig::losing_token`].
-    #[cfg(feature = "testing")]
-    pub(crate) losing_token: Option<u32>,
+    pub(crate) faults: crate::Faults,
 }
 
 /// The number of layers that a step computes.
@@ -84,9 +80,7 @@ impl<B: Backend> Runner<B> {
             #[cfg(feature = "testing")]
             refused_details: None,
             #[cfg(feature = "testing")]
-            failing_token: None,
-            #[cfg(feature = "testing")]
-            losing_token: None,
+            faults: crate::Faults::default(),
             backend,
             decoder,
         })
@@ -129,6 +123,11 @@ impl<B: Backend> Runner<B> {
         }
         output.copies_done = true;
         self.compute(plan, is_behind, Depth::AllLayers, &mut turn)
+    }
+
+    /// Ends a step whose launch has failed: the backend may wait for the rest of its calls.
+    pub(crate) fn end_failed_step(&mut self) -> Result<(), DeviceError> {
+        self.backend.flush()
     }
 
     /// Loads and unloads adapters.
@@ -220,8 +219,6 @@ impl<B: Backend> Runner<B> {
     ) -> Result<(), DeviceError> {
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
         flight.rows.find(plan, &self.slots, &mut self.inputs.output_rows);
-        #[cfg(feature = "testing")]
-        self.fail_on_chosen_tokens(plan)?;
         let depends_on_host = plan.rows.iter().any(|row| {
             row.follows_sample && row.sample.is_some() && self.slots[row.slot as usize].needs_host()
         });
@@ -235,6 +232,8 @@ impl<B: Backend> Runner<B> {
             Depth::AllLayers => decoder.forward(backend, inputs, cache, workspace)?,
             Depth::Layers(count) => decoder.forward_through_some(count, backend, inputs, cache, workspace)?,
         }
+        #[cfg(feature = "testing")]
+        self.fail_chosen(plan)?;
         if !must_wait {
             self.sample(flight, turn)?;
         }
@@ -286,18 +285,22 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    /// Panics or loses the device if a row of the plan computes the token that was set for it.
+    /// Panics or loses the device if the plan was chosen for it.
     #[cfg(feature = "testing")]
-    fn fail_on_chosen_tokens(&self, plan: &StepPlan) -> Result<(), DeviceError> {
+    fn fail_chosen(&self, plan: &StepPlan) -> Result<(), DeviceError> {
         let follows = |token: u32| {
             let is_last = |slot: u32| self.slots[slot as usize].last_token() == Some(token);
             plan.rows.iter().any(|row| row.follows_sample && is_last(row.slot))
         };
         let is_computed = |token: &u32| follows(*token) || self.inputs.tokens.contains(token);
-        if let Some(token) = self.failing_token.filter(is_computed) {
+        if let Some(token) = self.faults.token.filter(is_computed) {
             panic!("token {token} was to fail its step");
         }
-        match self.losing_token.filter(is_computed) {
+        let begins_row = |position: &u32| plan.rows.iter().any(|row| row.start == *position);
+        if let Some(position) = self.faults.position.filter(begins_row) {
+            panic!("position {position} was to fail its step");
+        }
+        match self.faults.losing_token.filter(is_computed) {
             Some(token) => Err(DeviceError::Lost(format!("token {token} was to lose the device"))),
             None => Ok(()),
         }

@@ -161,8 +161,6 @@ impl Cuda {
         rope.works.divide(&inputs.sequences, rope.heads, most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
-        // A step that panicked may have left a capture open, in which no event may be queried.
-        self.queue.submit()?;
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
         let step = CudaStep {
