@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from support import cuda_quantised
+from support import cuda, cuda_quantised
 from support.checkpoints import make_config, write_checkpoint, write_safetensors
 from support.cuda_quantised import INTEGER_ACTIVATIONS
 from support.emulator import run_program
@@ -60,6 +60,15 @@ def test_matrix_of_columns_without_kernels_is_not_quantised() -> None:
     for name, (error, message) in ended.result.items():
         assert error < MOST_ERROR["int8" if name == "int4" else "bfloat16"], name
         assert "matrix model.layers.0.mlp.down_proj.weight is " in message, name
+
+
+def test_layers_with_other_kernels_of_attention_divide_a_prompt_alike() -> None:
+    ended = run_program(cuda_quantised.mixed_layers, "w4a16", EMU_TRACE="1")
+    assert ended.findings == []
+    assert 1e-5 < ended.result["w4a16"] < MOST_ERROR["bfloat16"]
+    if not cuda.ON_GPU:
+        for end in "warpgroup_bf16_int8_128", "f32_int8":
+            assert f"kernel attention_prefill_{end}" in ended.errors
 
 
 def test_old_devices_have_no_fp8_activations() -> None:

@@ -82,6 +82,26 @@ def has_same_logits_in_chunks(name: str) -> bool:
     return all(map(np.array_equal, *found))
 
 
+def mixed_layers(*names: str) -> dict[str, float]:
+    """For each quantisation, the largest error of the logits of a float32 model with one quantised layer.
+
+    The attention of the layers has different kernels, which read the same division of a prompt. That of later
+    steps depends on the kernels that the first one has used.
+    """
+    prompts = [random_prompt(length, seed=length) for length in (1, 17, 150)]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_checkpoint(Path(folder), make_config("llama", head_dim=128))
+        for name in names:
+            layers = {"*.layers.1.*": "none"}
+            logits, formats, _ = logits_of(
+                model, prompts, {"type": name, "layers": layers}, kv_cache_dtype="int8"
+            )
+            assert "float32" in formats
+            found[name] = max(errors(model, prompts, logits, {"type": SAME_CODES[name], "layers": layers}))
+    return found
+
+
 def odd_columns(*names: str) -> dict[str, list[Any]]:
     """For each quantisation, results of a model in which a matrix has columns that no kernel of codes reads.
 
