@@ -43,6 +43,10 @@ def demo_model() -> Path:
     try:
         return model_path()
     except ModelLoadError as error:
+        from support import cuda
+
+        if cuda.ON_GPU:
+            pytest.skip("needs the demo model")
         pytest.fail(f"{error}; `make check` and `make test` do", pytrace=False)
 
 

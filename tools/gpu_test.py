@@ -9,6 +9,7 @@ Needs a penstock with test hooks, pytest, numpy, and NVRTC; neither Rust nor a n
 - `kernels ...`: the tests of kernels, on the device, against numpy;
 - `engine ...`: the tests of the engine: parity with the CPU and, if torch and transformers are there, with
   them; the same bits, storms, pressure, adapters, sampling;
+- `api ...`: tests of the API that do not choose a device, on asyncio;
 - `memcheck ...` and `racecheck ...`: tests of kernels under compute-sanitizer, if it is there.
 
 Parts run beside each other. Each writes a log to `target/gpu/log`; the end of the log of a failed part is
@@ -39,6 +40,31 @@ SANITIZERS = {
 ORACLE = ("torch", "transformers")
 #: Other tests of the engine.
 OTHERS = ("adapters", "sampling")
+#: Tests of the API that use an engine of any device.
+API = (
+    *(
+        "batch",
+        "batch_streams",
+        "beam_search",
+        "blocking",
+        "cancel",
+        "choices",
+        "consumers",
+        "echo",
+        "engine",
+    ),
+    *(
+        "floods",
+        "generation_control",
+        "interruption",
+        "logits_processors",
+        "loops",
+        "lost_device",
+        "operations",
+    ),
+    *("prefix_cache", "pressure", "request", "sampling_params", "score", "speculation", "stops"),
+    *("structured_output", "tensor", "unread"),
+)
 #: Tests that let calls of the emulated driver fail.
 EMULATED = "test_cuda_engine_failures"
 #: Parts that run at the same time. A sanitised one has most of the device to itself.
@@ -90,6 +116,13 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
 
 
+def api_parts(expression: str) -> list[Part]:
+    """The parts of the API. An emulated device is slow."""
+    words = " and ".join(["not uvloop", "not trio", *([f"({expression})"] if expression else [])])
+    options = ("-k", words, "-m", "not oracle", "-o", "timeout=600")
+    return [Part(f"api {name}", pytest_of([TESTS / f"test_{name}.py"], *options), 900) for name in API]
+
+
 def parts(expression: str) -> list[Part]:
     """All parts, the longest ones first."""
     chosen = ["-k", expression] if expression else []
@@ -121,7 +154,7 @@ def parts(expression: str) -> list[Part]:
     for tool, name in ((tool, name) for tool, names in SANITIZERS.items() for name in names if program):
         command = [str(program), "--tool", tool, "--error-exitcode", "9"]
         found.append(Part(f"{tool} {name}", [*command, *pytest_of([kernels[name]], "-x", *chosen)], 300))
-    return found
+    return found + api_parts(expression)
 
 
 def not_run() -> list[str]:
