@@ -95,14 +95,14 @@ def test_steps_with_products_of_cublas_become_graphs() -> None:
 
 
 @EMULATED
-def test_product_that_fails_in_a_capture_is_computed_by_kernels() -> None:
+def test_product_that_fails_in_a_capture_is_tried_without_it() -> None:
     ended = run(cuda_cublas.repeat, CONFIGS["bfloat16"], EMU_CUBLAS_FAULT="capture")
     tokens, logprobs = ended.result["cpu"][0]
     assert all(ours == tokens for ours, _ in ended.result["cuda"])
     assert all(values == pytest.approx(logprobs, abs=0.05) for _, values in ended.result["cuda"])
     assert ended.result["graphs"] == 0  # until many steps later
-    [warning] = warnings(ended)
-    assert "kernels compute new products instead of cuBLASLt: cublasLtMatmul failed" in warning
+    assert ended.result["products"] >= 9 * 24  # in every step
+    assert not warnings(ended)
 
 
 @EMULATED

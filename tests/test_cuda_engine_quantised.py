@@ -62,10 +62,11 @@ def test_matrix_of_columns_without_kernels_is_not_quantised() -> None:
         assert "matrix model.layers.0.mlp.down_proj.weight is " in message, name
 
 
-def test_layers_with_other_kernels_of_attention_divide_a_prompt_alike() -> None:
-    ended = run_program(cuda_quantised.mixed_layers, "w4a16", EMU_TRACE="1")
+def test_layers_with_other_attention_divide_a_prompt_alike() -> None:
+    ended = run_program(cuda_quantised.mixed_layers, EMU_TRACE="1")
     assert ended.findings == []
-    assert 1e-5 < ended.result["w4a16"] < MOST_ERROR["bfloat16"]
+    assert min(ended.result) > 1e-5
+    assert max(ended.result) < MOST_ERROR["bfloat16"]
     if not cuda.ON_GPU:
         for end in "warpgroup_bf16_int8_128", "f32_int8":
             assert f"kernel attention_prefill_{end}" in ended.errors

@@ -215,6 +215,11 @@ def test_wait_of_the_host_ends_a_capture() -> None:
     assert run("capture_with_wait").result == [CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED]
 
 
+def test_calls_of_other_threads_end_captures_by_their_modes() -> None:
+    ended, kept = [CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED], [0, 0]
+    assert run("captures_and_another_thread").result == [ended, kept, kept, ended]
+
+
 def test_captured_stream_cannot_wait_for_an_outer_event() -> None:
     assert run("capture_of_outer_event").result == CAPTURE_ISOLATION
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: Codes of the driver.
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED = 1, 2, 3
 INVALID_IMAGE, INVALID_CONTEXT, INVALID_HANDLE = 200, 201, 400
+#: Modes of captures, and of threads.
+GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 NOT_FOUND, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, NOT_PERMITTED = 500, 600, 700, 719, 800
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_ISOLATION = 900, 901, 904, 905
 CAPTURED_EVENT = 907
@@ -237,7 +239,7 @@ class Device:
 
     def begin_capture(self, stream: int) -> None:
         """Capture the operations of a stream instead of executing them."""
-        self.call("cuStreamBeginCapture_v2", stream, 2)
+        self.call("cuStreamBeginCapture_v2", stream, RELAXED)
 
     def end_capture(self, stream: int) -> int:
         """The executable graph of a capture."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from typing import Any
 
-from emu.client import INVALID_HANDLE, Device, Pointer
+from emu.client import GLOBAL, INVALID_HANDLE, RELAXED, THREAD_LOCAL, Device, Pointer
 from emu.scenarios import BLOCKS, SIZE, N, Vectors, call_on_host, image, numbers, opened, ready, saxpy
 
 # ---- Programs with a defect in the order of operations.
@@ -282,6 +283,35 @@ def capture_with_wait() -> list[int]:
     d.begin_capture(stream)
     waited = d.code("cuStreamSynchronize", stream)
     return [waited, d.code("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))]
+
+
+def captures_and_another_thread() -> list[list[int]]:
+    """A thread queries an event during captures in another thread; the last call waits for the device.
+
+    Captures and threads of each mode. Found are the results of the call and of the end of the capture.
+    """
+    d = opened()
+    stream, event = d.stream(), d.event()
+    context = d.output(ctypes.c_void_p, "cuCtxGetCurrent")
+    found = []
+
+    def in_thread(mode: int, name: str, *arguments: Any) -> None:
+        d.call("cuCtxSetCurrent", context)
+        d.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(mode)))
+        found.append([d.code(name, *arguments)])
+
+    query, synchronize = ("cuEventQuery", event), ("cuCtxSynchronize",)
+    modes = [(GLOBAL, GLOBAL), (GLOBAL, THREAD_LOCAL), (THREAD_LOCAL, GLOBAL)]
+    for capture, thread, call in [*((*pair, query) for pair in modes), (THREAD_LOCAL, RELAXED, synchronize)]:
+        d.call("cuStreamBeginCapture_v2", stream, capture)
+        other = threading.Thread(target=in_thread, args=(thread, *call))
+        other.start()
+        other.join()
+        graph = ctypes.c_void_p()
+        found[-1].append(d.code("cuStreamEndCapture", stream, ctypes.byref(graph)))
+        if graph:
+            d.call("cuGraphDestroy", graph)
+    return found
 
 
 def capture_of_outer_event() -> int:

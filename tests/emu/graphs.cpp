@@ -49,13 +49,23 @@ static bool reserve_branches(CUstream_st& s, unsigned num_branches) {
 
 // The stream that this thread captures, or has captured.
 static thread_local CUstream_st* captured = nullptr;
+static thread_local CUstreamCaptureMode_enum thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+// Streams whose captures affect all threads of the same mode; some of these captures have ended.
+static std::set<CUstream_st*> captured_globally;
+
+// Whether a stream is in a capture, which a call ends now.
+static bool ends_capture(CUstream_st* s) {
+    if (!is_stream(s) || !s->capture) return false;
+    return s->capture->is_invalid = true;
+}
 
 CUresult not_in_a_capture() {
-    if (!captured) return CUDA_SUCCESS;
+    if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
     Guard guard(state_mutex);
-    if (!is_stream(captured) || !captured->capture) return CUDA_SUCCESS;
-    captured->capture->is_invalid = true;
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    bool is_captured = captured && ends_capture(captured);
+    if (thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
+        for (CUstream_st* s : captured_globally) is_captured |= ends_capture(s);
+    return is_captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 }  // namespace emu
@@ -71,8 +81,16 @@ CUresult cuStreamBeginCapture_v2(CUstream_st* s, CUstreamCaptureMode_enum mode) 
     if (s->capture) return CUDA_ERROR_ILLEGAL_STATE;
     s->capture = new CUgraph_st;
     s->capture->streams = {s};
+    s->capture->is_invalid = is_planted(__func__);
     s->last_nodes.clear();
     captured = mode == CU_STREAM_CAPTURE_MODE_RELAXED ? nullptr : s;
+    if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL) captured_globally.insert(s);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode_enum* mode) {
+    ENTER(INITIALISATION);
+    std::swap(*mode, thread_mode);
     return CUDA_SUCCESS;
 }
 
@@ -94,6 +112,7 @@ CUresult cuStreamEndCapture(CUstream_st* s, CUgraph_st** result) {
     if (!s->capture) return CUDA_ERROR_ILLEGAL_STATE;
     if (s->capture->streams.front() != s) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     captured = nullptr;
+    captured_globally.erase(s);
     std::unique_ptr<CUgraph_st> graph(s->capture);
     const std::vector<int> ends = s->last_nodes;
     end_capture(*graph);

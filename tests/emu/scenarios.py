@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from emu.client import Device, DriverError, Pinned, Pointer
+from emu.client import GLOBAL, RELAXED, Device, DriverError, Pinned, Pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,6 +239,10 @@ def every_call_of_streams(d: Device) -> None:
     d.wait(stream)
     d.call("cuStreamQuery", stream)
     assert d.output(ctypes.c_int, "cuStreamIsCapturing", stream, position=1) == 0
+    mode = ctypes.c_int(RELAXED)
+    for former in (GLOBAL, RELAXED):
+        d.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        assert mode.value == former
     d.begin_capture(stream)
     assert d.output(ctypes.c_int, "cuStreamIsCapturing", stream, position=1) == 1
     d.launch(stream, "scale", (BLOCKS, 256), 0.5, x, N, 1, dependent=True)

@@ -109,6 +109,7 @@ CUresult submit(CUstream_st* s, Work work) {
     if (const CUresult error = check_stream(s, work.name)) return error;
     const auto shared = std::make_shared<const Work>(std::move(work));
     if (CUgraph_st* graph = s->capture) {
+        if (graph->is_invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         const auto& captured = graph->streams;
         const unsigned branch = unsigned(std::find(captured.begin(), captured.end(), s) - captured.begin());
         graph->nodes.push_back({shared, s->last_nodes, branch});
@@ -239,10 +240,12 @@ CUresult cuCtxSynchronize() {
     {
         Guard guard(state_mutex);
         all.assign(streams.begin(), streams.end());
+        bool is_captured = false;
         for (const CUstream_st* s : all) {
-            if (s->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+            if (s->capture) is_captured = s->capture->is_invalid = true;
             clock.join(s->clock);
         }
+        if (is_captured) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     for (CUstream_st* s : all) wait_for(*s);
     return learned(clock);

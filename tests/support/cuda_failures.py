@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import penstock
 from api_support import LONG, PROMPT, SHORT, engine_threads
-from emu.client import LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, Device
+from emu.client import CAPTURE_INVALIDATED, GLOBAL, LAUNCH_FAILED, NOT_READY, OUT_OF_MEMORY, Device
 from support import hooks
 from support.checkpoints import make_config, write_checkpoint
 
@@ -60,6 +62,13 @@ class Failing:
         findings = self.driver.findings()
         self.driver.library.emuClear()
         return findings
+
+    def current_context(self) -> int | None:
+        """The context of the device, which this process has."""
+        device = self.driver.output(ctypes.c_int, "cuDeviceGet", 0)
+        context: int | None = self.driver.output(ctypes.c_void_p, "cuDevicePrimaryCtxRetain", device)
+        self.driver.call("cuDevicePrimaryCtxRelease_v2", device)
+        return context
 
     def check_next_engine(self) -> None:
         """Another engine in this process works, and leaves nothing."""
@@ -181,6 +190,114 @@ def panic_in_capture() -> list[Any]:
             captures.append(failing.counts().get("cuStreamBeginCapture_v2", 0))
             found = engine.blocking.generate(PROMPT, other).token_ids
         return [error, captures, expected, found, failing.clear(), engine_threads()]
+
+
+def refuse_embeddings() -> list[Any]:
+    """The tokens of a request before and after others without memory for their embeddings, and the errors.
+
+    All requests have steps of the same shape. Such a step computes its embeddings, and then itself.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        engine = failing.open()
+        engine._session.adopt(hooks.failing_engine(failing.model, engine.config, refused_details=0))
+        failing.clear()
+        tokens, errors = [], []
+        with engine:
+            for scope in (None, *["all"] * 6, None):
+                try:
+                    result = engine.blocking.generate([5], SHORT, max_tokens=1, output_embeddings=scope)
+                    tokens.append(result.token_ids)
+                except penstock.GenerationError as raised:
+                    errors.append(describe(raised)[1])
+            captures = failing.counts().get("cuStreamBeginCapture_v2", 0)
+        return [tokens, errors, captures, failing.clear(), engine_threads()]
+
+
+def end_captures() -> list[Any]:
+    """The tokens of a request in calm, and while captures end with an error.
+
+    Once before its first launch, and once at its end; then another thread waits for the device in a loop.
+    """
+    found: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        for ended in ("never", "at the beginning", "at the end"):
+            with failing.open() as engine:
+                failing.clear()
+                if ended == "at the beginning":
+                    failing.driver.plant("cuStreamBeginCapture_v2", 1)
+                elif ended == "at the end":
+                    failing.driver.fault("cuGraphInstantiateWithFlags", 1, CAPTURE_INVALIDATED)
+                found.append(engine.blocking.generate(PROMPT, LONG, max_tokens=40).token_ids)
+                found.append(failing.counts().get("cuGraphLaunch", 0))
+        is_over = threading.Event()
+
+        def wait_for_the_device() -> None:
+            failing.driver.call("cuCtxSetCurrent", context)
+            while not is_over.is_set():
+                failing.driver.code("cuCtxSynchronize")
+
+        with failing.open() as engine:
+            context = failing.current_context()
+            thread = threading.Thread(target=wait_for_the_device)
+            thread.start()
+            found += [engine.blocking.generate(PROMPT, LONG, max_tokens=40).token_ids for _ in range(5)]
+            is_over.set()
+            thread.join()
+        return [found, failing.clear(), engine_threads()]
+
+
+def capture_elsewhere() -> list[Any]:
+    """The tokens of a request before, and while this thread captures a graph of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        d = failing.driver
+        with failing.open() as engine:
+            expected = engine.blocking.generate(PROMPT, LONG, max_tokens=40).token_ids
+            d.call("cuCtxSetCurrent", failing.current_context())
+            stream = d.stream()
+            d.call("cuStreamBeginCapture_v2", stream, GLOBAL)
+            found = engine.blocking.generate(PROMPT, LONG, max_tokens=40).token_ids
+            graph = d.output(ctypes.c_void_p, "cuStreamEndCapture", stream, position=1)
+            d.call("cuGraphDestroy", graph)
+            d.call("cuStreamDestroy_v2", stream)
+            d.call("cuCtxSetCurrent", None)
+        return [expected, found, failing.clear(), engine_threads()]
+
+
+def leave_context() -> list[Any]:
+    """Whether this thread has a context: at first, with an engine, and after one that did not open.
+
+    In the middle, the tokens of a request with a processor that does nothing, and with one that changes the
+    context of its thread.
+    """
+    found: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        failing = Failing(folder)
+        driver = failing.driver
+
+        def current() -> bool:
+            return bool(driver.output(ctypes.c_void_p, "cuCtxGetCurrent"))
+
+        def change(_tokens: Any, _logits: Any) -> None:
+            driver.call("cuCtxSetCurrent", None)
+
+        driver.call("cuInit", 0)
+        found.append(current())
+        with failing.open() as engine:
+            found.append(current())
+            for processor in (lambda _tokens, _logits: None, change):
+                result = engine.blocking.generate(PROMPT, SHORT, logits_processors=[processor])
+                found.append(result.token_ids)
+        failing.driver.fault("cuModuleLoadData", 3, LAUNCH_FAILED)
+        try:
+            failing.open().blocking.start()
+        except penstock.DeviceUnavailableError:
+            found.append(current())
+        failing.clear()
+        failing.check_next_engine()
+    return found
 
 
 def fail_waits() -> list[Any]:

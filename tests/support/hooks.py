@@ -60,12 +60,15 @@ def failing_engine(
     failing_token: int | None = None,
     *,
     failing_position: int | None = None,
+    refused_details: int | None = None,
 ) -> _core.Engine:
     """An engine in which every step that computes `failing_token`, or `failing_position`, fails.
 
-    A device that returns tokens late may compute a generated token before the host knows it.
+    A device that returns tokens late may compute a generated token before the host knows it. Memory for the
+    details of a row is refused from `refused_details` values on.
     """
-    engine: _core.Engine = _hooks.failing_engine(path, config, failing_token, failing_position)
+    arguments = failing_token, failing_position, refused_details, cuda_folders()
+    engine: _core.Engine = _hooks.failing_engine(path, config, *arguments)
     return engine
 
 

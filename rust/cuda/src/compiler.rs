@@ -119,7 +119,8 @@ impl Build<'_> {
     /// The newest image of the archive that the driver can load.
     fn archived(&self, architecture: &str) -> Option<Vec<u8>> {
         let KernelCompiler { archive, driver, .. } = self.compiler;
-        // Images without the suffix also run on devices of a higher minor version.
+        // Images without the suffix also run on devices of a higher minor version. The archive of sm_80 has none that
+        // would use instructions of these devices alone.
         let later = architecture.starts_with("sm_8").then_some("sm_80");
         let architectures = [Some(architecture), later.filter(|later| *later != architecture)];
         let mut images = architectures.into_iter().flatten().flat_map(|architecture| {

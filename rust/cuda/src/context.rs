@@ -6,6 +6,8 @@
 use std::ptr;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUstreamCaptureMode as CaptureMode;
+
 use crate::driver::{Handle, Ordinal};
 use crate::error::{CallError, CudaError};
 use crate::functions::{Calls, Functions, Newer};
@@ -13,9 +15,9 @@ use crate::{Device, Driver, Observer, device};
 
 /// The primary context of a device, which other libraries in the process share.
 ///
-/// All calls of its objects need it current in the calling thread. [`Context::bind_thread`] and the constructors of the
-/// objects make it current, and leave it so. All else, such as [`Context::memory`] and dropping an object, may run in
-/// any thread, and leaves its current context as it was. Objects keep the context alive.
+/// All calls of its objects need it current in the calling thread, which [`Context::bind_thread`] does. All else, such
+/// as [`Context::memory`], the constructors of objects and dropping them, may run in any thread, and leaves its current
+/// context as it was. Objects keep the context alive.
 ///
 /// In a child that the process forks, dropping an object does nothing: the driver's state is that of the parent.
 #[derive(Debug)]
@@ -44,8 +46,10 @@ impl Context {
         Ok(Arc::new(Self { driver: *driver, functions, ordinal, handle, process }))
     }
 
-    /// Makes the context current in the calling thread.
+    /// Makes the context current in the calling thread. Captures of graphs in other threads, also by other libraries,
+    /// do not affect its calls from then on. In a thread of the caller, [`CallerThread`] restores both.
     pub fn bind_thread(&self) -> Result<(), CudaError> {
+        exchange_mode(self.calls(), CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
         Ok(self.make_current(self.handle)?)
     }
 
@@ -77,17 +81,11 @@ impl Context {
         }
     }
 
-    /// Runs a call while the context is current.
-    fn within(&self, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
-        let mut former = ptr::null_mut();
-        // SAFETY: the pointer is valid.
-        unsafe { self.driver.functions().current_context(&raw mut former) }?;
-        if former == self.handle {
-            return call();
-        }
+    /// Runs a call while the context is current, and captures in other threads do not affect it.
+    pub(crate) fn within<E: From<CallError>>(&self, call: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        let _caller = CallerThread::with(&self.driver, self.calls())?;
         self.make_current(self.handle)?;
-        let result = call();
-        result.and(self.make_current(former))
+        call()
     }
 
     fn make_current(&self, handle: Handle) -> Result<(), CallError> {
@@ -105,7 +103,46 @@ impl Drop for Context {
     }
 }
 
-/// Logs the error of a call that frees something. After a sticky error, which has been reported, all of them fail.
+/// A thread of the caller that uses CUDA for a moment: dropping this restores its context, and its rule for captures.
+#[derive(Debug)]
+pub struct CallerThread {
+    driver: Driver,
+    calls: &'static Calls,
+    context: Handle, // a pointer, so that the object stays in its thread
+    mode: CaptureMode,
+}
+
+impl CallerThread {
+    /// The calling thread, from now on not affected by captures in other threads.
+    pub fn enter(driver: &Driver) -> Result<Self, CudaError> {
+        Ok(Self::with(driver, &Functions::load(driver)?.calls)?)
+    }
+
+    fn with(driver: &Driver, calls: &'static Calls) -> Result<Self, CallError> {
+        let mut context = ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        unsafe { driver.functions().current_context(&raw mut context) }?;
+        let mode = exchange_mode(calls, CaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        Ok(Self { driver: *driver, calls, context, mode })
+    }
+}
+
+impl Drop for CallerThread {
+    fn drop(&mut self) {
+        // SAFETY: the context is that of the thread.
+        log_error(unsafe { self.driver.functions().set_context(self.context) });
+        log_error(exchange_mode(self.calls, self.mode).map(drop));
+    }
+}
+
+/// Sets which captures affect the calls of the calling thread; returns what was set before.
+fn exchange_mode(calls: &Calls, mut mode: CaptureMode) -> Result<CaptureMode, CallError> {
+    // SAFETY: the pointer is valid; the driver writes a mode that was set, or the first of them.
+    unsafe { calls.exchange_capture_mode(&raw mut mode) }?;
+    Ok(mode)
+}
+
+/// Logs the error of a call that frees or restores something. After a sticky error, which has been reported, all of them fail.
 fn log_error(freed: Result<(), CallError>) {
     if let Err(error) = freed {
         let level = if error.is_sticky() { log::Level::Debug } else { log::Level::Warn };

@@ -219,11 +219,12 @@ unsafe impl Sync for CublasHandle {}
 impl CublasHandle {
     /// Opens the library in a context.
     pub fn new(library: Cublas, context: &Arc<Context>) -> Result<Arc<Self>, CudaError> {
-        context.bind_thread()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the pointer is valid, and the context is current.
-        let status = unsafe { (library.functions.create)(&raw mut handle) };
-        library.functions.check("cublasLtCreate", status)?;
+        context.within(|| {
+            // SAFETY: the pointer is valid, and the context is current.
+            let status = unsafe { (library.functions.create)(&raw mut handle) };
+            library.functions.check("cublasLtCreate", status).map_err(CudaError::from)
+        })?;
         Ok(Arc::new(Self { library, context: context.clone(), handle }))
     }
 

@@ -16,7 +16,7 @@ const MULTIPROCESSORS: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
 
-/// What kernels are compiled for, such as `sm_90a`.
+/// The architecture that kernels are compiled for, such as `sm_90a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
     /// The compute capability.
@@ -51,7 +51,7 @@ pub struct Device {
     pub name: String,
     /// The version of its instruction set.
     pub compute_capability: Version,
-    /// What its kernels are compiled for; by default, the one with the most instructions.
+    /// The architecture of its kernels; by default, the one with the most instructions.
     pub architecture: Architecture,
     /// Its multiprocessors.
     pub multiprocessors: u32,

@@ -1,6 +1,7 @@
 //! [`CudaError`]: an error of a device in use, and [`CallError`], that of one call of the driver.
 
 use std::fmt::{self, Display, Formatter};
+use std::ops::RangeInclusive;
 
 use crate::cublas::CublasError;
 use crate::driver;
@@ -11,6 +12,8 @@ pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const NO_DEVICE: i32 = 100;
 pub(crate) const NOT_READY: i32 = 600;
+/// The codes of captures: of calls that a capture does not allow, and of captures that another call has ended.
+const CAPTURE: RangeInclusive<i32> = 900..=908;
 /// The codes after which every call of the process for the device fails: errors of memory, links and containment, of
 /// kernels, and of external devices.
 const STICKY: [i32; 15] = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911];
@@ -108,6 +111,11 @@ impl CudaError {
         matches!(self, Self::Cublas(_))
     }
 
+    /// Whether it is an error of a capture: nothing was executed.
+    pub fn is_of_capture(&self) -> bool {
+        matches!(self, Self::Call(error) if CAPTURE.contains(&error.code))
+    }
+
     /// Whether the device, or the host for pinned memory, has not as much free memory.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Call(error) if error.code == OUT_OF_MEMORY)
@@ -125,6 +133,7 @@ mod tests {
         assert!(![1, 2, 400, 600, 999].map(error).iter().any(CudaError::is_sticky));
         assert!(error(2).is_out_of_memory() && !error(700).is_out_of_memory());
         assert!(!CudaError::OtherLibrary.is_sticky());
+        assert!(error(901).is_of_capture() && !error(901).is_sticky() && !error(911).is_of_capture());
     }
 
     #[test]

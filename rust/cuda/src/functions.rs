@@ -82,6 +82,7 @@ functions! {
         destroy_stream = "cuStreamDestroy_v2"(stream: sys::CUstream);
         synchronize_stream = "cuStreamSynchronize"(stream: sys::CUstream);
         begin_capture = "cuStreamBeginCapture_v2"(stream: sys::CUstream, mode: sys::CUstreamCaptureMode);
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(mode: *mut sys::CUstreamCaptureMode);
         end_capture = "cuStreamEndCapture"(stream: sys::CUstream, graph: *mut sys::CUgraph);
         create_event = "cuEventCreate"(event: *mut sys::CUevent, flags: c_uint);
         destroy_event = "cuEventDestroy_v2"(event: sys::CUevent);

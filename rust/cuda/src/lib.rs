@@ -27,7 +27,7 @@ mod unavailable;
 
 pub use cache::{KernelArchive, KernelCache};
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
-pub use context::Context;
+pub use context::{CallerThread, Context};
 pub use cublas::{
     CUBLAS_ALIGNMENT, Cublas, CublasError, CublasHandle, MatrixProduct, ProductOperands, ProductShape,
 };

@@ -37,10 +37,9 @@ pub struct DeviceMemory {
 impl DeviceMemory {
     /// New memory, with any contents. The size is not 0.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        context.bind_thread()?;
         let mut pointer = 0;
         // SAFETY: the pointer is valid; the memory is freed when it is dropped.
-        unsafe { context.calls().allocate(&raw mut pointer, bytes) }?;
+        context.within(|| unsafe { context.calls().allocate(&raw mut pointer, bytes) })?;
         Ok(Self { context: context.clone(), pointer: DevicePointer(pointer), bytes })
     }
 
@@ -83,10 +82,9 @@ unsafe impl Sync for PinnedBlock {}
 impl PinnedBlock {
     /// New memory, with any contents. The size is not 0.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
-        context.bind_thread()?;
         let mut pointer = ptr::null_mut();
         // SAFETY: the pointer is valid; the memory is freed when it is dropped.
-        unsafe { context.calls().allocate_host(&raw mut pointer, bytes, 0) }?;
+        context.within(|| unsafe { context.calls().allocate_host(&raw mut pointer, bytes, 0) })?;
         Ok(Self { context: context.clone(), pointer: pointer.cast(), bytes })
     }
 

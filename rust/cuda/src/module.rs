@@ -33,10 +33,9 @@ impl Module {
     ///
     /// The image is complete: the driver reads as much as its headers say.
     pub unsafe fn load(context: &Arc<Context>, image: &[u8]) -> Result<Arc<Self>, CudaError> {
-        context.bind_thread()?;
         let mut module = ptr::null_mut();
         // SAFETY: the pointer is valid; the image is the caller's.
-        unsafe { context.calls().load_module(&raw mut module, image.as_ptr().cast()) }?;
+        context.within(|| unsafe { context.calls().load_module(&raw mut module, image.as_ptr().cast()) })?;
         Ok(Arc::new(Self { context: context.clone(), module }))
     }
 

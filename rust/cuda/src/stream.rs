@@ -27,11 +27,10 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// A new stream.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        context.bind_thread()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut stream = ptr::null_mut();
         // SAFETY: the pointer is valid; the stream is destroyed when it is dropped.
-        unsafe { context.calls().create_stream(&raw mut stream, flags) }?;
+        context.within(|| unsafe { context.calls().create_stream(&raw mut stream, flags) })?;
         Ok(Self { context: context.clone(), stream })
     }
 
@@ -130,13 +129,12 @@ unsafe impl Sync for Event {}
 impl Event {
     /// A new event, which has occurred.
     pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
-        context.bind_thread()?;
         let [blocking, untimed] =
             [sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING];
         let flags = blocking as u32 | untimed as u32;
         let mut event = ptr::null_mut();
         // SAFETY: the pointer is valid; the event is destroyed when it is dropped.
-        unsafe { context.calls().create_event(&raw mut event, flags) }?;
+        context.within(|| unsafe { context.calls().create_event(&raw mut event, flags) })?;
         Ok(Self { context: context.clone(), event })
     }
 

@@ -20,6 +20,7 @@ fn open() -> Result<(Device, Arc<Context>), Box<dyn Error>> {
     let driver = Driver::open(None)?;
     let device = Device::read(&driver, 0)?;
     let context = Context::open(&driver, &device)?;
+    context.bind_thread()?;
     Ok((device, context))
 }
 
@@ -197,30 +198,27 @@ pub fn threads(compiler: &KernelCompiler) -> Result<(), Box<dyn Error>> {
     let image = compiler.image("rms_norm.cu", "", &device.architecture.to_string())?;
     let context = unbound(&driver, || Context::open(&driver, &device))??;
     unbound(&driver, || context.memory())??;
-    let stream = apart(|| Stream::new(&context))??;
-    let event = apart(|| Event::new(&context))??;
-    let pinned = apart(|| PinnedMemory::new(&context, TAIL))??;
-    let memory = apart(|| DeviceMemory::new(&context, TAIL))??;
+    let stream = unbound(&driver, || Stream::new(&context))??;
+    let event = unbound(&driver, || Event::new(&context))??;
+    let pinned = unbound(&driver, || PinnedMemory::new(&context, TAIL))??;
+    let memory = unbound(&driver, || DeviceMemory::new(&context, TAIL))??;
     // SAFETY: the image is the compiler's.
-    let module = apart(|| unsafe { Module::load(&context, &image) })??;
+    let module = unbound(&driver, || unsafe { Module::load(&context, &image) })??;
     unbound(&driver, move || drop((stream, event, pinned, memory, module, context)))
-}
-
-/// The result of a call in a new thread.
-fn apart<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T, &'static str> {
-    thread::scope(|scope| scope.spawn(call).join()).map_err(|_| "a thread panicked")
 }
 
 /// The result of a call in a new thread, which has no context afterwards.
 fn unbound<T: Send>(driver: &Driver, call: impl FnOnce() -> T + Send) -> Result<T, Box<dyn Error>> {
     let functions = driver.functions();
-    let (result, is_unbound) = apart(|| {
+    let run = || {
         let result = call();
         let mut current = ptr::null_mut();
         // SAFETY: the pointer is valid.
         let read = unsafe { functions.current_context(&raw mut current) };
         (result, read.is_ok() && current.is_null())
-    })?;
+    };
+    let (result, is_unbound) =
+        thread::scope(|scope| scope.spawn(run).join()).map_err(|_| "a thread panicked")?;
     if is_unbound { Ok(result) } else { Err("the thread has a context".into()) }
 }
 

@@ -168,17 +168,22 @@ pub fn probabilities<'py>(
     Ok(little_endian(py, &probabilities))
 }
 
-/// An engine in which every step fails that computes `failing_token`, or in which a row begins at `failing_position`.
+/// An engine in which every step fails that computes `failing_token`, or in which a row begins at `failing_position`,
+/// and memory for the details of a row is refused from `refused_details` values on.
 #[pyfunction]
+#[pyo3(signature = (path, config, failing_token, failing_position, refused_details, cuda_folders))]
 pub fn failing_engine(
     py: Python<'_>,
     path: PathBuf,
     config: &PyEngineConfig,
     failing_token: Option<u32>,
     failing_position: Option<u32>,
+    refused_details: Option<usize>,
+    cuda_folders: Vec<PathBuf>,
 ) -> Result<Engine, Error> {
-    let faults = Faults { token: failing_token, position: failing_position, ..Faults::default() };
-    let runner_config = RunnerConfig { faults, ..config.with_environment(Vec::new())? };
+    let faults =
+        Faults { token: failing_token, position: failing_position, refused_details, losing_token: None };
+    let runner_config = RunnerConfig { faults, ..config.with_environment(cuda_folders)? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::Once;
 
-use penstock_cuda::Cublas;
+use penstock_cuda::{CallerThread, Cublas};
 use penstock_device::DeviceError;
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
 use penstock_device::cuda::Cuda;
@@ -71,7 +71,12 @@ fn unusable(index: u32, reason: &dyn Display) -> LaunchError {
     LaunchError::DeviceUnavailable(format!("device='cuda:{index}' cannot be used: {reason}"))
 }
 
-/// Opens a CUDA device for a valid configuration.
+/// Restores the CUDA context of the calling thread when it is dropped.
+pub(crate) fn enter_thread(found: &UsableDevice) -> Result<CallerThread, LaunchError> {
+    CallerThread::enter(&found.driver).map_err(|reason| unusable(found.device.index, &reason))
+}
+
+/// Opens a CUDA device for a valid configuration, and makes it current in the calling thread.
 pub(crate) fn open_cuda(
     found: UsableDevice,
     config: &EngineConfig,

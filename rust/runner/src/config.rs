@@ -88,12 +88,12 @@ pub struct EngineConfig {
     pub cache_directory: Option<PathBuf>,
     /// Measure the operations of the device.
     pub profile: bool,
-    /// Steps that fail.
+    /// Failures for tests.
     #[cfg(feature = "testing")]
     pub faults: Faults,
 }
 
-/// Steps that fail in tests, after their model has been submitted.
+/// Failures for tests. Steps fail after their model has been submitted.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
@@ -103,6 +103,8 @@ pub struct Faults {
     pub position: Option<u32>,
     /// A step that computes this token loses the device.
     pub losing_token: Option<u32>,
+    /// Memory for the details of a row is refused from this number of values on.
+    pub refused_details: Option<usize>,
 }
 
 impl EngineConfig {

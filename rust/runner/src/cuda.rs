@@ -19,7 +19,7 @@ const MAX_CACHE_BYTES: u64 = 256 << 20;
 pub struct CudaSettings {
     /// The value of `CUDA_VISIBLE_DEVICES`, which the driver reads itself.
     pub visible_devices: Option<String>,
-    /// What kernels are compiled for, such as `sm_90`; `None` uses all instructions of the device.
+    /// The architecture that kernels are compiled for, such as `sm_90`; `None` uses all instructions of the device.
     pub architecture: Option<String>,
     /// The library of the compiler; `None` searches.
     pub nvrtc: Option<PathBuf>,

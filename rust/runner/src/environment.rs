@@ -11,7 +11,7 @@ use crate::{CudaSettings, EngineConfig};
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
-/// What kernels are compiled for.
+/// The architecture that kernels are compiled for.
 pub(crate) const CUDA_ARCH: &str = "PENSTOCK_CUDA_ARCH";
 const NVRTC: &str = "PENSTOCK_NVRTC";
 pub(crate) const CUBLAS: &str = "PENSTOCK_CUBLAS";

@@ -32,6 +32,7 @@ pub fn launch(
     config.check()?;
     if let Some(found) = backend::find_device(config.device, &config.cuda)? {
         let is_auto = config.device == Device::Auto;
+        let _caller = backend::enter_thread(&found)?; // the thread's own context is current again in the end
         let opened = backend::open_cuda(found, config, host).and_then(|(backend, device)| {
             if is_auto {
                 check_cache(&backend, checkpoint, config)?

@@ -42,9 +42,6 @@ pub(crate) struct Runner<B: Backend> {
     masks: MaskThreads,
     /// The buffers of finished steps.
     spare_flights: Vec<Flight<B>>,
-    /// The size from which on memory for the details of a row is refused, in values.
-    #[cfg(feature = "testing")]
-    pub(crate) refused_details: Option<usize>,
     #[cfg(feature = "testing")]
     pub(crate) faults: crate::Faults,
 }
@@ -77,8 +74,6 @@ impl<B: Backend> Runner<B> {
             slots: (0..spec.sequences).map(|_| HostSlot::default()).collect(),
             spare_flights: (0..DEPTH).map(|_| Flight::with_room(spec.tokens)).collect(),
             spec: *spec,
-            #[cfg(feature = "testing")]
-            refused_details: None,
             #[cfg(feature = "testing")]
             faults: crate::Faults::default(),
             backend,
@@ -333,6 +328,9 @@ impl<B: Backend> Runner<B> {
                 *turn = None; // they may wait for another engine
             }
             self.build_batch(tile.clone(), &mut flight.rows)?;
+            if turn.is_none() {
+                self.backend.bind_thread(); // a processor may have used the device by another library
+            }
             turn.get_or_insert_with(|| self.backend.turn());
             self.collect_all_but(MOST_TICKETS - 1, flight)?;
             let Self { backend, batch, workspace, .. } = self;
@@ -435,7 +433,7 @@ impl<B: Backend> Runner<B> {
     /// The number of values from which on memory for the details of a row is refused.
     fn refused_values(&self) -> usize {
         #[cfg(feature = "testing")]
-        return self.refused_details.unwrap_or(usize::MAX);
+        return self.faults.refused_details.unwrap_or(usize::MAX);
         #[cfg(not(feature = "testing"))]
         return usize::MAX;
     }

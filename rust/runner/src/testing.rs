@@ -47,7 +47,7 @@ impl<B: Backend> BareRunner<B> {
 
     /// Refuses memory for the details of a row from this number of values on.
     pub fn refuse_details(&mut self, num_values: usize) {
-        self.0.refused_details = Some(num_values);
+        self.0.faults.refused_details = Some(num_values);
     }
 
     /// Executes a plan and writes its output.

@@ -437,7 +437,7 @@ impl Backend for Cuda {
             out_type: float_type(reader.operand.floats()),
             padding: 0,
         };
-        self.launch_attention(step, &cache.shape, reader.operand, &call)?;
+        self.launch_attention(step, &cache.shape, reader.operand, layer, &call)?;
         match self.rows_for(reader, out) {
             Rows::Floats(..) => Ok(()),
             Rows::Quantised(to, numbers) => {

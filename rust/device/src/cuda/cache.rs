@@ -60,6 +60,8 @@ pub(super) struct LoadedAttention {
     kernels: [Option<AttentionKernels>; 3],
     /// Those that steps have used.
     are_used: [bool; 3],
+    /// Whether a step has gone through all layers: the warm-up does not.
+    is_complete: bool,
 }
 
 /// The kernels of attention.
@@ -133,24 +135,26 @@ impl LoadedAttention {
         std::iter::once(AttentionKernels::source(shape, arithmetic)).chain(warpgroups)
     }
 
-    /// The most packed rows of a work that every kernel of prefill takes: of those that steps use, and before the first
-    /// step, of those that are loaded.
+    /// The most packed rows of a work that every kernel of prefill takes: of those that steps use, and until a step has
+    /// used all, of those that are loaded.
     pub fn prefill_rows(&self) -> usize {
         let most = |is_counted: &dyn Fn(usize) -> bool| {
             let loaded = self.kernels.iter().enumerate().filter(|(index, _)| is_counted(*index));
             loaded.filter_map(|(_, kernels)| kernels.as_ref()).map(|kernels| kernels.prefill.rows).min()
         };
-        most(&|index| self.are_used[index]).or_else(|| most(&|_| true)).unwrap_or(PREFILL_ROWS)
+        most(&|index| self.are_used[index] || !self.is_complete).unwrap_or(PREFILL_ROWS)
     }
 
-    /// The kernels for these operands, in a step.
+    /// The kernels for these operands, in a layer of a step.
     pub fn used(
         &mut self,
         loader: &mut Loader,
         shape: &CacheShape,
         operand: OperandForm,
+        layer: usize,
     ) -> Result<&AttentionKernels, DeviceError> {
         self.are_used[arithmetic(shape, operand) as usize] = true;
+        self.is_complete |= layer + 1 == shape.layers;
         self.get(loader, shape, operand)
     }
 

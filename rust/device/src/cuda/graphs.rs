@@ -185,7 +185,11 @@ impl Graphs {
             return Ok(());
         }
         // SAFETY: the caller's.
-        unsafe { launch.submit(stream) }
+        match unsafe { launch.submit(stream) } {
+            // Another thread has waited for the device, which ends every capture.
+            Err(error) if error.is_of_capture() && self.is_capturing() => self.abandon_capture(stream, true),
+            submitted => submitted,
+        }
     }
 
     /// Whether a launch is the next one of the graph, which is launched later. Otherwise those before it have been
@@ -199,7 +203,8 @@ impl Graphs {
                     *count += 1;
                     return Ok(true);
                 }
-                self.end_comparison(stream)?;
+                let is_longer = *count == entry.launches.len();
+                self.end_comparison(stream, is_longer)?;
             }
         }
         Ok(false)
@@ -210,7 +215,7 @@ impl Graphs {
         match &mut self.mode {
             Mode::Submit => Ok(()),
             Mode::Capture(..) => self.end_capture(stream),
-            Mode::Compare(..) => self.end_comparison(stream),
+            Mode::Compare(..) => self.end_comparison(stream, false),
         }
     }
 
@@ -222,12 +227,10 @@ impl Graphs {
         let launched = |graph: &GraphExec| unsafe { graph.launch(stream) };
         let graph = match stream.end_capture().and_then(|graph| launched(&graph).map(|()| graph)) {
             Ok(graph) => graph,
-            // A graph takes memory of the driver when it is made, or launched first. Without it, the launches are
-            // submitted as they are.
-            Err(error) if error.is_out_of_memory() => {
-                self.steps_to_capture = RUN_AFTER_FAILURE;
-                // SAFETY: as above.
-                return launches.iter().try_for_each(|launch| unsafe { launch.submit(stream) });
+            // A graph takes memory of the driver when it is made, or launched first. Another thread may have ended the
+            // capture.
+            Err(error) if error.is_out_of_memory() || error.is_of_capture() => {
+                return self.submit_all(stream, &launches);
             }
             Err(error) => return Err(error),
         };
@@ -240,29 +243,36 @@ impl Graphs {
         Ok(())
     }
 
-    /// Ends a capture after its last launch has failed, and submits the launches before it.
-    pub fn abandon_capture(&mut self, stream: &Stream) -> Result<(), CudaError> {
-        let Mode::Capture(_, launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
+    /// Ends a capture after its last launch has failed, and submits the launches before it, and that one if `has_last`.
+    pub fn abandon_capture(&mut self, stream: &Stream, has_last: bool) -> Result<(), CudaError> {
+        let Mode::Capture(_, mut launches) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
-        self.steps_to_capture = RUN_AFTER_FAILURE;
         let _ = stream.end_capture(); // without a graph; it may be an error, which also ends the capture
-        let submitted = launches.split_last().map_or(&[][..], |(_, before)| before);
-        // SAFETY: the launches are those of this step.
-        submitted.iter().try_for_each(|launch| unsafe { launch.submit(stream) })
+        if !has_last {
+            launches.pop();
+        }
+        self.submit_all(stream, &launches)
     }
 
-    /// Submits the launches that were recognised: by the graph, if they are all of it.
-    fn end_comparison(&mut self, stream: &Stream) -> Result<(), CudaError> {
+    /// Submits the launches of a step that become no graph. The next capture is later.
+    fn submit_all(&mut self, stream: &Stream, launches: &[RecordedLaunch]) -> Result<(), CudaError> {
+        self.steps_to_capture = RUN_AFTER_FAILURE;
+        // SAFETY: the launches are those of this step.
+        launches.iter().try_for_each(|launch| unsafe { launch.submit(stream) })
+    }
+
+    /// Submits the launches that were recognised: by the graph, if they are all of it. A step that is longer than its
+    /// graph has other launches, too: the graph may be that of a step that has failed.
+    fn end_comparison(&mut self, stream: &Stream, is_longer: bool) -> Result<(), CudaError> {
         let Mode::Compare(shape, mut entry, count) = std::mem::replace(&mut self.mode, Mode::Submit) else {
             return Ok(());
         };
+        entry.misses = if count == entry.launches.len() && !is_longer { 0 } else { entry.misses + 1 };
         let submitted = if count == entry.launches.len() {
-            entry.misses = 0;
             // SAFETY: the launches are those of this step.
             unsafe { entry.graph.launch(stream) }
         } else {
-            entry.misses += 1;
             // SAFETY: as above.
             entry.launches[..count].iter().try_for_each(|launch| unsafe { launch.submit(stream) })
         };

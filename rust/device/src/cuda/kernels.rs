@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use penstock_cuda::{Context, Device, Kernel, KernelCompiler, Module};
 use penstock_types::{Dtype, KvDtype};
 
 use super::division::GroupTiles;
 use super::operand::Numbers;
+use super::upload::run_in_threads;
 use super::{allocation, start};
 use crate::backend::DeviceError;
 
@@ -70,11 +70,7 @@ impl Loader {
                 image.get_or_init(|| self.compiler.image(file, variant, &self.architecture));
             }
         };
-        thread::scope(|scope| {
-            let others = self.threads.min(new.len()).saturating_sub(1);
-            (0..others).for_each(|_| drop(scope.spawn(compile)));
-            compile();
-        });
+        run_in_threads(self.threads.min(new.len()), &compile);
         for (source, image) in new.into_iter().zip(images) {
             let image = image.into_inner().expect("a thread has compiled it");
             let module = self.load(&image.map_err(|error| DeviceError::Start(error.to_string()))?)?;

@@ -85,8 +85,8 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens a device, and loads the kernels that every model needs. Slow, if they have to be compiled, by this number
-    /// of threads. With `cublas`, products may have other bits in another batch.
+    /// Opens a device in the calling thread, and loads the kernels that every model needs. Slow, if they have to be
+    /// compiled, by this number of threads. With `cublas`, products may have other bits in another batch.
     pub fn open(
         driver: &Driver,
         device: &Device,
@@ -96,6 +96,7 @@ impl Cuda {
         cublas: Option<Cublas>,
     ) -> Result<Self, DeviceError> {
         let context = Context::open(driver, device).map_err(start)?;
+        context.bind_thread().map_err(start)?;
         let mut loader = Loader::new(&context, compiler, device, threads);
         let queue = Queue::new(&context, driver, device).map_err(start)?;
         let pinned = HostMemory::new(&context, host);

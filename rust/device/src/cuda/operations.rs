@@ -81,9 +81,10 @@ impl Cuda {
         step: CudaStep<'_>,
         cache: &CacheShape,
         operand: OperandForm,
+        layer: usize,
         call: &Attention,
     ) -> Result<(), DeviceError> {
-        let kernels = self.attention.used(&mut self.loader, cache, operand)?;
+        let kernels = self.attention.used(&mut self.loader, cache, operand, layer)?;
         let kv_heads = cache.heads.kv_heads;
         let grid = |list: WorkList, depth| [list.count, kv_heads, depth];
         let multiprocessors = self.division.multiprocessors;

@@ -111,10 +111,16 @@ impl Queue {
         }
         // SAFETY: the callers pass aligned addresses of regions as large as the product's shape requires. The memory is
         // used in this stream only. Kernels wait for those before them.
-        match unsafe { launch.submit(&self.stream) } {
+        let submit = || unsafe { launch.submit(&self.stream) };
+        let mut submitted = submit();
+        if graphs.is_capturing() && submitted.as_ref().is_err_and(CudaError::is_of_cublas) {
+            // The reason may be the capture, which another thread may have ended.
+            graphs.abandon_capture(&self.stream, false).map_err(lost)?;
+            submitted = submit();
+        }
+        match submitted {
             Ok(()) => Ok(None),
             Err(error) if error.is_of_cublas() => {
-                graphs.abandon_capture(&self.stream).map_err(lost)?;
                 self.context.memory().map_err(lost)?; // the driver's error, if the device is lost
                 Ok(Some(error))
             }

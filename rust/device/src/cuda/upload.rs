@@ -2,6 +2,8 @@
 //! other is filled by several threads.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use penstock_cuda::{DevicePointer, Event, PinnedMemory};
@@ -147,11 +149,24 @@ fn fill_parallel(
     if threads == 1 {
         return fill(rows, out);
     }
-    thread::scope(|scope| {
-        let starts = rows.clone().step_by(each);
-        for (first, out) in starts.zip(out.chunks_mut(each * row_bytes)) {
-            let rows = first..rows.end.min(first + each);
-            scope.spawn(move || fill(rows, out));
+    let starts = rows.clone().step_by(each);
+    let parts: Vec<_> = starts.zip(out.chunks_mut(each * row_bytes)).map(Some).map(Mutex::new).collect();
+    let next = AtomicUsize::new(0);
+    run_in_threads(threads, &|| {
+        // The counter only divides the work.
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let (first, out) = part.expect("each part is taken once");
+            fill(first..rows.end.min(first + each), out);
         }
+    });
+}
+
+/// Runs in the calling thread and in others, which are fewer than asked for if the system starts no more.
+pub(super) fn run_in_threads(threads: usize, run: &(dyn Fn() + Sync)) {
+    thread::scope(|scope| {
+        let mut others = 1..threads;
+        while others.next().is_some() && thread::Builder::new().spawn_scoped(scope, run).is_ok() {}
+        run();
     });
 }
