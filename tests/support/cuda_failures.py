@@ -204,9 +204,10 @@ def refuse_embeddings() -> list[Any]:
         failing.clear()
         tokens, errors = [], []
         with engine:
-            for scope in (None, *["all"] * 6, None):
+            plain = SHORT.replace(max_tokens=1)
+            for params in (plain, *[plain.replace(output_embeddings="all")] * 6, plain):
                 try:
-                    result = engine.blocking.generate([5], SHORT, max_tokens=1, output_embeddings=scope)
+                    result = engine.blocking.generate([5], params)
                     tokens.append(result.token_ids)
                 except penstock.GenerationError as raised:
                     errors.append(describe(raised)[1])
