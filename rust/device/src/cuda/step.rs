@@ -161,7 +161,8 @@ impl Cuda {
         rope.works.divide(&inputs.sequences, rope.heads, most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
-        self.queue.submit()?; // a capture of the same step's embeddings may be open, in which no event may be queried
+        // A capture of the step's embeddings may be open, in which no event may be queried.
+        self.queue.submit()?;
         buffer.wait()?;
         let mut arrays = Arrays { out: buffer.memory.bytes_mut(), end: 0, target };
         let step = CudaStep {
