@@ -192,9 +192,10 @@ bool emuFault(const char* call, unsigned nth, int code) {
     return true;
 }
 
-// The n-th call from now on of a function has the effect of a defect: a launch has one block less, or none; the kernel
-// of a launch ("launch") reads a bad address, so the context is lost; an event is not recorded, so waits for it end
-// early; a copy to the device has half of its bytes; another thread ends a capture at once; a region is free although it is in use.
+// The n-th call from now on of a function has the effect of a defect, or of another thread: a launch has one block less,
+// or none; the kernel of a launch ("launch") reads a bad address, so the context is lost; an event is not recorded, so
+// waits for it end early; a copy to the device has half of its bytes; a capture is ended at once; a region is free
+// although it is in use.
 void emuPlant(const char* call, unsigned nth) {
     Guard guard(state_mutex);
     calls[call] = 0;

@@ -142,8 +142,8 @@ fn exchange_mode(calls: &Calls, mut mode: CaptureMode) -> Result<CaptureMode, Ca
     Ok(mode)
 }
 
-/// Logs the error of a call that frees or restores something. After a sticky error, which has been reported, all of them
-/// fail.
+/// Logs the error of a call that frees or restores something. After a sticky error, which has been reported, all
+/// of them fail.
 fn log_error(freed: Result<(), CallError>) {
     if let Err(error) = freed {
         let level = if error.is_sticky() { log::Level::Debug } else { log::Level::Warn };
