@@ -27,6 +27,15 @@ struct Settings {
 };
 extern const Settings settings;
 
+// The most shared memory of a block, by compute capability (CUDA C++ programming guide, "Compute Capabilities").
+inline unsigned most_shared_bytes() {
+    switch (settings.architecture) {
+        case 80: case 87: return 163 << 10;
+        case 90: case 100: case 103: return 227 << 10;
+        default: return 99 << 10;
+    }
+}
+
 // Guards all that follows, except for the members of a stream that its own mutex guards. It is never held while an
 // operation is executed.
 extern std::mutex state_mutex;

@@ -17,7 +17,6 @@ struct CUmod_st {
 
 namespace emu {
 
-constexpr unsigned MAX_SHARED = 227 << 10;
 constexpr int CUDA_MACHINE = 190;  // of an ELF file
 
 static std::set<CUmod_st*> modules;
@@ -167,7 +166,7 @@ static CUresult launch_kernel(const CUlaunchConfig_st& c, CUfunc_st* f, void** v
         return CUDA_ERROR_INVALID_VALUE;
     if (!threads || threads > 1024 || c.blockDimZ > 64) return CUDA_ERROR_INVALID_VALUE;
     if (threads > f->max_threads) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-    if (c.sharedMemBytes > f->max_dynamic_shared || c.sharedMemBytes + f->static_shared > MAX_SHARED)
+    if (c.sharedMemBytes > f->max_dynamic_shared || c.sharedMemBytes + f->static_shared > most_shared_bytes())
         return CUDA_ERROR_INVALID_VALUE;
 
     auto arguments = std::make_shared<Arguments>(*f->kernel, values);
@@ -250,7 +249,7 @@ CUresult cuFuncSetAttribute(CUfunc_st* f, CUfunction_attribute_enum attribute, i
     ENTER(CONTEXT);
     if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_NOT_SUPPORTED;
-    if (value < 0 || unsigned(value) + f->static_shared > MAX_SHARED) return CUDA_ERROR_INVALID_VALUE;
+    if (value < 0 || unsigned(value) + f->static_shared > most_shared_bytes()) return CUDA_ERROR_INVALID_VALUE;
     f->max_dynamic_shared = unsigned(value);
     return CUDA_SUCCESS;
 }
