@@ -147,9 +147,9 @@ def test_engine_is_started_after_the_end_of_the_last_one(tmp_path: Path) -> None
             await anyio.sleep_forever()
 
     with running(settings_of(tmp_path)) as runtime:
+        activate(runtime)
         state = runtime.application.state
         state.supervisor._sleep = sleep
-        activate(runtime)
         answers: list[int] = []
 
         def change(path: str, body: dict[str, Any]) -> threading.Thread:
