@@ -173,6 +173,7 @@ def test_conversation_continues_until_it_is_cleared(server: Served, engine: pens
                 shown = terminal.wait_for("output tokens").rpartition("\r\n")[0]
                 printed = (c for c in answer if c in "\n\t" or unicodedata.category(c) != "Cc")
                 assert shown == "".join(printed).replace("\n", "\r\n")
+        terminal.wait_for("> ")  # before, the terminal may lose it when the prompt changes its mode
         terminal.type(CTRL_D)
         assert terminal.wait() == 0
 
