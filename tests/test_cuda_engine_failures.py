@@ -101,7 +101,7 @@ def test_step_that_panics_in_a_capture_fails_its_request_only() -> None:
     assert ended.findings == []
     (kind, message), captures, expected, found, *rest = ended.result
     assert (kind, "was to fail its step" in message) == ("GenerationError", True)
-    assert captures == [0, 1]
+    assert captures == [0, 1, 2]
     assert found == expected
     assert rest == [[], []]
 

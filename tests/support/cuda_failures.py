@@ -168,7 +168,7 @@ def panic_in_capture() -> list[Any]:
     """A step that panics while it becomes a graph.
 
     Returns the error of its request, the captures until the step before it and until this step, the tokens of
-    another request before and after, and the findings and threads at the end.
+    another request before and after, the captures after a long one, and the findings and threads at the end.
     """
     other = LONG.replace(max_tokens=CAPTURED)
     captures = []
@@ -189,6 +189,9 @@ def panic_in_capture() -> list[Any]:
                 error = describe(raised)
             captures.append(failing.counts().get("cuStreamBeginCapture_v2", 0))
             found = engine.blocking.generate(PROMPT, other).token_ids
+            # The graph is that of a part of a step. After some steps it is removed, and later made again.
+            engine.blocking.generate([1] * (position + 1), LONG, max_tokens=100)
+            captures.append(failing.counts().get("cuStreamBeginCapture_v2", 0))
         return [error, captures, expected, found, failing.clear(), engine_threads()]
 
 
@@ -270,7 +273,7 @@ def capture_elsewhere() -> list[Any]:
 def leave_context() -> list[Any]:
     """Whether this thread has a context: at first, with an engine, and after one that did not open.
 
-    In the middle, the tokens of a request with a processor that does nothing, and with one that changes the
+    In the middle, the tokens of two requests with a processor that does nothing, and with one that changes the
     context of its thread.
     """
     found: list[Any] = []
@@ -289,8 +292,8 @@ def leave_context() -> list[Any]:
         with failing.open() as engine:
             found.append(current())
             for processor in (lambda _tokens, _logits: None, change):
-                result = engine.blocking.generate(PROMPT, SHORT, logits_processors=[processor])
-                found.append(result.token_ids)
+                many = engine.blocking.generate_many([PROMPT] * 2, SHORT, logits_processors=[processor])
+                found.append([item.result.token_ids if item.result else str(item.error) for item in many])
         failing.driver.fault("cuModuleLoadData", 3, LAUNCH_FAILED)
         try:
             failing.open().blocking.start()

@@ -280,7 +280,7 @@ pub trait Backend: Send + 'static {
     /// Whether [`map_matrix`](Self::map_matrix) takes memory and copies the bytes.
     fn copies_mapped(&self) -> bool;
 
-    /// Prepares the calling thread, which makes all later calls.
+    /// Prepares the calling thread, which makes all later calls. Called again after code of the user has run in it.
     fn bind_thread(&mut self);
 
     /// Waits for the device, in the order in which the backends that share it ask. The caller holds the turn while it

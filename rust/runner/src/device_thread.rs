@@ -79,7 +79,7 @@ impl<B: Backend> InFlight<B> {
     fn launch(device: &mut Device<Runner<B>>, (plan, mut output): Step, is_behind: bool) -> Self {
         let flight = device.run(|runner| runner.launch(&plan, &mut output, is_behind));
         if flight.is_err() {
-            // Also after a panic. An error of this is that of the next step.
+            // An error of this call stays in the device, and is that of the next step.
             let _ = device.run(Runner::end_failed_step);
         }
         Self { plan, output, flight }

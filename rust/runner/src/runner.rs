@@ -120,7 +120,7 @@ impl<B: Backend> Runner<B> {
         self.compute(plan, is_behind, Depth::AllLayers, &mut turn)
     }
 
-    /// Ends a step whose launch has failed: the backend may wait for the rest of its calls.
+    /// Submits what is left of a step whose launch has failed, so that later calls do not belong to it.
     pub(crate) fn end_failed_step(&mut self) -> Result<(), DeviceError> {
         self.backend.flush()
     }
@@ -280,7 +280,7 @@ impl<B: Backend> Runner<B> {
         Ok(())
     }
 
-    /// Panics or loses the device if the plan was chosen for it.
+    /// Panics or loses the device in a step that [`Faults`](crate::Faults) names.
     #[cfg(feature = "testing")]
     fn fail_chosen(&self, plan: &StepPlan) -> Result<(), DeviceError> {
         let follows = |token: u32| {
@@ -328,9 +328,6 @@ impl<B: Backend> Runner<B> {
                 *turn = None; // they may wait for another engine
             }
             self.build_batch(tile.clone(), &mut flight.rows)?;
-            if turn.is_none() {
-                self.backend.bind_thread(); // a processor may have used the device by another library
-            }
             turn.get_or_insert_with(|| self.backend.turn());
             self.collect_all_but(MOST_TICKETS - 1, flight)?;
             let Self { backend, batch, workspace, .. } = self;
@@ -377,6 +374,9 @@ impl<B: Backend> Runner<B> {
                     let start = row as usize * spec.vocabulary;
                     let read = |out: &mut [f32]| backend.download(&workspace.logits, start, out);
                     let host = slots[slot].prepare(position as usize, draft, spec.vocabulary, batch, read)?;
+                    if slots[slot].has_processors() {
+                        backend.bind_thread(); // they may have used the device by another library
+                    }
                     let Some(HostInputs { mask, processed }) = host else { continue };
                     batch.push(SamplingEntry { index, draft, mask, processed, ..plain });
                 }
