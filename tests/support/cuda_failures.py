@@ -273,8 +273,8 @@ def capture_elsewhere() -> list[Any]:
 def leave_context() -> list[Any]:
     """Whether this thread has a context: at first, with an engine, and after one that did not open.
 
-    In the middle, the tokens of two requests with a processor that does nothing, and with one that changes the
-    context of its thread.
+    In the middle, the tokens of two requests with a processor that does nothing, and with one that changes
+    the context of its thread.
     """
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
