@@ -33,7 +33,7 @@ WARPGROUP_ATTENTION = [
 
 def sources(architecture: str) -> list[tuple[str, str]]:
     """Files of kernels of an architecture, with the variants that are compiled."""
-    from support.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
+    from support.kernels.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
     variants = {
         "attention.cu": ATTENTION,

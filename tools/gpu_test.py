@@ -97,11 +97,17 @@ def sanitizer() -> str | None:
     return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
 
 
+def file_of(name: str) -> Path:
+    """The file of tests with a name, in the folder of its area."""
+    (path,) = TESTS.glob(f"*/test_{name}.py")
+    return path
+
+
 def api_parts(expression: str) -> list[Part]:
     """The parts of the API. An emulated device is slow."""
     words = " and ".join(["not uvloop", "not trio", *([f"({expression})"] if expression else [])])
     options = ("-k", words, "-m", "not oracle", "-o", "timeout=600")
-    return [Part(f"api {name}", pytest_of([TESTS / f"test_{name}.py"], *options), 900) for name in API]
+    return [Part(f"api {name}", pytest_of([file_of(name)], *options), 900) for name in API]
 
 
 def parts(expression: str) -> list[Part]:
@@ -110,8 +116,8 @@ def parts(expression: str) -> list[Part]:
     has_oracle = all(importlib.util.find_spec(name) for name in ORACLE)
     marks = [] if has_oracle else ["-m", "not oracle"]
     paths = [
-        *sorted(TESTS.glob("test_cuda_engine*.py")),
-        *(TESTS / f"test_cuda_{name}.py" for name in OTHERS),
+        *sorted(TESTS.glob("cuda/test_cuda_engine*.py")),
+        *(file_of(f"cuda_{name}") for name in OTHERS),
     ]
     engine = [
         Part(f"engine {path.stem.split('_')[-1]}", pytest_of([path], *chosen, *marks), 420, not chosen)
@@ -120,7 +126,7 @@ def parts(expression: str) -> list[Part]:
     ]
     kernels = {
         path.stem.removeprefix("test_kernels_cuda_"): path
-        for path in sorted(TESTS.glob("test_kernels_cuda_*.py"))
+        for path in sorted(TESTS.glob("kernels/test_kernels_cuda_*.py"))
     }
     compiles = kernels.pop("compile")
     del kernels["checked"]
@@ -186,7 +192,7 @@ def run(part: Part, deadline: float, logs: Path) -> Ended:
 def emulate() -> None:
     """Start this program again with the emulated driver."""
     sys.path.insert(0, str(TESTS))
-    from support import emulator
+    from support.kernels import emulator
 
     arguments = [argument for argument in sys.argv if argument != "--emulated"]
     os.execve(sys.executable, [sys.executable, *arguments], os.environ | emulator.emulation())  # noqa: S606

@@ -174,7 +174,7 @@ def record(folder: Path, target: Path, outcomes: dict[str, str]) -> str:
 def emulate() -> None:
     """Start this program again with the emulated driver."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from support import emulator
+    from support.kernels import emulator
 
     arguments = [argument for argument in sys.argv if argument != "--emulated"]
     os.execve(sys.executable, [sys.executable, *arguments], os.environ | emulator.emulation())  # noqa: S606

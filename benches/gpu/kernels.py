@@ -12,16 +12,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
-from cases import Attention, Product, QuantisedProduct
-from rows import Row, Rows
-
 import test_kernels_cuda_attention as attention
 import test_kernels_cuda_codes as codes
 import test_kernels_cuda_gemm as gemm
+from cases import Attention, Product, QuantisedProduct
+from rows import Row, Rows
+
 from emu.client import DriverError, Pointer
-from support.cuda_codes import Format, tile_bytes
-from support.cuda_kv import KvLayout
-from support.gpu import Gpu
+from support.kernels.codes_layout import Format, tile_bytes
+from support.kernels.gpu import Gpu
+from support.kernels.kv_pages import KvLayout
 
 REPEATS = 7
 #: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine without a division.

@@ -11,7 +11,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
-from support.checkpoints import encode, make_config, tensor_shapes, write_tokenizer
+from support.api.checkpoints import encode, make_config, tensor_shapes, write_tokenizer
 
 REPOSITORY = Path(__file__).parent.parent.parent
 #: Bytes of an element of the KV cache; scales are not counted.

@@ -238,7 +238,7 @@ def _test_support() -> Any:
     tests = str(REPOSITORY / "tests")
     if tests not in sys.path:
         sys.path.insert(0, tests)
-    from support import checkpoints
+    from support.api import checkpoints
 
     return checkpoints
 

@@ -16,8 +16,8 @@ replacement. In 1,960 conversations with 70 templates of other vendors, Jinja ag
 - `%` formatting, string methods such as `ljust` and filters such as `center` are missing.
 
 Its fuel limits instructions, not memory, and its operators and `set` blocks cannot be intercepted. Of 40
-hostile templates in `tests/test_chat.py`, 16 end the process with a failed allocation, for example `x + x` in
-a loop.
+hostile templates in `tests/text/test_chat.py`, 16 end the process with a failed allocation, for example
+`x + x` in a loop.
 
 jinja2 is imported inside functions, so that importing penstock does not import it.
 """

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def tool(name: str) -> ModuleType:

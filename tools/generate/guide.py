@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from definitions import Definition
-from text import listed
 from values import ValueClass
+
+from text import listed
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 
 from definitions import Definition, Field
-from text import WIDTH, docstring, quoted
 from values import ValueClass, ValueField
+
+from text import WIDTH, docstring, quoted
 
 STUB_PROTOCOL = [
     "    def __eq__(self, other: object, /) -> bool: ...",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from definitions import Definition
-from text import doc_literal, rust_string, wrapped
 from values import ValueClass
+
+from text import doc_literal, rust_string, wrapped
 
 
 def rust_option_class(definition: Definition, parts: str, path: str) -> list[str]:

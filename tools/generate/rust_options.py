@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from definitions import ENUMS, INFINITY, Conflict, Definition, Field, condition_in_words
+
 from text import rust_doc
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from definitions import INFINITY, Definition, Field
 from rust_options import rust_default, rust_given, rust_options, rust_quote
+
 from text import rust_doc
 
 MINUS_INFINITY = -INFINITY

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from definitions import ENUMS, INFINITY, Definition
-from text import rust_doc
 from values import ValueClass
+
+from text import rust_doc
 
 
 def rust_enums(notice: str) -> str:

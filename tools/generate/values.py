@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass
 
 from definitions import build, load, source_of
+
 from text import joined, listed, paragraphs
 
 

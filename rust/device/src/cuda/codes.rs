@@ -243,13 +243,13 @@ mod tests {
     use super::super::backend::PACKED_LAYOUT;
     use super::*;
 
-    /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which tests/support/cuda_codes.py
-    /// writes.
+    /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which
+    /// tests/support/kernels/codes_layout.py writes.
     const HASHES: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_codes.txt"));
 
-    /// The variants of `codes.cu` that a matrix can have, which tests/test_kernels_cuda_compile.py compiles. Those of
-    /// `codes_warpgroup.cu` are marked.
+    /// The variants of `codes.cu` that a matrix can have, which tests/kernels/test_kernels_cuda_compile.py compiles.
+    /// Those of `codes_warpgroup.cu` are marked.
     const VARIANTS: &str =
         include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_code_variants.txt"));
 

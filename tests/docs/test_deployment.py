@@ -1,0 +1,168 @@
+"""The manifests in deploy/kubernetes: their schemas, and options, ports and metrics that exist."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from penstock._cli_runtime import runtime
+from penstock._cli_serve import serve
+from penstock.runtime.rules import rules_of
+from support.paths import ROOT
+from support.runtime.kinds import SPECIFICATIONS
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+KUBERNETES = ("1.31", "1.37")
+FAULTS = (
+    jsonschema.ValidationError,
+    kubernetes_validate.SchemaNotFoundError,
+    kubernetes_validate.ValidationError,
+)
+
+
+def objects() -> list[Any]:
+    """All objects, each with the name of its file as the id of a test."""
+    return [
+        pytest.param(item, id=f"{file.stem}-{item['kind']}")
+        for file in sorted(FOLDER.glob("*.yaml"))
+        for item in yaml.safe_load_all(file.read_text())
+    ]
+
+
+def object_of(kind: str) -> dict[str, Any]:
+    """The object of this kind."""
+    [found] = [param.values[0] for param in objects() if param.values[0]["kind"] == kind]
+    return dict(found)
+
+
+def pod() -> dict[str, Any]:
+    """The specification of the pods."""
+    return dict(object_of("Deployment")["spec"]["template"]["spec"])
+
+
+def container(name: str) -> dict[str, Any]:
+    [found] = [item for item in pod()["containers"] if item["name"] == name]
+    return dict(found)
+
+
+def parsed(command: click.Command, arguments: list[str]) -> dict[str, Any]:
+    """The values of the options and arguments of a command; fails for an unknown option."""
+    with click.Context(command) as context:
+        values, rest, _ = command.make_parser(context).parse_args(list(arguments))
+    assert rest == []
+    return values
+
+
+def check_schema(item: dict[str, Any]) -> None:
+    """Raise the error of a schema, of which unknown fields are errors."""
+    specification = SPECIFICATIONS.get((item["apiVersion"], item["kind"]))
+    if specification is not None:
+        assert item.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        jsonschema.validate(item["spec"], specification)
+        return
+    for version in KUBERNETES:
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+@pytest.mark.parametrize("item", objects())
+def test_object_has_its_schema(item: dict[str, Any]) -> None:
+    """Of Kubernetes as it is published; of other kinds a reduced one, see `support/kinds.py`."""
+    check_schema(item)
+
+
+@pytest.mark.parametrize("item", objects())
+def test_schema_finds_an_unknown_field(item: dict[str, Any]) -> None:
+    with pytest.raises(FAULTS):
+        check_schema({**item, "spec": {**item["spec"], "replicaz": 1}})
+    with pytest.raises(FAULTS):
+        check_schema({**item, "apiVersion": f"{item['apiVersion']}x"})
+
+
+def test_containers_have_options_that_exist() -> None:
+    engine, sidecar = container("engine"), container("aibrix-runtime")
+    assert (engine["command"], sidecar["command"]) == (["penstock", "serve"], ["penstock", "runtime"])
+    served, managed = parsed(serve, engine["args"]), parsed(runtime, sidecar["args"])
+    for options, item in ((served, engine), (managed, sidecar)):
+        [port] = item["ports"]
+        assert options["port"] == str(port["containerPort"])
+        assert options["host"] == "0.0.0.0"  # noqa: S104 - in the pod
+    assert managed["adapter_dir"].startswith("/models/")
+    assert served["lora_roots"] == [managed["adapter_dir"]]
+    address = {item["name"]: item["value"] for item in sidecar["env"]}["INFERENCE_ENGINE_ENDPOINT"]
+    assert address.endswith(f":{served['port']}")
+    assert pod()["terminationGracePeriodSeconds"] > float(served["drain_timeout"])
+
+
+def test_token_and_key_of_the_engine_are_different_and_not_given() -> None:
+    engine, sidecar = container("engine")["args"], container("aibrix-runtime")["args"]
+    served, managed = parsed(serve, engine), parsed(runtime, sidecar)
+    assert served["admin_api_key_file"] == managed["engine_key_file"] != managed["token_file"]
+    assert "Secret" not in {param.values[0]["kind"] for param in objects()}
+    assert object_of("ModelAdapter")["spec"]["additionalConfig"]["api-key"] == "${TOKEN}"
+
+
+def test_gateway_reaches_the_engine_only() -> None:
+    ports: dict[str, set[int]] = {}
+    for rule in object_of("NetworkPolicy")["spec"]["ingress"]:
+        for source in rule["from"]:
+            labels = source.get("namespaceSelector", {}).get("matchLabels", {})
+            name = labels.get("kubernetes.io/metadata.name", "")
+            ports.setdefault(name, set()).update(port["port"] for port in rule["ports"])
+    both = {8000, 8080}
+    assert ports == {
+        "": {8000},
+        "envoy-gateway-system": {8000},
+        "aibrix-system": both,
+        "monitoring": both,
+    }
+
+
+def test_both_containers_see_the_models_at_the_same_path() -> None:
+    volumes = {item["name"] for item in pod()["volumes"]}
+    mounts = [
+        {item["name"]: item["mountPath"] for item in found["volumeMounts"]} for found in pod()["containers"]
+    ]
+    assert [mount["models"] for mount in mounts] == ["/models", "/models"]
+    assert all(mount.keys() <= volumes for mount in mounts)
+
+
+def test_containers_are_restricted() -> None:
+    assert pod()["securityContext"]["runAsNonRoot"] is True
+    for item in pod()["containers"]:
+        context = item["securityContext"]
+        assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert item["resources"]["limits"]["memory"]
+
+
+def test_probes_ask_routes_that_exist() -> None:
+    from penstock.runtime.application import _ROUTES as OF_RUNTIME
+    from penstock.server.application import _ROUTES as OF_SERVER
+
+    for name, routes in (("engine", OF_SERVER), ("aibrix-runtime", OF_RUNTIME)):
+        item = container(name)
+        is_open = {path for method, path, _, access in routes if method == "GET" and access == "open"}
+        probes = [item[key]["httpGet"] for key in item if key.endswith("Probe")]
+        assert len(probes) >= 2
+        assert {probe["path"] for probe in probes} <= is_open
+        assert {probe["port"] for probe in probes} == {item["ports"][0]["name"]}
+
+
+def test_autoscalers_read_metrics_that_exist() -> None:
+    common = rules_of("penstock")
+    [source] = object_of("PodAutoscaler")["spec"]["metricsSources"]
+    assert f"vllm:{source['targetMetric']}" in common[f"aibrix:{source['targetMetric']}"]
+    [trigger] = object_of("ScaledObject")["spec"]["triggers"]
+    names = re.findall(r"aibrix:\w+", trigger["metadata"]["query"])
+    assert set(names) <= {*common, "aibrix:engine_up"}
+    [metric] = object_of("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"].replace("_", ":", 1) in common
+    for kind in ("PodAutoscaler", "ScaledObject", "HorizontalPodAutoscaler"):
+        target = object_of(kind)["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) == ("Deployment", object_of("Deployment")["metadata"]["name"])

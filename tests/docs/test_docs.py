@@ -1,0 +1,101 @@
+"""The Python snippets of README.md and docs run against the demo model, and links are valid.
+
+A snippet preceded by `<!-- not run: REASON -->` is only compiled. The others run as they are, with an open
+`engine` and `penstock` in scope; those with a top-level `await` run inside an event loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import pytest
+
+import penstock
+from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGES = (
+    "README.md",
+    "docs/guide.md",
+    "docs/adapters.md",
+    "docs/dashinfer.md",
+    "docs/lmdeploy.md",
+    "docs/server.md",
+    "docs/cuda.md",
+    "docs/aibrix.md",
+    "docs/downloader.md",
+)
+OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
+SNIPPET = re.compile(
+    r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+LINK = re.compile(r"\]\((?!https?://)(?P<file>[^)#]*)(#(?P<heading>[^)]*))?\)")
+
+
+class Snippet(NamedTuple):
+    """A block of Python code in a page."""
+
+    page: str
+    line: int
+    code: str
+    is_run: bool
+
+
+def snippets() -> list[Snippet]:
+    """Those of all pages, in order."""
+    found = []
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        for match in SNIPPET.finditer(text):
+            line = text.count("\n", 0, match.start("code")) + 1
+            found.append(Snippet(page, line, match["code"], is_run=match["mark"] is None))
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path) -> Iterator[penstock.Engine]:
+    """The demo model's chat template does not show a format for tool calls."""
+    with penstock.Engine(demo_model, tool_parser="hermes") as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: f"{snippet.page}:{snippet.line}")
+def test_snippet_runs(snippet: Snippet, engine: penstock.Engine, demo_model: Path) -> None:
+    source = "\n" * (snippet.line - 1) + snippet.code
+    for old, new in {'"path/to/model"': repr(str(demo_model)), "max_tokens=256": "max_tokens=16"}.items():
+        source = source.replace(old, new)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(source, ROOT / snippet.page, "exec", flags=flags, dont_inherit=True)
+    if not snippet.is_run:
+        return
+    scope: dict[str, Any] = {"__name__": "snippet", "penstock": penstock, "engine": engine}
+
+    async def run() -> None:
+        await eval(code, scope)  # noqa: S307
+
+    if code.co_flags & inspect.CO_COROUTINE:
+        anyio.run(run)
+    else:
+        exec(code, scope)  # noqa: S102
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES])
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    path = ROOT / page
+    for link in LINK.finditer(path.read_text().replace("\n", " ")):
+        target = (path.parent / link["file"]).resolve() if link["file"] else path
+        assert target.exists(), link[0]
+        assert not link["heading"] or link["heading"] in headings(target), link[0]

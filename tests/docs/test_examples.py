@@ -1,0 +1,29 @@
+"""Every example runs with the command in its first line, and prints something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_example_runs(example: Path, demo_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example, demo_model, *MORE_ARGUMENTS.get(example.stem, [])],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert len(done.stdout) > 20

@@ -1,0 +1,200 @@
+"""The architecture's rules: dependencies between crates, and code that must not appear in some places."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock
+from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUST = ROOT / "rust"
+PACKAGE = ROOT / "python" / "penstock"
+
+# The workspace crates that each crate's library and build script depend on.
+LAYERS = {
+    "types": set(),
+    "kernels": {"types"},
+    "checkpoint": {"types"},
+    "cuda": set(),
+    "engine": {"types"},
+    "guidance": set(),
+    "device": {"types", "kernels", "cuda"},
+    "models": {"types", "device", "checkpoint"},
+    "text": {"checkpoint"},
+    "runner": {"types", "device", "cuda", "models", "checkpoint", "engine"},
+    "frontend": {"types", "engine", "text", "guidance"},
+    "python": {"types", "frontend", "runner", "engine", "text", "checkpoint"},
+}
+
+# The only places with unsafe code.
+MAY_BE_UNSAFE = (
+    "kernels/src/",
+    "cuda/src/",
+    "device/src/cuda/",
+    "engine/src/result_queue",
+    "engine/src/port",
+    "engine/src/process.rs",
+    "checkpoint/src/mapped.rs",
+    "python/src/tensor/",
+)
+
+HEAVY = {"torch", "numpy", "transformers", "huggingface_hub", "jinja2", "tqdm"}
+
+
+def manifest(crate: str) -> dict[str, dict[str, object]]:
+    return tomllib.loads((RUST / crate / "Cargo.toml").read_text())
+
+
+KINDS = ("dependencies", "build-dependencies", "dev-dependencies")
+
+
+def dependencies(crate: str, kinds: tuple[str, ...] = KINDS) -> set[str]:
+    tables = [manifest(crate), *manifest(crate).get("target", {}).values()]
+    return {name for table in tables for kind in kinds for name in table.get(kind, {})}  # type: ignore[attr-defined]
+
+
+def ours(names: set[str]) -> set[str]:
+    return {name.removeprefix("penstock-") for name in names if name.startswith("penstock-")}
+
+
+def code_of(source: Path) -> str:
+    """The Rust code without its comments and strings."""
+    pattern = r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"'
+    return re.sub(pattern, '""', source.read_text(), flags=re.DOTALL)
+
+
+def test_every_crate_is_in_the_layering() -> None:
+    assert {folder.parent.name for folder in RUST.glob("*/Cargo.toml")} == LAYERS.keys()
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_crate_depends_only_on_its_listed_layers(crate: str) -> None:
+    assert ours(dependencies(crate, KINDS[:2])) == LAYERS[crate]
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_dev_dependencies_reach_no_layer_above_their_crate(crate: str) -> None:
+    below = set(LAYERS[crate])
+    while more := {deeper for layer in below for deeper in LAYERS[layer]} - below:
+        below |= more
+    # A crate may depend on itself to enable its feature `testing` in its own tests.
+    assert ours(dependencies(crate)) - {crate} <= below
+
+
+@pytest.mark.parametrize("crate", LAYERS)
+def test_feature_testing_is_enabled_only_by_dev_dependencies(crate: str) -> None:
+    tables = [manifest(crate), *manifest(crate).get("target", {}).values()]
+    specs = [spec for table in tables for kind in KINDS[:2] for spec in table.get(kind, {}).values()]  # type: ignore[attr-defined]
+    assert not any("testing" in spec.get("features", ()) for spec in specs if isinstance(spec, dict))
+    assert "testing" not in manifest(crate).get("features", {}).get("default", [])  # type: ignore[operator]
+
+
+def test_cpu_backend_and_kernels_are_named_in_listed_files() -> None:
+    def users(module: str) -> set[str]:
+        sources = RUST.glob("*/src/**/*.rs")
+        return {str(source.relative_to(RUST)) for source in sources if module in code_of(source)}
+
+    assert users("penstock_device::cpu") == {"runner/src/backend.rs"}
+    kernels = users("penstock_kernels")
+    assert kernels
+    # The CUDA backend chooses codes as the CPU does, and reads matrices that were packed for the CPU.
+    allowed = ("device/src/cpu/", "device/src/cuda/", "device/src/packed.rs", "kernels/")
+    assert all(source.startswith(allowed) for source in kernels)
+
+
+def test_only_the_python_crate_depends_on_pyo3() -> None:
+    assert [crate for crate in LAYERS if "pyo3" in dependencies(crate)] == ["python"]
+
+
+def test_environment_is_read_in_one_place() -> None:
+    """A Python program may change it at any time, so the reader is attached to the interpreter."""
+    readers = {
+        source.relative_to(RUST).as_posix()
+        for source in RUST.glob("*/src/**/*.rs")
+        if re.search(r"\benv::vars?(_os)?\b|\bgetenv\b", code_of(source))
+    }
+    assert readers == {"runner/src/environment.rs"}
+
+
+def test_unsafe_code_is_only_in_listed_places() -> None:
+    unsafe = {
+        source.relative_to(RUST).as_posix()
+        for source in RUST.glob("*/src/**/*.rs")
+        if re.search(r"\bunsafe\b", code_of(source))
+    }
+    assert {source for source in unsafe if not source.startswith(MAY_BE_UNSAFE)} == set()
+    assert any(source.startswith("kernels/src/") for source in unsafe), (
+        "the search finds no unsafe code at all"
+    )
+
+
+def test_no_token_is_delivered_by_an_event_loop_callback() -> None:
+    for source in PACKAGE.rglob("*.py"):
+        assert "call_soon_threadsafe" not in source.read_text(), source
+    for source in RUST.rglob("*.rs"):
+        assert "future_into_py" not in code_of(source), source
+
+
+def test_no_module_imports_a_heavy_library_at_import_time() -> None:
+    for source in PACKAGE.rglob("*.py"):
+        for node in ast.parse(source.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"
+
+
+#: Modules of the server that know no engine, which the runtime shares.
+SHARED = {
+    f"penstock.server.{name}"
+    for name in (
+        *("connection", "disconnects", "errors", "families", "hosts", "keys"),
+        *("listener", "logs", "measures", "paths", "settings"),
+    )
+}
+
+
+#: Modules that import nothing of the package.
+LEAVES = {"penstock._hub_ids"}
+
+
+def test_leaves_import_nothing_of_the_package() -> None:
+    for name in LEAVES:
+        nodes = list(ast.walk(ast.parse((PACKAGE / f"{name.partition('.')[2]}.py").read_text())))
+        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not any(module.partition(".")[0] == "penstock" for module in imported)
+
+
+def test_one_module_knows_the_form_of_hub_ids() -> None:
+    users = {source.name for source in PACKAGE.rglob("*.py") if r"/\w[\w.-]" in source.read_text()}
+    assert users == {"_hub_ids.py"}
+
+
+@pytest.mark.parametrize("folder", ["bench", "compat", "runtime", "server"])
+def test_compatibility_modules_use_only_public_names(folder: str) -> None:
+    allowed = LEAVES | SHARED if folder == "runtime" else LEAVES
+    for source in (PACKAGE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            used: set[str] = set()
+            if isinstance(node, ast.Import):
+                modules = {alias.name for alias in node.names}
+                used = {name for name in modules if name.startswith("penstock.")}
+            elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
+                used = {alias.name for alias in node.names} - set(penstock.__all__)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock."):
+                used = {node.module or ""}
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "penstock":
+                used = {node.attr} - set(penstock.__all__)
+            others = {name for name in used if not name.startswith(f"penstock.{folder}")} - allowed
+            assert others == set(), f"{source}:{node.lineno}"  # type: ignore[attr-defined]

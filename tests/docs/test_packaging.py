@@ -1,0 +1,176 @@
+"""The Dockerfile and the unit of systemd: linters, and options that `penstock serve` has."""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+import penstock.server
+from penstock._cli_serve import serve
+from support.api.engines import make_engine
+from support.paths import ROOT
+from support.server.serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DOCKERFILE = ROOT / "Dockerfile"
+UNIT = ROOT / "docs" / "penstock.service"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile, each with its arguments."""
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    text = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(line.split()[0], line.partition(" ")[2]) for line in text.splitlines() if line]
+
+
+def last_stage() -> dict[str, str]:
+    """The last instruction of each kind in the last stage."""
+    found = instructions()
+    begin = max(index for index, (name, _) in enumerate(found) if name == "FROM")
+    return dict(found[begin:])
+
+
+def parsed(arguments: Sequence[str]) -> dict[str, object]:
+    """The values of the options and arguments of `penstock serve`, without a look at files."""
+    with click.Context(serve) as context:
+        values, rest, _ = serve.make_parser(context).parse_args(list(arguments))
+    assert rest == []
+    return values
+
+
+def hadolint() -> str:
+    """The linter, from the environment of the tests or the PATH."""
+    found = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if found is None:
+        pytest.skip("hadolint is not installed")
+    return found
+
+
+def test_dockerfile_has_no_lint() -> None:
+    result = subprocess.run([hadolint(), DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_image_has_pinned_bases_and_no_compiler() -> None:
+    found = instructions()
+    bases = [value.split()[0] for name, value in found if name == "FROM"]
+    assert [base.partition(":")[0] for base in bases] == ["rust", "python"]
+    assert all(re.fullmatch(r"\w+:\d+\.\d+\.\d+-slim-bookworm", base) for base in bases)
+    version = re.search(r'rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text())
+    assert version is not None
+    assert bases[0].startswith(f"rust:{version[1]}.")
+    begin = max(index for index, (name, _) in enumerate(found) if name == "FROM")
+    commands = " ".join(value for name, value in found[begin:] if name == "RUN")
+    assert not re.search(r"apt-get|gcc|rustup|cargo", commands)
+    extras = re.search(r"\[([\w,]+)\]", commands)
+    assert extras is not None
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"(?m)^{extra} = \[", project) for extra in extras[1].split(","))
+
+
+def test_image_runs_as_an_ordinary_user() -> None:
+    assert int(last_stage()["USER"]) > 0
+
+
+def test_image_serves_with_options_that_exist() -> None:
+    stage = last_stage()
+    entry = json.loads(stage["ENTRYPOINT"])
+    assert entry[:2] == ["penstock", "serve"]
+    options = parsed([*entry[2:], "/model", "--port", "9"])
+    assert (options["model"], options["host"]) == ("/model", "0.0.0.0")  # noqa: S104 - in the container
+    assert options["port"] == "9"  # the last one holds
+    assert parsed(entry[2:])["port"] == stage["EXPOSE"]
+    assert float(str(options["drain_timeout"])) < 10  # seconds until `docker stop` kills
+    assert stage["STOPSIGNAL"] == "SIGTERM"
+
+
+def test_health_check_follows_health(tiny_model: Path) -> None:
+    kind, _, command = last_stage()["HEALTHCHECK"].partition("CMD ")
+    assert "--start-period" in kind
+    python, *arguments = json.loads(command)
+    assert python == "python"
+    engine = make_engine(tiny_model)
+    with serving(penstock.server.app(engine)) as server:
+
+        def status() -> int:
+            own = [argument.replace(":8000/", f":{server.port}/") for argument in arguments]
+            return subprocess.run([sys.executable, *own], stderr=subprocess.PIPE, check=False).returncode
+
+        assert status() == 1
+        with engine:
+            assert status() == 0
+
+
+def test_builder_gets_the_sources_it_copies() -> None:
+    patterns = [
+        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")
+    ]
+    copied = [item for name, value in instructions() if name == "COPY" for item in value.split()[:-1]]
+    assert patterns[0] == "*"
+    assert {pattern[1:] for pattern in patterns if pattern.startswith("!")} == set(copied)
+    assert all((ROOT / item).exists() for item in copied)
+    ignored = [pattern for pattern in patterns[1:] if not pattern.startswith("!")]
+    for name in ("python/penstock/_core.abi3.so", "python/penstock/__pycache__", "rust/target"):
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in ignored), name
+
+
+@pytest.fixture(scope="module")
+def unit() -> configparser.ConfigParser:
+    """The sections of the unit."""
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(re.sub(r"\\\n\s*", "", UNIT.read_text()))
+    return parser
+
+
+def test_unit_serves_with_options_that_exist(unit: configparser.ConfigParser) -> None:
+    program, command, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    assert (Path(program).name, command) == ("penstock", "serve")
+    options = parsed(arguments)
+    assert str(options["model"]).startswith("/var/lib/penstock/")
+    name = str(options["api_key_file"]).removeprefix("%d/")
+    assert unit["Service"]["LoadCredential"].startswith(f"{name}:/")
+    assert float(str(options["drain_timeout"])) + 10 <= float(unit["Service"]["TimeoutStopSec"])
+
+
+def test_unit_is_hardened(unit: configparser.ConfigParser) -> None:
+    service = unit["Service"]
+    expected = {
+        "DynamicUser": "yes",
+        "NoNewPrivileges": "yes",
+        "CapabilityBoundingSet": "",
+        "ProtectSystem": "strict",
+        "ProtectHome": "yes",
+        "PrivateTmp": "yes",
+        "PrivateDevices": "yes",
+        "SystemCallFilter": "@system-service",
+        "KillSignal": "SIGTERM",
+        "Restart": "on-failure",
+    }
+    assert {name: service[name] for name in expected} == expected
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd is not installed")
+    copy = tmp_path / UNIT.name
+    # The program of an ExecStart must exist.
+    copy.write_text(UNIT.read_text().replace("/opt/penstock/bin/penstock", sys.executable))
+    for command in (["verify"], ["security", "--offline=true", "--threshold=20"]):
+        result = subprocess.run([program, *command, copy], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "penstock.service" not in result.stderr, result.stderr

@@ -1,0 +1,85 @@
+"""The release wheel: its contents, and a stream in an environment with nothing else installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+PACKAGE = ROOT / "python" / "penstock"
+
+pytestmark = [pytest.mark.wheel, pytest.mark.timeout(1200)]
+
+# The first sixteen greedy tokens, equal to those of transformers.
+ANSWER = "The answer to this question lies in the intricate dance of atmospheric molecules and the human"
+STREAM = """
+import json, sys
+import anyio, penstock
+
+async def main():
+    async with penstock.Engine(sys.argv[1]) as engine:
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
+        for _ in range(2):  # the second prompt is in the prefix cache
+            request = await engine.start_request(messages, max_tokens=16, temperature=0.0)
+            chunks = [chunk.text async for chunk in request]
+        stats = engine.stats()
+        blocks = [stats.prefix_hit_tokens > 0, stats.blocks_used, stats.blocks_reserved]
+        print(json.dumps({"chunks": chunks, "modules": sorted(sys.modules), "blocks": blocks}))
+
+anyio.run(main)
+"""
+
+
+def output_of(*command: str | Path) -> str:
+    """Run a command outside the checkout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd="/", check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built like `make wheel`, whose build is reused."""
+    folder = tmp_path_factory.mktemp("dist")
+    maturin = Path(sys.executable).with_name("maturin")
+    subprocess.run([maturin, "build", "--release", "--locked", "--out", folder], cwd=ROOT, check=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
+    assert "penstock/compat/dashinfer/allspark/__init__.py" in names
+    page = {f"penstock/server/page/{file.name}" for file in (PACKAGE / "server" / "page").iterdir()}
+    assert "penstock/server/page/index.html" in page
+    assert page <= names
+    assert not any("aliases" in name for name in names)
+    assert any(name.startswith("penstock/_core") and name.endswith(".so") for name in names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests/") or name.endswith(".gguf") for name in names)
+
+
+def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True)
+    answer = json.loads(output_of(python, "-W", "error", "-c", STREAM, demo_model))
+    assert len(answer["chunks"]) > 1
+    assert "".join(answer["chunks"]) == ANSWER
+    assert answer["blocks"] == [True, 0, 0], "the release build counts the blocks of the KV cache"
+    assert not {"torch", "numpy", "transformers"} & set(answer["modules"])
+    names = output_of(python, "-c", "from penstock import _core; print(*dir(_core))").split()
+    assert "Engine" in names
+    assert not [name for name in names if "testing" in name], "the hooks of the tests"
+    assert "penstock" in output_of(python.with_name("penstock"), "--help")
+    files = output_of(python, "-c", "from penstock.server import page; print(*page.read_files())").split()
+    assert {"index.html", "main.js", "style.css"} <= set(files), "the chat page"

@@ -1,0 +1,155 @@
+"""Quantised Hugging Face checkpoints: values, logits, refused settings, parity with compressed-tensors."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import penstock
+from penstock.cli import main
+from support import hooks
+from support.api.checkpoints import make_config, write_checkpoint, write_safetensors, write_typed_safetensors
+from support.api.quantised import METHODS, write_quantised
+from support.api.running import compute_logits, random_prompt
+from support.parity.oracle import import_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+def read(model: Path, name: str) -> NDArray[np.float32]:
+    return np.frombuffer(hooks.tensor(str(model), name), dtype="<f4")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_have_the_values_of_the_published_layout(method: str, tmp_path: Path) -> None:
+    expected = write_quantised(tmp_path / "model", METHODS[method])
+    for name, values in expected.items():
+        np.testing.assert_array_equal(read(tmp_path / "model", name), values.ravel(), err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "w4a16", "fp8-blocks"])
+def test_logits_are_those_of_the_dequantised_weights(method: str, tmp_path: Path) -> None:
+    expected = write_quantised(tmp_path / "model", METHODS[method])
+    plain = write_checkpoint(tmp_path / "plain", make_config("llama"))
+    write_safetensors(plain / "model.safetensors", expected, "float32")
+    prompt = random_prompt(50)
+    ours, theirs = (
+        compute_logits(model, prompt, threads=1, dtype="float32") for model in (tmp_path / "model", plain)
+    )
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_info_names_method_and_parameters(method: str, tmp_path: Path) -> None:
+    write_quantised(tmp_path, METHODS[method])
+    shown = json.loads(CliRunner().invoke(main, ["info", str(tmp_path), "--json"]).stdout)
+    assert shown["quantization"] == METHODS[method].description
+    assert shown["unsupported"] == []
+    text = CliRunner().invoke(main, ["info", str(tmp_path)]).stdout
+    assert f"quantization   {METHODS[method].description}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quantization_config.quant_method is bitsandbytes; supported: awq",
+        ),
+        ({"quant_method": "hqq"}, "GGUF file"),
+        ({"quant_method": None}, "quantization_config.quant_method: missing"),
+        ({"bits": 2}, "quantization_config.bits is 2; supported: 4, 8"),
+        ({"group_size": 128}, r"shape \[6, 16\]; \[2, 16\] is expected"),
+        ({"checkpoint_format": "marlin"}, "checkpoint_format is marlin; supported: gptq, gptq_v2"),
+    ],
+)
+def test_unsupported_setting_is_refused_by_name(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_quantised(tmp_path, METHODS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(penstock.ModelLoadError, match=message):
+        compute_logits(tmp_path, [1])
+    refused = CliRunner().invoke(main, ["info", str(tmp_path)])
+    assert refused.exit_code == 1
+
+
+def test_missing_part_of_a_matrix_is_named(tmp_path: Path) -> None:
+    parts, _ = METHODS["awq"].quantise(np.ones((64, 64), np.float32))
+    del parts["qzeros"]
+    write_quantised(tmp_path, METHODS["awq"])
+    write_typed_safetensors(
+        tmp_path / "model.safetensors", {f"a.{suffix}": part for suffix, part in parts.items()}
+    )
+    with pytest.raises(penstock.ModelLoadError, match=r"there is no tensor named a\.qzeros"):
+        compute_logits(tmp_path, [1])
+
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "int4": {"num_bits": 4, "strategy": "group", "group_size": 32},
+    "int4-zero-points": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
+    "int4-channel-zero-points": {"num_bits": 4, "strategy": "channel", "symmetric": False},
+    "int8-words": {"num_bits": 8, "strategy": "channel"},
+    "int8": {"num_bits": 8, "strategy": "channel"},
+    "int8-zero-points": {"num_bits": 8, "strategy": "channel", "symmetric": False},
+    "float8": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "float8-tensor": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+    "float8-blocks": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]},
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_files_of_compressed_tensors_have_its_values(kind: str, tmp_path: Path) -> None:
+    import_torch()
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+    from safetensors.torch import save_file
+
+    inputs = QuantizationArgs(num_bits=8, strategy="token", dynamic=True) if kind.startswith("int8") else None
+    arguments = QuantizationArgs(**SCHEMES[kind])
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
+    name = "float-quantized" if kind.startswith("float") else "int-quantized"
+    if kind.startswith("int4") or kind == "int8-words":
+        name = "pack-quantized"
+    rows, columns = 128, 192
+    weight = torch.from_numpy(np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32))
+    grouped = {
+        "group": lambda: weight.view(rows, -1, 32),
+        "channel": lambda: weight.view(rows, 1, columns),
+        "tensor": lambda: weight.view(1, 1, -1),
+        "block": lambda: weight.view(2, 64, 3, 64).transpose(1, 2).reshape(2, 3, -1),
+    }[SCHEMES[kind]["strategy"]]()
+    scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), arguments)
+    if SCHEMES[kind]["strategy"] == "tensor":
+        scale, zero = scale.view(1), zero.view(1)
+    state = {"weight": weight, "weight_scale": scale}
+    if not arguments.symmetric:
+        state["weight_zero_point"] = zero
+    compressor = BaseCompressor.get_value_from_registry(name)
+    compressed = compressor.compress(state, scheme)
+    expected = compressor.decompress(dict(compressed), scheme)["weight"]
+
+    save_file(
+        {f"a.{suffix}": part.contiguous() for suffix, part in compressed.items()},
+        tmp_path / "model.safetensors",
+    )
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme.model_dump(mode="json")},
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    np.testing.assert_array_equal(read(tmp_path, "a.weight"), expected.numpy().ravel())

@@ -1,0 +1,207 @@
+"""Log records of the server: the request they belong to, the line of each request, their forms."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock.server
+from penstock.server.keys import digest_of
+from penstock.server.logs import AccessRecord, configure_logging, request_id
+from support import hooks
+from support.api.engines import make_engine, wait_until
+from support.server.process import started
+from support.server.serving import Served, held, post, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATH = "/v1/completions"
+SHORT = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True}
+KEY = {"Authorization": "Bearer secret"}
+SETTINGS = penstock.server.ServerSettings(api_keys=("secret",))
+ACCESS = "penstock.server.access"
+TOKEN = 78
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def server(engine: penstock.Engine, caplog: pytest.LogCaptureFixture) -> Iterator[Served]:
+    with (
+        caplog.at_level(logging.INFO, ACCESS),
+        serving(penstock.server.app({"tiny": engine}, SETTINGS)) as server,
+    ):
+        yield server
+
+
+def access(caplog: pytest.LogCaptureFixture, count: int = 1) -> list[AccessRecord]:
+    """The records of requests that have ended, after `count` of them."""
+
+    def found() -> list[AccessRecord]:
+        return [record.msg for record in caplog.records if isinstance(record.msg, AccessRecord)]
+
+    wait_until(lambda: len(found()) >= count)
+    assert len(found()) == count
+    return found()
+
+
+@contextmanager
+def configured(kind: str) -> Iterator[None]:
+    """Logging as `penstock serve` configures it; then that of the test run."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    configure_logging("info", kind, has_access=True)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        root.handlers, root.level = handlers, level
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_request_is_logged_when_it_ends(
+    server: Served,
+    engine: penstock.Engine,
+    caplog: pytest.LogCaptureFixture,
+    streams: bool,  # noqa: FBT001
+) -> None:
+    status, answer, _ = server.ask(PATH, {**SHORT, "stream": streams}, headers=KEY)
+    [found] = access(caplog)
+    text = answer if isinstance(answer, bytes) else b""
+    assert (found.method, found.path, found.status) == ("POST", PATH, status)
+    assert found.key == digest_of(b"secret").hex()[:8]
+    assert (found.model, found.completion_tokens) == ("tiny", 3)
+    assert found.prompt_tokens == len(engine.encode("Hello"))
+    assert found.client.startswith("127.0.0.1:")
+    assert 0 < found.milliseconds < 60_000
+    if streams:
+        assert found.bytes == len(text)
+    assert "Hello" not in str(found)
+    assert "secret" not in str(found)
+
+
+def test_bytes_are_those_of_the_body(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    _, _, headers = server.ask("/v1/models", headers=KEY)
+    assert access(caplog)[0].bytes == int(headers["content-length"])
+
+
+def test_refused_request_is_logged_without_its_key(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    server.ask("/v1/models?key=query", headers={"Authorization": "Bearer wrong"})
+    server.ask("/v1/models/a%20b", headers=KEY)
+    server.ask("/none%0Ax" + "y" * 500 + "?key=query", headers=KEY)
+    refused, model, unknown = access(caplog, 3)
+    assert (refused.status, refused.key, refused.model, refused.prompt_tokens) == (401, None, None, None)
+    assert (model.path, model.status) == ("/v1/models/{name:path}", 404)
+    assert (unknown.path, unknown.status) == (("/none%0Ax" + "y" * 500)[:128], 404)
+    text = "".join(map(str, (refused, model, unknown)))
+    assert "wrong" not in text
+    assert "query" not in text
+    assert "\n" not in text
+
+
+def test_disconnected_request_is_logged_with_its_tokens(
+    server: Served, engine: penstock.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = post(PATH, {"prompt": [1, 2, 3], "max_tokens": 500, "ignore_eos": True})
+    with held(engine):
+        with server.send(body.replace(b"\r\nHost:", b"\r\nX-Api-Key: secret\r\nHost:")):
+            wait_until(lambda: engine.stats().running == 2)
+        [found] = access(caplog)
+    assert (found.status, found.bytes, found.prompt_tokens, found.completion_tokens) == (499, 0, 3, 0)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/metrics", "/version"])
+def test_probe_is_logged_for_debugging_only(
+    server: Served, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    server.ask(path, headers=KEY)
+    with caplog.at_level(logging.DEBUG, ACCESS):
+        server.ask(path, headers=KEY)
+    assert [found.path for found in access(caplog)] == [path]
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_every_record_of_a_request_has_its_id(
+    tiny_model: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    application = penstock.server.app(make_engine(tiny_model))
+    engine = application.state.models["default"].engine
+    with engine, configured(kind):
+        engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, TOKEN))
+        body = {"prompt": [TOKEN], "max_tokens": 1, "unknown\nfield": 1}
+        with serving(application, log_config=None) as server:
+            assert server.ask(PATH, body, headers={"X-Request-Id": "request-7"})[0] == 500
+        logging.getLogger("penstock.server").warning("outside")
+        lines = [line for line in capfd.readouterr().err.splitlines() if "penstock.server" in line]
+    assert request_id.get() == ""
+    if kind == "json":
+        records = [json.loads(line) for line in lines]
+        inside = [record["message"] for record in records if record.get("request_id") == "request-7"]
+        access = next(record for record in records if record["logger"] == ACCESS)
+        assert access["status"] == 500
+        assert datetime.fromisoformat(access["time"]).tzinfo is not None
+    else:
+        inside = [line for line in lines if "[request-7]: " in line]
+    assert len(inside) == len(lines) - 1
+    for part in ("is unknown and ignored", "request failed", "POST /v1/completions"):
+        assert any(part in message for message in inside), part
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_exception_is_in_its_record(capfd: pytest.CaptureFixture[str], kind: str) -> None:
+    with configured(kind):
+        logging.getLogger("other").error("failed", exc_info=ValueError("broken\n\ud800"))
+    text = capfd.readouterr().err
+    assert "ValueError: broken" in text
+    if kind == "json":
+        assert json.loads(text)["message"] == "failed"
+
+
+def test_level_and_access_are_options(capfd: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger(ACCESS)
+    with configured("text"):
+        logger.debug("hidden")
+        logger.info("first")
+        configure_logging("debug", "text", has_access=False)
+        logger.info("hidden")
+        logging.getLogger("penstock.server").debug("second")
+        logger.setLevel(logging.NOTSET)
+    text = capfd.readouterr().err
+    assert [word in text for word in ("hidden", "first", "second")] == [False, True, True]
+
+
+def test_process_logs_json_lines(tiny_model: Path) -> None:
+    with started(tiny_model, "--log-format", "json", "--api-key", "secret") as server:
+        assert server.ask(PATH, {"prompt": "Hidden", "max_tokens": 1}, headers=KEY)[0] == 200
+        assert server.ask("/none", headers={**KEY, "X-Request-Id": "mine"})[0] == 404
+        server.process.send_signal(signal.SIGTERM)
+        log = server.log()
+    records: list[dict[str, Any]] = [json.loads(line) for line in log.splitlines()]
+    assert {record["level"] for record in records} == {"INFO"}
+    assert "uvicorn.error" in {record["logger"] for record in records}
+    requests = [record for record in records if record["logger"] == ACCESS]
+    assert [(found["path"], found["status"]) for found in requests] == [(PATH, 200), ("/none", 404)]
+    assert requests[1]["request_id"] == "mine"
+    assert not re.search(rb"Hidden|secret", log)
+
+
+def test_process_logs_no_requests_on_demand(tiny_model: Path) -> None:
+    with started(tiny_model, "--no-access-log") as server:
+        assert server.ask("/v1/models")[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        log = server.log()
+    assert b"draining" in log
+    assert b"/v1/models" not in log

@@ -1,0 +1,243 @@
+"""TLS and unix sockets of `penstock serve`, with certificates of an own authority."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import ssl
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trustme
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+import penstock
+from penstock.cli import main
+from penstock.server.listener import Address, Tls, listening, tls_context
+from support.api.engines import wait_until
+from support.server.process import Process, started
+from support.server.serving import post
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATH = "/v1/completions"
+
+
+class Files:
+    """An authority, and the files of a certificate that it signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = trustme.CA()
+        self.certificate = self.authority.issue_cert("127.0.0.1", "localhost")
+        self.key, self.cert, self.ca, self.both, self.encrypted, self.password = (
+            str(folder / name) for name in ("key", "cert", "ca", "both", "encrypted", "password")
+        )
+        self.certificate.private_key_pem.write_to_path(self.key)
+        self.certificate.cert_chain_pems[0].write_to_path(self.cert)
+        self.certificate.private_key_and_cert_chain_pem.write_to_path(self.both)
+        self.authority.cert_pem.write_to_path(self.ca)
+        key = load_pem_private_key(self.certificate.private_key_pem.bytes(), None)
+        encryption = BestAvailableEncryption(b"pass phrase")
+        encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+        Path(self.encrypted).write_bytes(encrypted)
+        Path(self.password).write_text("pass phrase\n")
+
+    def client(self, *, with_certificate: bool = False) -> ssl.SSLContext:
+        """The context of a client that trusts the authority."""
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if with_certificate:
+            self.authority.issue_cert("client@example.org").configure_cert(context)
+        return context
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls"))
+
+
+def ask(server: Process, context: ssl.SSLContext, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+    """The status and the body of a response over TLS."""
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
+    path, text = ("/health", None) if body is None else (PATH, json.dumps(body))
+    connection.request("GET" if text is None else "POST", path, text, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content
+
+
+def answers(server: Process, context: ssl.SSLContext) -> bool:
+    """Whether a client with this context gets an answer."""
+    try:
+        return ask(server, context)[0] == 200
+    except OSError:
+        return False
+
+
+def test_https_serves_requests_and_streams(tiny_model: Path, files: Files) -> None:
+    tls = ("--tls-certfile", files.cert, "--tls-keyfile", files.encrypted)
+    password = ("--tls-keyfile-password-file", files.password)
+    with started(tiny_model, *tls, *password, is_ready=trusts(files.client())) as server:
+        body = {"prompt": [1, 2], "max_tokens": 20, "ignore_eos": True}
+        status, text = ask(server, files.client(), body)
+        assert (status, json.loads(text)["usage"]["completion_tokens"]) == (200, 20)
+        status, text = ask(server, files.client(), {**body, "stream": True})
+        assert (status, text.endswith(b"data: [DONE]\n\n")) == (200, True)
+        assert not answers(server, ssl.create_default_context())
+        with server.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n") as plain:
+            assert b"200" not in plain.recv(1000)
+        old = files.client()
+        old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+        with pytest.warns(DeprecationWarning, match="TLS"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        assert not answers(server, old)
+        with files.client().wrap_socket(server.send(b""), server_hostname="localhost") as connection:
+            request = {"prompt": [1], "max_tokens": 400, "ignore_eos": True, "stream": True}
+            connection.sendall(post(PATH, request))
+            assert connection.recv(1000)
+            server.process.send_signal(signal.SIGTERM)
+            received = b""
+            while not received.endswith(b"0\r\n\r\n") and (data := connection.recv(1 << 16)):
+                received += data
+            assert b"data: [DONE]" in received
+        assert server.end() == 0
+
+
+def trusts(context: ssl.SSLContext) -> Callable[[Process], bool]:
+    """Waits for the server with this context of a client."""
+    return lambda server: answers(server, context)
+
+
+@pytest.mark.parametrize("mode", ["optional", "required"])
+def test_client_certificates_are_checked(tiny_model: Path, files: Files, mode: str) -> None:
+    tls = ("--tls-certfile", files.both, "--tls-ca-certs", files.ca, "--tls-client-certs", mode)
+    with started(tiny_model, *tls, is_ready=trusts(files.client(with_certificate=True))) as server:
+        assert answers(server, files.client(with_certificate=True))
+        assert answers(server, files.client()) == (mode == "optional")
+        stranger = files.client()
+        trustme.CA().issue_cert("client@example.org").configure_cert(stranger)
+        assert not answers(server, stranger)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tls-certfile {cert}", "tls_certfile"),
+        ("--tls-certfile {cert} --tls-keyfile {cert}", "tls_certfile"),
+        ("--tls-certfile {cert} --tls-keyfile {ca}", "tls_certfile"),
+        ("--tls-certfile {password}", "tls_certfile"),
+        ("--tls-certfile {cert} --tls-keyfile {encrypted}", "is encrypted"),
+        ("--tls-certfile /nowhere/cert", "does not exist"),
+        ("--tls-certfile {both} --tls-ca-certs {key}", "tls_ca_certs"),
+        ("--tls-certfile {both} --tls-client-certs required", "tls_ca_certs"),
+        ("--tls-keyfile {key}", "--tls-certfile"),
+        ("--tls-client-certs optional", "--tls-certfile"),
+    ],
+)
+def test_invalid_file_is_an_error_before_the_model(files: Files, options: str, message: str) -> None:
+    given = options.format(**vars(files)).split()
+    result = CliRunner().invoke(main, ["serve", "/nowhere/model", "--port", "0", *given])
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "nowhere/model" not in result.output
+
+
+def test_other_password_is_an_error(files: Files) -> None:
+    with pytest.raises(penstock.ConfigError, match="tls_certfile"):
+        tls_context(Tls(files.cert, files.encrypted, files.ca))
+
+
+# ---- unix sockets
+
+
+class Connection(http.client.HTTPConnection):
+    """HTTP over a unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self.path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self.path)
+
+
+def ping(path: str) -> int:
+    """The status of a request over a unix socket."""
+    connection = Connection(path)
+    connection.request("GET", "/health")
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_unix_socket_is_private_and_removed_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "server")
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(path)  # nothing listens: the server replaces it
+    with started(tiny_model, "--uds", path, is_ready=lambda _: ping(path) == 200) as server:
+        assert Path(path).stat().st_mode & 0o777 == 0o600
+        with pytest.raises(OSError, match="in use"), listening(Address(uds=path)):
+            pass
+        assert ping(path) == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert not Path(path).exists()
+
+
+def metric(path: str, name: str) -> float:
+    """A metric of the engine."""
+    connection = Connection(path)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_stream_that_is_not_read_from_a_unix_socket_ends(tiny_model: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "server")
+    options = ("--send-timeout", 0.5, "--config-overrides", '{"max_position_embeddings": 8192}')
+    body = {"prompt": [1, 2], "max_tokens": 8000, "ignore_eos": True, "n": 32, "stream": True}
+    with (
+        started(tiny_model, "--uds", path, *options, is_ready=lambda _: ping(path) == 200) as server,
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
+        connection.connect(path)
+        connection.sendall(post(PATH, body))
+        wait_until(lambda: metric(path, "penstock:running") == 32)
+        wait_until(lambda: metric(path, "penstock:running") == 0)
+        assert metric(path, "penstock:generation_tokens_total") < 32 * 8000
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_file_in_place_of_a_unix_socket_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="in use") as caught, listening(Address(uds=str(path))):
+        pass
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "precious"
+
+
+def test_socket_of_a_successor_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "server"
+    with listening(Address(uds=str(path))) as first:
+        path.unlink()
+        with listening(Address(uds=str(path))):
+            first.close()
+            wait_until(partial(path.exists))
+    assert not path.exists()

@@ -1,0 +1,7 @@
+"""The folders of the repository."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+ROOT = TESTS.parent
+DATA = TESTS / "data"

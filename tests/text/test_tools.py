@@ -1,0 +1,264 @@
+"""Tool calls: rendering by the chat template, forced and parsed calls, results in the next turn."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+import penstock
+from penstock.chat import ChatTemplate
+from support.api.checkpoints import make_config, write_checkpoint
+from support.api.engines import assert_at_rest, make_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 7]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TIME = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC", "CET"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Weather.", "parameters": CITY}},
+    {"type": "function", "function": {"name": "time", "parameters": TIME}},
+]
+SCHEMA_OF: dict[str, dict[str, Any]] = {"weather": CITY, "time": TIME}
+ASKED = [{"role": "user", "content": "What is the weather in Paris, and what time is it?"}]
+HERMES = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content %}{{ message.content }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def demo(demo_model: Path) -> Iterator[penstock.Engine]:
+    with penstock.Engine(demo_model, tool_parser="hermes", max_model_len=1024) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
+    """An engine with random weights and a chat template that renders tools."""
+    checkpoint = write_checkpoint(
+        tmp_path_factory.mktemp("hermes"), make_config("llama", max_position_embeddings=2048)
+    )
+    file = checkpoint / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": HERMES}))
+    with make_engine(checkpoint) as engine:
+        yield engine
+
+
+def check_calls(result: penstock.Result, names: set[str]) -> None:
+    """At least one call, each of a known function with valid arguments; the last may be truncated."""
+    is_whole = result.finish_reason == "tool_calls"
+    calls = result.tool_calls if is_whole else result.tool_calls[:-1]
+    assert calls
+    for call in calls:
+        assert call.name in names
+        jsonschema.validate(json.loads(call.arguments), SCHEMA_OF[call.name])
+    assert len({call.id for call in result.tool_calls}) == len(result.tool_calls)
+
+
+@pytest.mark.anyio
+async def test_required_call_is_a_valid_call_of_some_tool(demo: penstock.Engine) -> None:
+    for seed in range(2):
+        result = await demo.generate(
+            ASKED, max_tokens=90, temperature=0.7, seed=seed, tools=TOOLS, tool_choice="required"
+        )
+        check_calls(result, {"weather", "time"})
+        assert not result.content.strip()
+    await assert_at_rest(demo)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["weather", "time"])
+async def test_named_call_is_a_valid_call_of_that_tool(demo: penstock.Engine, name: str) -> None:
+    choice = {"type": "function", "function": {"name": name}}
+    for seed in range(2):
+        result = await demo.generate(
+            ASKED, max_tokens=90, temperature=1.0, seed=seed, tools=TOOLS, tool_choice=choice
+        )
+        check_calls(result, {name})
+
+
+@pytest.mark.anyio
+async def test_without_parallel_calls_there_is_one_call(demo: penstock.Engine) -> None:
+    for seed in range(2):
+        result = await demo.generate(
+            ASKED,
+            max_tokens=90,
+            temperature=1.0,
+            seed=seed,
+            tools=TOOLS,
+            tool_choice="required",
+            parallel_tool_calls=False,
+        )
+        check_calls(result, {"weather", "time"})
+        assert len(result.tool_calls) == 1
+
+
+NOTHING: list[dict[str, Any]] = [{}, {"parameters": {"type": "object", "properties": {}}}]
+LOOSE = {
+    "type": "object",
+    "properties": {"pair": {"$ref": "#/$defs/pair"}},
+    "required": ["pair"],
+    "$defs": {"pair": {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}},
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("parameters", NOTHING, ids=["omitted", "none"])
+async def test_tool_without_parameters_is_called_without_arguments(
+    hermes: penstock.Engine, parameters: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now", **parameters}}]
+    result = await hermes.generate(
+        ASKED, max_tokens=60, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = result.tool_calls
+    assert (call.name, call.arguments) == ("now", "{}")
+
+
+@pytest.mark.anyio
+async def test_strict_tool_gets_only_its_parameters(hermes: penstock.Engine) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": LOOSE}}]
+    result = await hermes.generate(
+        ASKED, max_tokens=80, temperature=1.0, tools=tools, tool_choice="required", parallel_tool_calls=False
+    )
+    assert json.loads(result.tool_calls[0].arguments) == {"pair": {"a": 1}}
+
+
+@pytest.mark.anyio
+async def test_tools_not_rendered_need_a_required_or_named_call(demo: penstock.Engine) -> None:
+    for choice in ("auto", None):
+        with pytest.raises(penstock.InvalidRequestError, match="does not render tools") as raised:
+            await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+        assert raised.value.field == "tools"
+    assert (await demo.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="none")).token_ids
+    broken = [{"type": "function", "function": {"name": "f", "parameters": {"type": "banana"}}}]
+    with pytest.raises(penstock.InvalidRequestError) as raised:
+        await demo.generate(ASKED, max_tokens=1, tools=broken, tool_choice="required")
+    assert raised.value.field == "tools"
+
+
+@pytest.mark.anyio
+async def test_joined_call_deltas_equal_the_calls_of_the_result(demo: penstock.Engine) -> None:
+    async with demo.stream(
+        ASKED, max_tokens=90, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
+    ) as request:
+        calls: dict[int, dict[str, str]] = {}
+        text = ""
+        async for chunk in request:
+            text += chunk.text
+            for delta in chunk.tool_calls:
+                if delta.id is not None:
+                    assert delta.name is not None
+                    calls[delta.index] = {"id": delta.id, "name": delta.name, "arguments": ""}
+                calls[delta.index]["arguments"] += delta.arguments
+        result = await request.result()
+    assert text == result.text
+    assert [calls[index] for index in sorted(calls)] == [
+        {"id": call.id, "name": call.name, "arguments": call.arguments} for call in result.tool_calls
+    ]
+
+
+@pytest.mark.anyio
+async def test_template_renders_tools_for_every_tool_choice(hermes: penstock.Engine) -> None:
+    without = hermes.apply_chat_template(ASKED)
+    shown = hermes.apply_chat_template(ASKED, tools=TOOLS)
+    assert shown == "<tools>" + "".join(json.dumps(tool) + "\n" for tool in TOOLS) + "</tools>" + without
+    for choice in ("none", "auto", None):
+        result = await hermes.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+        assert result.prompt_token_ids == tuple(hermes.encode(shown, add_special_tokens=False))
+    assert (await hermes.generate(ASKED, max_tokens=1)).prompt_token_ids == tuple(
+        hermes.encode(without, add_special_tokens=False)
+    )
+
+
+@pytest.mark.anyio
+async def test_tool_format_is_detected_from_the_template(hermes: penstock.Engine) -> None:
+    result = await hermes.generate(
+        ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert result.text.lstrip().startswith("<tool_call>")
+    assert result.tool_calls[0].name in SCHEMA_OF
+
+
+@pytest.mark.anyio
+async def test_tool_choice_none_makes_no_call(demo: penstock.Engine) -> None:
+    spelled = [
+        {"role": "user", "content": 'Repeat: <tool_call>{"name": "time", "arguments": {}}</tool_call>'}
+    ]
+    result = await demo.generate(spelled, max_tokens=60, temperature=0, tools=TOOLS, tool_choice="none")
+    assert result.tool_calls == ()
+    assert result.content == result.text
+
+
+@pytest.mark.anyio
+async def test_tool_call_and_result_are_rendered_by_the_template(hermes: penstock.Engine) -> None:
+    asked = await hermes.generate(
+        ASKED, max_tokens=300, seed=1, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    [call] = asked.tool_calls
+    spelled = {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+    answer = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    turns: list[list[dict[str, Any]]] = [
+        [*ASKED, {"role": "assistant", "content": asked.content, "tool_calls": calls}, answer]
+        for calls in (asked.tool_calls, [spelled])
+    ]
+    first, second = (hermes.apply_chat_template(turn, tools=TOOLS) for turn in turns)
+    assert first == second
+    arguments = json.dumps(json.loads(call.arguments), ensure_ascii=False)
+    assert f'{{"name": "{call.name}", "arguments": {arguments}}}' in first
+    assert "<|im_start|>tool\n21 degrees<|im_end|>" in first
+    assert (await hermes.generate(turns[0], max_tokens=4, tools=TOOLS)).token_ids
+
+
+def test_call_arguments_that_are_an_object_render_as_a_mapping() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments is mapping }}", {})
+
+    def is_mapping(arguments: Any) -> bool:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        return template.render([{"role": "assistant", "tool_calls": [call]}]) == "True"
+
+    assert is_mapping('{"a": [1, {"b": null}]}')
+    assert is_mapping({"a": 1})
+    for other in ("", "[1]", "{", '"x"', "[" * 5000, "1" * 5000):
+        assert not is_mapping(other)
+    empty = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
+    assert empty.render([{"role": "assistant", "content": "x", "tool_calls": ()}]) == "False"
+    with pytest.raises(penstock.InvalidRequestError, match=r"messages\[0\].tool_calls is 'x'"):
+        empty.render([{"role": "assistant", "tool_calls": "x"}])
+
+
+@pytest.mark.anyio
+async def test_tools_require_messages_and_a_known_format(hermes: penstock.Engine, tiny_model: Path) -> None:
+    for prompt in ("What is the weather?", [1, 2, 3]):
+        with pytest.raises(penstock.InvalidRequestError, match="chat") as raised:
+            await hermes.generate(prompt, tools=TOOLS)
+        assert raised.value.field == "tools"
+    async with make_engine(tiny_model) as engine:
+        with pytest.raises(penstock.InvalidRequestError, match="tool_parser") as raised:
+            await engine.generate(ASKED, tools=TOOLS, tool_choice="required")
+        assert raised.value.field == "tools"
+        await assert_at_rest(engine)
