@@ -7,9 +7,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
-# Processes of pytest, each of which runs whole files, in the order of their names. 0: all in one process.
-WORKERS ?= 0
+# Processes of pytest, each of which runs whole files. 0: all in one process.
+WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The folders or files of `make test-python`, and its part of their tests: those of each gate.
+TESTS ?= tests
+PART  ?= --own
 # Reports of tests, for `make gate-report`.
 REPORTS := target/reports
 WHEEL  := $(BIN)/maturin build --release --locked --out dist
@@ -44,8 +47,8 @@ CRATES  := --workspace --exclude penstock-python
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
+.PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
+        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,13 +56,17 @@ help:  ## Print this list
 demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (QUESTION="...")
 	@$(BIN)/penstock demo "$(QUESTION)"
 
-test:  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+test:  ## What changed since the last run that passed: lint, Rust and Python tests; one share of the rare tests (SHARE=3)
 	@$(PYTHON) -B tools/gate run
+
+test-all:  ## All lints and tests, also rare ones; takes about two hours on two cores
+	@$(PYTHON) -B tools/gate all
 
 gate-report:  ## Print where the minutes of the last `make test` went
 	@$(PYTHON) -B tools/gate report
 
-check: lint test-rust test-python  ## Quick checks: the same without torch, loom models, doc tests and the wheel
+gate-record:  ## Write the seconds of the tests of the last `make test-all` to tests/data/seconds.json
+	@$(PYTHON) -B tools/gate record
 
 build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c 'import penstock'`
 
@@ -119,18 +126,25 @@ test-rust: rust
 	    cp target/nextest/gate/junit.xml $(REPORTS)/crates.xml; exit $$status; \
 	else set -x; cargo test $(CRATES) --lib --tests; fi
 
-# The tests of the engine run in the profile of the wheel, too.
-test-rust-all: test-rust
+test-engine: rust
+	cargo test -p penstock-engine --test engine --profile checked
+
+test-loom: rust
+	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --profile checked --target-dir target/loom
+
+test-rust-doc: rust
 	cargo test $(CRATES) --doc
+
+test-release: rust  # the engine in the profile of the wheel
 	cargo test -p penstock-engine --test engine --release
-	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
 
-test-python: $(CORE) $(DEV) $(DEMO)
-	$(PYTEST) -m 'not oracle and not wheel and not clients'
+test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
+	@mkdir -p $(REPORTS)
+	$(PYTEST) --durations=50 --junitxml=$(REPORTS)/python$(SHARE:%=-share-%).xml -m 'not clients and not wheel and not torch' \
+	    $(PART) $(TESTS)
 
-# The wheel takes minutes, mostly of one CPU, so its build begins here; the tests of the wheel wait for it.
-test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO)
-	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) --durations=50 --junitxml=$(REPORTS)/python.xml -m 'not clients'
+test-wheel: $(CORE) $(DEV) $(DEMO)
+	$(BIN)/pytest -m wheel tests/docs/test_wheel.py
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)

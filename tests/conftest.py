@@ -8,21 +8,27 @@ import pytest
 
 from penstock.demo import model_path
 from penstock.errors import ModelLoadError
+from support import shares
 from support.api.checkpoints import make_config, write_checkpoint
+from support.paths import TESTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: The event loop of tests whose subject is something else.
+ASYNCIO = ("asyncio", {"use_uvloop": False})
+
+
 @pytest.fixture(
     params=[
-        pytest.param(("asyncio", {"use_uvloop": False}), id="asyncio"),
+        pytest.param(ASYNCIO, id="asyncio"),
         pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
         pytest.param(("trio", {}), id="trio"),
     ]
 )
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """Run a test marked `anyio` once on each event loop."""
+    """Run a test marked `anyio` once on each event loop; in each gate, only those marked `loops`."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
 
@@ -47,8 +53,45 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The lengths of the soak test and of the storm."""
+    """The choice of tests, and the lengths of the soak test and of the storm."""
+    parser.addoption("--own", action="store_true", help="run the tests of each gate: all but rare ones")
+    parser.addoption(
+        "--share", type=int, metavar="N", help="run the rare tests of share N, too if --own is given"
+    )
+    parser.addoption(
+        "--whole", action="append", default=[], metavar="FOLDER", help="run the rare tests of a folder, too"
+    )
     parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")
     parser.addoption(
         "--storm-operations", type=int, default=200, help="operations of each thread in the storm"
     )
+
+
+def is_rare(item: pytest.Item) -> bool:
+    """Whether a test is marked `rare`, or repeats one on an event loop, which is not its subject."""
+    about_loops = item.get_closest_marker("loops") is not None or item.path.parent.name == "loops"
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    on_other_loop = parameters.get("anyio_backend", ASYNCIO) != ASYNCIO
+    return item.get_closest_marker("rare") is not None or (on_other_loop and not about_loops)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tests of each gate and of a share. Long files come first, so that no process ends late."""
+    own, share, whole = (config.getoption(name) for name in ("--own", "--share", "--whole"))
+    selected, deselected, seconds = [], [], {}
+    for item in items:
+        file = item.path.relative_to(TESTS).as_posix()
+        seconds[item] = -shares.recorded("own").get(file, 0.0)
+        chosen = own or share is None
+        if is_rare(item):
+            unit = shares.unit_of(file, getattr(item, "originalname", item.name))
+            item.user_properties.append(("rare", unit))  # for the record of the seconds
+            chosen = shares.share_of(unit) == share if share is not None else not own
+            chosen = chosen or item.path.parent.name in whole
+        (selected if chosen else deselected).append(item)
+    if own:
+        selected.sort(key=seconds.__getitem__)
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+    items[:] = selected

@@ -21,6 +21,8 @@ from support.api.running import random_prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.loops
+
 CONFIG = make_config("llama")
 PROMPT = random_prompt(30)
 PARAMS = penstock.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=True)

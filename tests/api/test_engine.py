@@ -37,6 +37,8 @@ from support.api.engines import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.loops
+
 
 @pytest.mark.anyio
 async def test_engine_is_running_from_start_to_close(tiny_model: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock._options import SamplingOptions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loops]
 
 END_OF_TURN = 258
 ONE = penstock.SamplingParams(max_tokens=1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.loops
+
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[penstock.Engine]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.compat.lmdeploy import Pipeline
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.loops]
 PROMPTS = ["ab", "cd", "ef"]
 RAW: dict[str, Any] = {"do_preprocess": False}
 

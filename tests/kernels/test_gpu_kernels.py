@@ -7,17 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.kernels import emulator
 from support.kernels.gpu import variant_of
+from support.paths import ROOT, TESTS
 from support.tools import tool
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+if TYPE_CHECKING:
+    from pathlib import Path
 
-HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
 
 def on_the_driver(tmp_path: Path, *command: str) -> str:
@@ -37,7 +39,7 @@ def on_the_driver(tmp_path: Path, *command: str) -> str:
 
 
 def test_tests_of_kernels_run_through_the_driver(tmp_path: Path) -> None:
-    tests = [str(HERE / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
+    tests = [str(TESTS / "kernels" / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
     chosen = "bits_do_not_depend_on_the_batch or gather or only_the_bytes"
     output = on_the_driver(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", chosen)
     assert " passed, " in output
@@ -92,7 +94,7 @@ def test_variants_of_kernels_by_their_names() -> None:
 
 
 def test_parts_of_the_gpu_test_run(tmp_path: Path) -> None:
-    program = str(HERE.parent / "tools" / "gpu_test.py")
+    program = str(ROOT / "tools" / "gpu_test.py")
     command = [sys.executable, program, "--emulated", "--only", "info,kernels rows", "-k", "gather"]
     done = subprocess.run(
         command, env=os.environ | {"OUT": str(tmp_path)}, capture_output=True, text=True, check=False
@@ -118,7 +120,7 @@ def test_part_of_the_gpu_test_that_skips_all_is_no_success(
 
 def benchmark(tmp_path: Path, sections: str) -> dict[str, list[str]]:
     """The names of the rows of a benchmark with small shapes on the emulated device."""
-    program = str(HERE.parent / "benches" / "gpu")
+    program = str(ROOT / "benches" / "gpu")
     command = [sys.executable, program, "--emulated", "--tiny", "--only", sections, "--record"]
     done = subprocess.run([*command, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,16 +11,11 @@ from pathlib import Path
 import pytest
 
 from emu import build
+from support.kernels.cuda import CHECKED_FILES
 from support.kernels.emulator import plants
+from support.paths import TESTS
 
-FILES = [
-    str(path)
-    for path in sorted(Path(__file__).parent.glob("test_kernels_cuda_*.py"))
-    if path.stem not in ("test_kernels_cuda_checked", "test_kernels_cuda_compile")
-]
-
-
-pytestmark = pytest.mark.timeout(900)  # the first test builds the kernels, and runs all tests of kernels
+pytestmark = pytest.mark.timeout(900)  # the first test builds the kernels
 
 #: pytest, which the kernel ends together with its parent.
 PYTEST = """
@@ -40,9 +35,10 @@ def run_tests(*files: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_tests_of_kernels_pass_with_checked_kernels() -> None:
+@pytest.mark.parametrize("name", CHECKED_FILES)
+def test_tests_of_kernels_pass_with_checked_kernels(name: str) -> None:
     build.build_kernels(instrumented=True)
-    run_tests(*FILES)
+    run_tests(str(TESTS / "kernels" / f"{name}.py"))
 
 
 HANGING = """
@@ -73,9 +69,11 @@ def test_run_of_tests_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_files_that_build_kernels_have_a_longer_limit() -> None:
-    imports = re.compile(r"^from (emu\b|support\.(cuda|emulator)\b|support import cuda\b)", re.MULTILINE)
+    imports = re.compile(
+        r"^from (emu\b|support\.kernels(\.(cuda|emulator)\b| import .*\b(cuda|emulator)\b))", re.MULTILINE
+    )
     limit = re.compile(r"^pytestmark = pytest\.mark\.timeout\((\d+)\)", re.MULTILINE)
-    texts = {path.name: path.read_text() for path in Path(__file__).parent.glob("test_*.py")}
+    texts = {path.name: path.read_text() for path in TESTS.glob("*/test_*.py")}
     limits = {name: limit.findall(text) for name, text in texts.items() if imports.search(text)}
     assert Path(__file__).name in limits
     assert {name for name, found in limits.items() if [int(value) for value in found] < [600]} == set()

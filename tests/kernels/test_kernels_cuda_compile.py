@@ -10,7 +10,10 @@ from support.kernels import cuda
 from support.kernels.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from _pytest.mark.structures import ParameterSet
 
 pytestmark = pytest.mark.timeout(600)  # compilers are slow on a machine with other work
 
@@ -18,21 +21,23 @@ pytestmark = pytest.mark.timeout(600)  # compilers are slow on a machine with ot
 SHARED_LIMIT = 48 * 1024
 
 
-COMPILATIONS = [
-    pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]))
-    for path in sorted(cuda.SOURCES.glob("*.cu"))
-    for defines in cuda.variants(path)
-    for target in cuda.TARGETS
-    if target == WARPGROUP_TARGET or not path.stem.endswith("_warpgroup")
-]
+def compilations() -> Iterator[ParameterSet]:
+    """Each variant of each file for each of its targets. All targets but one of a variant are rare."""
+    variants = [(path, each) for path in sorted(cuda.SOURCES.glob("*.cu")) for each in cuda.variants(path)]
+    for number, (path, defines) in enumerate(variants):
+        targets = (WARPGROUP_TARGET,) if path.stem.endswith("_warpgroup") else cuda.TARGETS
+        for target in targets:
+            marks = [] if target == targets[number % len(targets)] else [pytest.mark.rare]
+            yield pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]), marks=marks)
 
 
-@pytest.mark.parametrize(("path", "defines", "target"), COMPILATIONS)
+@pytest.mark.parametrize(("path", "defines", "target"), compilations())
 def test_file_compiles_without_spills(path: Path, defines: list[str], target: str) -> None:
     for name in compile_without_spills(path, target, *defines):
         assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("variant", "target"),
     [
@@ -55,12 +60,14 @@ CODES = [
 ]
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(("variant", "target"), CODES)
 def test_every_format_of_codes_compiles_without_spills(variant: str, target: str) -> None:
     kernels = compile_without_spills(cuda.SOURCES / "codes.cu", target, f"VARIANT={variant}")
     assert len(kernels) == 7
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("variant", WARPGROUP_VARIANTS, ids=lambda variant: f"{variant} {WARPGROUP_TARGET}")
 def test_every_format_by_warpgroups_compiles_without_spills(variant: str) -> None:
     path = cuda.SOURCES / "codes_warpgroup.cu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from steps import REPORTS, STEPS
 
@@ -19,7 +19,7 @@ LONGEST = 30
 
 def cases(path: Path) -> Iterator[tuple[str, str, float]]:
     """The file, the name and the seconds of each test in a JUnit report of pytest or nextest."""
-    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - our own report
+    for case in ET.parse(path).iter("testcase"):  # noqa: S314 - our own report
         yield case.get("classname", ""), case.get("name", ""), float(case.get("time", 0))
 
 
@@ -38,7 +38,8 @@ def lines() -> Iterator[str]:
             f"{step['name']:24} {step['started'] / 60:7.1f} {step['seconds'] / 60:8.2f} "
             f"{step['cpu_seconds'] / 60:8.2f} {busy:6.2f}{'  FAILED' if step['status'] else ''}"
         )
-    yield f"{'all':24} {'':7} {total / 60:8.2f} {cpu / 60:8.2f} {cpu / max(total, 0.001):6.2f} of {content['cores']}"
+    share = cpu / max(total, 0.001)
+    yield f"{'all':24} {'':7} {total / 60:8.2f} {cpu / 60:8.2f} {share:6.2f} of {content['cores']}"
     for path in sorted(REPORTS.glob("*.xml")):
         yield from of_tests(path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -19,15 +20,24 @@ ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "target" / "reports"
 STEPS = REPORTS / "steps.json"
 
-#: All steps, in the order of a run.
-ALL = (
-    "lint-format",
-    "lint-rust",
-    "build",
-    "lint-python",
-    "test-rust-all",
-    "test-python-all",
-)
+
+@dataclass(frozen=True)
+class Step:
+    """A target of the Makefile with values of its variables."""
+
+    target: str
+    variables: tuple[str, ...] = ()
+    seconds: float | None = None  # the limit, if it has one
+
+    @property
+    def name(self) -> str:
+        """The target, and the variables that differ between steps."""
+        return " ".join([self.target, *(value for value in self.variables if value.startswith("SHARE="))])
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the step."""
+        return shlex.join(["make", self.target, *self.variables])
 
 
 @dataclass(frozen=True)
@@ -47,24 +57,32 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run_step(name: str, begin: float) -> Ended:
+def run_step(step: Step, begin: float) -> Ended:
     """Run a target of the Makefile; its output is that of this process."""
     started, used = time.monotonic(), cpu_seconds()
     minutes = (started - begin) / 60
-    print(f"\n==== {time.strftime('%H:%M:%S')} +{minutes:.1f} min: {name}", flush=True)
-    done = subprocess.run(["make", "--no-print-directory", name], cwd=ROOT, check=False)  # noqa: S603, S607
+    print(f"\n==== {time.strftime('%H:%M:%S')} +{minutes:.1f} min: {step.name}", flush=True)
+    command = ["make", "--no-print-directory", step.target, *step.variables]
+    done = subprocess.run(command, cwd=ROOT, check=False)  # noqa: S603 - targets of our Makefile
     ended = time.monotonic()
-    return Ended(name, started - begin, ended - started, cpu_seconds() - used, done.returncode)
+    return Ended(step.name, started - begin, ended - started, cpu_seconds() - used, done.returncode)
 
 
-def run(names: Iterable[str]) -> None:
-    """Run steps until one fails."""
+def run(steps: Iterable[Step]) -> None:
+    """Run steps until one fails, and end the process if one does."""
     REPORTS.mkdir(parents=True, exist_ok=True)
+    for report in REPORTS.glob("*.xml"):
+        report.unlink()
     begin = time.monotonic()
     ended: list[Ended] = []
-    for name in names:
-        ended.append(run_step(name, begin))
-        content = {"cores": os.cpu_count(), "steps": [asdict(step) for step in ended]}
+    for step in steps:
+        end = run_step(step, begin)
+        ended.append(end)
+        content = {"cores": os.cpu_count(), "steps": [asdict(each) for each in ended]}
         STEPS.write_text(json.dumps(content, indent=1))
-        if ended[-1].status:
-            sys.exit(f"step {name} has failed: `make {name}` repeats it")
+        if end.status:
+            sys.exit(
+                f"{end.name} has failed: `{' '.join(['make', step.target, *map(repr, step.variables)])}`"
+            )
+        if step.seconds is not None and end.seconds > step.seconds:
+            print(f"{end.name} took {end.seconds:.0f} s, more than {step.seconds:.0f} s", flush=True)

@@ -38,6 +38,12 @@ CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
 #: PENSTOCK_TEST_GPU=1: kernels, and programs of the tests, run on the first device of the system's driver.
 ON_GPU = os.environ.get("PENSTOCK_TEST_GPU") == "1"
 
+#: The files of tests of kernels, which run with checked kernels in each gate, and with plain ones in a share.
+CHECKED_FILES = [
+    f"test_kernels_cuda_{name}"
+    for name in ("attention", "codes", "gemm", "kv", "lora", "quantise", "rows", "sample")
+]
+
 #: Variants of a file that is compiled for one of them at a time.
 VARIANTS = {
     "attention": [

@@ -1,0 +1,205 @@
+"""The gate: the tests that a change needs, the shares of rare tests, and the parts of pytest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support import shares
+from support.paths import ROOT, TESTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = tomllib.loads((ROOT / "tools" / "gate" / "areas.toml").read_text())
+AREAS = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+
+
+def files_of_git() -> list[str]:
+    command = ["git", "-C", str(ROOT), "ls-files"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def targets() -> set[str]:
+    """The targets of the Makefile."""
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_every_area_is_a_folder_with_tests() -> None:
+    assert {
+        *("api", "loops", "text", "parity", "kernels", "cuda", "emu", "server", "runtime", "compat", "cli"),
+        "docs",
+    } == AREAS
+
+
+@pytest.mark.parametrize("row", TABLE["row"], ids=lambda row: row["paths"][0])
+def test_row_names_files_tests_and_steps_that_exist(row: dict[str, Any]) -> None:
+    files = files_of_git()
+    unused = [path for path in row["paths"] if not any(fnmatchcase(file, path) for file in files)]
+    assert unused == []
+    named = [name for name in row["tests"] if "{" not in name]
+    assert [name for name in named if not (TESTS / name).exists()] == []
+    assert set(row.get("steps", [])) <= set(TABLE["steps"])
+    assert set(row.get("whole", [])) <= set(row["tests"])
+
+
+def test_steps_and_units_are_targets_of_the_makefile() -> None:
+    assert {*TABLE["steps"], *shares.recorded("targets"), "test-python"} <= targets()
+
+
+def test_source_files_need_some_tests_only() -> None:
+    """A file without a row needs everything, which is right for a few."""
+    patterns = [path for row in TABLE["row"] for path in row["paths"]]
+    sources = [file for file in files_of_git() if file.startswith(("rust/", "python/", "cuda/", "docs/"))]
+    assert [file for file in sources if not any(fnmatchcase(file, path) for path in patterns)] == []
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with the tools and the names of the tests, whose first commit has passed the gate."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "tools" / "gate", folder / "tools" / "gate")
+    for name in ["__init__.py", "paths.py", "shares.py"]:
+        (folder / "tests" / "support").mkdir(parents=True, exist_ok=True)
+        shutil.copy(TESTS / "support" / name, folder / "tests" / "support")
+    for path in [*TESTS.glob("*/test_*.py"), TESTS / "data" / "seconds.json"]:
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+    (folder / ".gitignore").write_text("/target/\n__pycache__/\n")
+    author = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *command], cwd=folder, check=True)  # noqa: S607
+    return folder
+
+
+def planned(checkout: Path, **environment: str) -> list[str]:
+    """The lines of `gate plan`."""
+    command = [sys.executable, "-B", "tools/gate", "plan"]
+    environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", **environment}
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def pass_gate(checkout: Path) -> None:
+    """Record the current commit as one whose gate has passed."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (checkout / "target" / "gate").mkdir(parents=True, exist_ok=True)
+    (checkout / "target" / "gate" / "passed").write_text(commit)
+
+
+def test_checkout_without_a_passed_gate_needs_everything(checkout: Path) -> None:
+    shutil.rmtree(checkout / "target", ignore_errors=True)
+    reason, share, *steps = planned(checkout, SHARE="3")
+    assert reason.startswith("gate: no gate has passed in this checkout: api, cli, ")
+    assert share.startswith("gate: share 3 of 16 ")
+    assert [step.split()[1] for step in steps[:-1]] == [*TABLE["steps"], *shares.targets_of(3)]
+    assert "--own --share 3" in steps[-1]
+    assert all(f"tests/{area}" in steps[-1] for area in AREAS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tests", "steps"),
+    [
+        ("docs/guide.md", {"docs", "loops/test_pytest_asyncio.py"}, set()),
+        ("examples/stream.py", {"docs"}, set()),
+        ("python/penstock/server/http.py", {"server", "runtime", "cli", "docs"}, set()),
+        ("python/penstock/compat/dashinfer/allspark/engine.py", {"compat", "docs"}, set()),
+        ("tests/api/test_score.py", {"api/test_score.py", "docs"}, set()),
+        ("cuda/gemm.cu", {"kernels", "cuda", "emu", "docs"}, {"lint-rust", "test-rust"}),
+        (
+            "rust/engine/src/actor.rs",
+            {"api", "loops", "text", "parity", "cuda", "server", "compat", "cli", "docs"},
+            {"lint-rust", "test-rust", "test-engine", "test-loom"},
+        ),
+        ("pyproject.toml", AREAS, {"lint-rust", "test-rust", "test-engine", "test-loom"}),
+    ],
+)
+def test_changed_file_selects_tests_and_steps(
+    checkout: Path, changed: str, tests: set[str], steps: set[str]
+) -> None:
+    pass_gate(checkout)
+    path = checkout / changed
+    before = path.read_bytes() if path.exists() else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"changed")
+    try:
+        _, _, *lines = planned(checkout, SHARE="0")
+    finally:
+        path.unlink() if before is None else path.write_bytes(before)
+    assert {name.removeprefix("tests/") for name in re.findall(r"tests/[\w/.]+", lines[-1])} == tests
+    assert steps | set(TABLE["always"]["steps"]) <= {line.split()[1] for line in lines}
+    assert ("lint-rust" in steps) == any("lint-rust" in line for line in lines)
+    assert ("--whole kernels" in lines[-1]) == changed.startswith("cuda/")
+
+
+def test_share_follows_the_commit(checkout: Path) -> None:
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert planned(checkout)[1].startswith(f"gate: share {int(commit[:8], 16) % 16} of 16 ")
+
+
+@pytest.mark.parametrize("share", ["16", "-1", "x"])
+def test_share_out_of_range_is_refused(checkout: Path, share: str) -> None:
+    command = [sys.executable, "-B", "tools/gate", "plan"]
+    done = subprocess.run(
+        command,
+        cwd=checkout,
+        env={"PATH": "/usr/bin:/bin", "SHARE": share},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"SHARE={share}: shares are numbers from 0 to 15\n"
+
+
+def test_recorded_shares_are_within_their_limit() -> None:
+    units = shares.recorded("rare") | shares.recorded("targets")
+    division = shares.divide(units)
+    assert division.keys() == units.keys()
+    loads = [sum(units[unit] for unit in units if division[unit] == share) for share in range(16)]
+    assert max(loads) <= shares.SHARE_SECONDS
+    assert max(loads) <= min(loads) + max(units.values(), default=0)
+
+
+def test_recorded_units_exist() -> None:
+    recorded = json.loads(shares.RECORD.read_text())
+    files = {name.partition("::")[0] for name in [*recorded["own"], *recorded["rare"]]}
+    assert [name for name in files if not (TESTS / name).exists()] == []
+
+
+def collected(*options: str) -> set[str]:
+    """The tests of a file with rare ones that pytest selects."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(
+        [*command, "tests/api/test_score.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: no test is selected
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_own_tests_and_shares_are_all_tests() -> None:
+    everything, own = collected(), collected("--own")
+    rare = {
+        name
+        for name in everything
+        if "[uvloop" in name or "[trio" in name or "-uvloop" in name or "-trio" in name
+    }
+    assert rare
+    assert own == everything - rare
+    share = shares.share_of(shares.unit_of("api/test_score.py", "test_of_no_record"))
+    assert collected("--share", str(share)) == rare
+    assert collected("--own", "--share", str(share)) == everything
+    assert collected("--share", str((share + 1) % 16)) == set()
+    assert collected("--own", "--whole", "api") == everything
