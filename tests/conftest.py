@@ -43,7 +43,7 @@ def demo_model() -> Path:
 
         if cuda.ON_GPU:
             pytest.skip("needs the demo model")
-        pytest.fail(f"{error}; `make check` and `make test` do", pytrace=False)
+        pytest.fail(f"{error}; `make test` and `make demo` do", pytrace=False)
 
 
 @pytest.fixture(scope="session")
