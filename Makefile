@@ -48,7 +48,8 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
-        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
+        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
+        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

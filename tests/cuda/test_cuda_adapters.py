@@ -109,10 +109,15 @@ def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"dtype": "bfloat16"}, {"dtype": "float16"}),
-        *({"quantization": name} for name in ("w8a16", "w4a16", "int8", "int4")),
+        pytest.param({"quantization": "int4"}, id="int4"),
+        *(
+            pytest.param(options, id=" ".join(options.values()), marks=pytest.mark.rare)
+            for options in (
+                *({"dtype": "bfloat16"}, {"dtype": "float16"}),
+                *({"quantization": name} for name in ("w8a16", "w4a16", "int8")),
+            )
+        ),
     ],
-    ids=lambda options: " ".join(options.values()),
 )
 def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options: dict[str, Any]) -> None:
     one, all_at_once = on_cuda(folder, 1, 8, **options)
@@ -122,6 +127,7 @@ def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options:
     assert np.allclose(first, [logprobs[0] for _, logprobs in expected], atol=0.05)
 
 
+@pytest.mark.rare
 def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]) -> None:
     """Adapters are replaced while other steps run."""
     assert on_cuda(folder, 1, 8, max_adapters=1, max_cpu_adapters=4) == [alone, alone]
@@ -206,6 +212,7 @@ def copy_half_an_adapter(folder: str) -> list[Any]:
     return found
 
 
+@pytest.mark.rare
 def test_adapter_does_not_read_what_the_one_before_has_left(folder: Path) -> None:
     ended = run_program(copy_half_an_adapter, folder, checked=True)
     assert ended.findings == []

@@ -58,7 +58,11 @@ COUNTERS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+#: The model of each gate has int8 keys and values, a window, and kernels by warpgroups.
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=[] if name in WARPGROUP_PREFILL else pytest.mark.rare) for name in MODELS],
+)
 def test_no_way_of_running_changes_a_bit(model: str) -> None:
     config, options = MODELS[model]
     trace = "1" if model in WIDE_DECODE else "0"
@@ -77,6 +81,7 @@ def test_no_way_of_running_changes_a_bit(model: str) -> None:
         assert has_warpgroups == (model in WARPGROUP_PREFILL)
 
 
+@pytest.mark.rare
 def test_kernels_without_wgmma_have_the_same_bits() -> None:
     arguments = map(json.dumps, MODELS[WARPGROUP_PREFILL[0]])
     ended = run_program(bits.compare_architectures, *arguments, EMU_TRACE="1")

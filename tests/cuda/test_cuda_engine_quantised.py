@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from support.kernels.emulator import run_program
 from support.parity.oracle import import_torch, load_oracle
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
@@ -40,21 +42,38 @@ LEAST = "86"
 MOST_ERROR = {"fp8": 0.15, "bfloat16": 0.02, "int8": 0.04}
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    ended = run_program(quantised.compare, *MODELS)
+#: The models of each gate: every number of bits, every type of activations, files of each kind.
+OWN = ("Q4_K", "Q5_0", "Q6_K", "file: awq", "file: w8a8", "int4", "w8a16", "fp8")
+
+
+@functools.cache
+def compare(names: tuple[str, ...]) -> dict[str, Any]:
+    ended = run_program(quantised.compare, *names)
     assert ended.findings == []
     result: dict[str, Any] = ended.result
     return result
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_quantised_model_has_the_logits_of_its_values(name: str, found: dict[str, Any]) -> None:
-    assert MODELS[name] in found[name]["formats"]
+def found_of(name: str) -> dict[str, Any]:
+    """The comparison of a model; all models of each gate, and all others, share a process."""
+    names = OWN if name in OWN else tuple(each for each in MODELS if each not in OWN)
+    found: dict[str, Any] = compare(names)[name]
+    return found
+
+
+def with_marks(names: Iterable[str]) -> list[Any]:
+    """Parameters of tests, which are rare but for the models of each gate."""
+    return [pytest.param(name, marks=[] if name in OWN else pytest.mark.rare) for name in names]
+
+
+@pytest.mark.parametrize("name", with_marks(MODELS))
+def test_quantised_model_has_the_logits_of_its_values(name: str) -> None:
+    found = found_of(name)
+    assert MODELS[name] in found["formats"]
     activations = "int8" if name in INTEGER_ACTIVATIONS else "fp8" if "fp8" in name else "bfloat16"
-    assert found[name]["activations"] == [activations]
-    assert 1e-5 < found[name]["error"] < MOST_ERROR[activations], found[name]
-    assert found[name]["is_same"]
+    assert found["activations"] == [activations]
+    assert 1e-5 < found["error"] < MOST_ERROR[activations], found
+    assert found["is_same"]
 
 
 def test_matrix_of_columns_without_kernels_is_not_quantised() -> None:
@@ -75,6 +94,7 @@ def test_layers_with_other_attention_divide_a_prompt_alike() -> None:
             assert f"kernel attention_prefill_{end}" in ended.errors
 
 
+@pytest.mark.rare
 def test_old_devices_have_no_fp8_activations() -> None:
     ended = run_program(quantised.compare, "fp8", EMU_ARCH=LEAST)
     assert ended.findings == []
@@ -82,7 +102,7 @@ def test_old_devices_have_no_fp8_activations() -> None:
     assert 1e-5 < ended.result["fp8"]["error"] < MOST_ERROR["bfloat16"]
 
 
-@pytest.mark.parametrize("name", ["int4", "w4a16"])
+@pytest.mark.parametrize("name", ["int4", pytest.param("w4a16", marks=pytest.mark.rare)])
 def test_large_products_use_warpgroups_where_they_exist(name: str) -> None:
     for architecture, has_warpgroups in (("90", True), (LEAST, False)):
         ended = run_program(quantised.has_same_logits_in_chunks, name, EMU_TRACE="1", EMU_ARCH=architecture)
@@ -119,11 +139,12 @@ def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp
     assert errors.max() < 0.15
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name in INTEGER_ACTIVATIONS])
-def test_products_of_integers_are_those_of_the_cpu(name: str, found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", with_marks(name for name in MODELS if name in INTEGER_ACTIVATIONS))
+def test_products_of_integers_are_those_of_the_cpu(name: str) -> None:
     # An activation between two integers may be rounded to either, which later layers multiply.
-    assert min(found[name]["differences"]) < 1e-6
-    assert max(found[name]["differences"]) < 0.02
+    differences = found_of(name)["differences"]
+    assert min(differences) < 1e-6
+    assert max(differences) < 0.02
 
 
 def test_quantised_steps_access_only_their_own_memory() -> None:

@@ -27,12 +27,14 @@ def check_storm(found: dict[str, Any]) -> None:
     assert found["threads"] == []
 
 
+@pytest.mark.rare  # each gate runs it with checked kernels
 def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
     ended = run_program(workload.mixed)
     assert ended.findings == []
     check_mixed(ended.result)
 
 
+@pytest.mark.rare
 def test_engines_with_any_option_give_the_answers_of_the_cpu() -> None:
     ended = run_program(workload.options)
     assert ended.findings == []
@@ -72,6 +74,7 @@ def test_batches_that_change_in_each_step_make_no_graphs() -> None:
     assert ended.result <= 2  # at the begin, where requests arrive one by one
 
 
+@pytest.mark.rare  # each gate runs one event loop, with checked kernels
 def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     """On each event loop; the memory holds one request or two."""
     ended = run_program(workload.storms, 24, 3)
@@ -100,7 +103,7 @@ def test_checked_kernels_find_no_defect_in_a_mixed_workload() -> None:
     check_mixed(ended.result)
 
 
-@pytest.mark.parametrize("kv_type", ["auto", "int8"])
+@pytest.mark.parametrize("kv_type", [pytest.param("auto", marks=pytest.mark.rare), "int8"])
 def test_checked_kernels_find_no_defect_with_tensor_cores(kv_type: str) -> None:
     ended = run_program(workload.halves, kv_type, checked=True)
     assert ended.findings == []

@@ -203,3 +203,63 @@ def test_own_tests_and_shares_are_all_tests() -> None:
     assert collected("--own", "--share", str(share)) == everything
     assert collected("--share", str((share + 1) % 16)) == set()
     assert collected("--own", "--whole", "api") == everything
+
+
+STEPS = {
+    "cores": 2,
+    "steps": [
+        {"name": "build", "started": 0.0, "seconds": 120.0, "cpu_seconds": 180.0, "status": 0},
+        {"name": "test-wheel", "started": 120.0, "seconds": 60.04, "cpu_seconds": 30.0, "status": 2},
+    ],
+}
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.api.test_score" name="test_a[asyncio]" time="1.5"/>
+<testcase classname="tests.api.test_score" name="test_a[trio]" time="2.5">
+<properties><property name="rare" value="api/test_score.py"/></properties></testcase>
+<testcase classname="tests.api.test_batch" name="test_b[x]" time="61">
+<properties><property name="rare" value="api/test_batch.py"/></properties></testcase>
+</testsuite></testsuites>"""
+
+
+def gate(checkout: Path, command: str) -> list[str]:
+    """The lines of a command of the gate."""
+    done = subprocess.run(
+        [sys.executable, "-B", "tools/gate", command],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_report_and_record_have_the_times_of_the_last_run(checkout: Path, tmp_path: Path) -> None:
+    checkout = shutil.copytree(checkout, tmp_path / "checkout")
+    reports = checkout / "target" / "reports"
+    assert gate(checkout, "report") == ["no run is recorded: `make test` records one"]
+    reports.mkdir(parents=True)
+    (reports / "steps.json").write_text(json.dumps(STEPS))
+    (reports / "python.xml").write_text(JUNIT)
+    lines = [line.split() for line in gate(checkout, "report")]
+    assert ["build", "0.0", "2.00", "3.00", "1.50"] in lines
+    assert ["test-wheel", "2.0", "1.00", "0.50", "0.50", "FAILED"] in lines
+    assert ["all", "3.00", "3.50", "1.17", "of", "2"] in lines
+    assert ["tests.api", "3", "65.0"] in lines
+    assert ["tests.api.test_batch", "test_b[x]", "61.0"] in lines
+
+    record = checkout / "tests" / "data" / "seconds.json"
+    record.write_text(
+        json.dumps(
+            {
+                "own": {"api/test_old.py": 3.0},
+                "rare": {"cli/test_old.py": 4.0},
+                "targets": {"test-wheel": 9.0},
+            }
+        )
+    )
+    gate(checkout, "record")
+    assert json.loads(record.read_text()) == {
+        "own": {"api/test_old.py": 3.0, "api/test_score.py": 1.5},
+        "rare": {"api/test_batch.py::test_b": 61.0, "api/test_score.py": 2.5, "cli/test_old.py": 4.0},
+        "targets": {"test-wheel": 60.0},
+    }
