@@ -221,6 +221,13 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
+CARGO = """     Running unittests src/lib.rs (target/debug/deps/penstock_text-0123)
+
+running 17 tests
+test result: ok. 17 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.21s
+"""
+
+
 def gate(checkout: Path, command: str) -> list[str]:
     """The lines of a command of the gate."""
     done = subprocess.run(
@@ -240,11 +247,13 @@ def test_report_and_record_have_the_times_of_the_last_run(checkout: Path, tmp_pa
     reports.mkdir(parents=True)
     (reports / "steps.json").write_text(json.dumps(STEPS))
     (reports / "python.xml").write_text(JUNIT)
+    (reports / "crates.txt").write_text(CARGO)
     lines = [line.split() for line in gate(checkout, "report")]
     assert ["build", "0.0", "2.00", "3.00", "1.50"] in lines
     assert ["test-wheel", "2.0", "1.00", "0.50", "0.50", "FAILED"] in lines
     assert ["all", "3.00", "3.50", "1.17", "of", "2"] in lines
     assert ["tests.api", "3", "65.0"] in lines
+    assert ["unittests", "src/lib.rs", "17", "0.2"] in lines
     assert ["tests.api.test_batch", "test_b[x]", "61.0"] in lines
 
     record = checkout / "tests" / "data" / "seconds.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -42,6 +43,19 @@ def lines() -> Iterator[str]:
     yield f"{'all':24} {'':7} {total / 60:8.2f} {cpu / 60:8.2f} {share:6.2f} of {content['cores']}"
     for path in sorted(REPORTS.glob("*.xml")):
         yield from of_tests(path)
+    for path in sorted(REPORTS.glob("*.txt")):
+        yield from of_cargo(path)
+
+
+def of_cargo(path: Path) -> Iterator[str]:
+    """The part of the report for the output of cargo test, which has times of whole binaries."""
+    yield f"\n{path.stem + ': binary':56} {'tests':>6} {'seconds':>8}"
+    pattern = r"Running (.*) \(.*\)|test result: .* (\d+) passed.* finished in ([\d.]+)s"
+    binary = ""
+    for name, passed, seconds in re.findall(pattern, path.read_text()):
+        binary = name or binary
+        if passed:
+            yield f"{binary:56} {passed:>6} {float(seconds):8.1f}"
 
 
 def of_tests(path: Path) -> Iterator[str]:

@@ -71,7 +71,7 @@ def run_step(step: Step, begin: float) -> Ended:
 def run(steps: Iterable[Step]) -> None:
     """Run steps until one fails, and end the process if one does."""
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for report in REPORTS.glob("*.xml"):
+    for report in [*REPORTS.glob("*.xml"), *REPORTS.glob("*.txt")]:
         report.unlink()
     begin = time.monotonic()
     ended: list[Ended] = []
