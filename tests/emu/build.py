@@ -37,13 +37,14 @@ COMMON = ["-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-pthread", *WAR
 MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
 #: Products and sums are not contracted to fused operations, so that bits do not depend on the compiler's
 #: choice for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`. A higher level than
-#: -O1 takes minutes more to compile, and the tests are not faster: they spend their time in fibers.
+#: -O1 takes minutes more to compile, and the tests are not faster: they spend their time in fibers. It is not
+#: enough for contraction.
 HOST_KERNEL = [
     *("-O1", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
     "-fno-optimize-sibling-calls",  # return addresses are places in kernels
     f"-I{KERNELS}",
 ]
-CONTRACTED = ["-ffp-contract=fast", "-DEMU_CONTRACTED"]
+CONTRACTED = ["-O3", "-ffp-contract=fast", "-DEMU_CONTRACTED"]
 INSTRUMENTED = ["-fsanitize=thread,alignment", "--param", "tsan-instrument-func-entry-exit=0"]
 
 
