@@ -25,7 +25,10 @@ ALL = (
     "lint-rust",
     "build",
     "lint-python",
-    "test-rust-all",
+    "test-rust",
+    "test-engine",
+    "test-loom",
+    "test-rust-doc",
     "test-python-all",
 )
 
