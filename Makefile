@@ -1,6 +1,6 @@
 # `make` prints the list of targets. All output is in .venv/ and target/. Nothing needs root, and only the package
-# registries are contacted. One Cargo profile (`dev`, optimised) is for development, tests and the demo; `wheel` uses
-# `release`.
+# registries are contacted. One Cargo profile (`dev`, optimised) is for development, tests and the demo; the tests of the
+# engine use `checked`, `wheel` uses `release`.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -34,15 +34,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # The environment is rebuilt when the content of these files changes; modification times are ignored.
 BASE   := $(VENV)/.base-$(shell cat pyproject.toml Cargo.toml | cksum | cut -d' ' -f1)
+INSTALLED := $(BASE)-installed
 DEV    := $(BASE)-dev
 ORACLE := $(BASE)-oracle
 DEMO   := $(VENV)/.demo-$(shell cksum < examples/demo-model.txt | cut -d' ' -f1)
 
 CORE    := python/penstock/_core.abi3.so
 SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*.cu cuda/*.cuh) Cargo.toml Cargo.lock
-# maturin builds the extension module, Cargo the other crates: running PyO3's build script in two different environments
-# would rebuild it each time. Clippy, rustdoc and loom use separate target folders for the same reason.
-CRATES  := --workspace --exclude penstock-python
+# A crate is compiled once per mode and profile if every command selects the same features: those of the whole
+# workspace, with the hooks for tests. maturin has the same environment of PyO3 as .cargo/config.toml gives to Cargo.
+WORKSPACE := --workspace --features testing --locked
+MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin develop --profile dev --features testing --locked
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -111,9 +113,9 @@ lint-format: | rust
 	    { echo "rustfmt or clippy is missing: rustup component add rustfmt clippy" >&2; exit 1; }
 	cargo fmt --all --check
 
-lint-rust: lint-format $(VENV)/bin/python  # PyO3's build script runs the environment's interpreter
-	cargo clippy --workspace --all-targets --all-features --locked --target-dir target/lint -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --all-features --no-deps --document-private-items --locked --target-dir target/lint
+lint-rust: lint-format
+	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc $(WORKSPACE) --no-deps --document-private-items
 
 lint-python: $(CORE) $(DEV)
 	$(BIN)/ruff check .
@@ -121,23 +123,29 @@ lint-python: $(CORE) $(DEV)
 	$(BIN)/mypy
 	$(BIN)/stubtest --allowlist tools/stubtest-allowlist.txt --ignore-unused-allowlist penstock._core
 
-test-rust: rust
+# `$(call nextest,NAME,OPTIONS)`: the tests of some crates, with a report if cargo-nextest is installed.
+define nextest
 	@mkdir -p $(REPORTS)
-	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --profile gate $(CRATES); status=$$?; \
-	    cp target/nextest/gate/junit.xml $(REPORTS)/crates.xml; exit $$status; \
-	else set -x; cargo test $(CRATES) --lib --tests; fi
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --profile gate $(2); status=$$?; \
+	    cp target/nextest/gate/junit.xml $(REPORTS)/$(1).xml; exit $$status; \
+	else set -x; cargo test $(subst --cargo-profile,--profile,$(2)) --tests >$(REPORTS)/$(1).txt 2>&1; status=$$?; \
+	    cat $(REPORTS)/$(1).txt; exit $$status; fi
+endef
 
-test-engine: rust
-	cargo test -p penstock-engine --test engine --profile checked
+test-rust: rust  ## Rust tests, except those of the engine
+	$(call nextest,crates,$(WORKSPACE) --exclude penstock-engine)
 
-test-loom: rust
-	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --profile checked --target-dir target/loom
+test-engine: rust  ## Tests of the engine, in the profile `checked`
+	$(call nextest,engine,-p penstock-engine --features testing --locked --cargo-profile checked)
 
-test-rust-doc: rust
-	cargo test $(CRATES) --doc
+test-loom: rust  ## Models of the engine's lock-free structures
+	cargo test -p penstock-engine --features testing,loom --locked --profile checked --test loom
+
+test-rust-doc: rust  ## Doc tests
+	cargo test $(WORKSPACE) --doc
 
 test-release: rust  # the engine in the profile of the wheel
-	cargo test -p penstock-engine --test engine --release
+	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release)
 
 test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
 	@mkdir -p $(REPORTS)
@@ -155,14 +163,15 @@ test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and gui
 	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/server/test_clients_*.py
 
 test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
-	RUSTFLAGS=-Zsanitizer=address cargo +nightly test -p penstock-kernels -p penstock-checkpoint -p penstock-device -p penstock-cuda \
+	RUSTFLAGS=-Zsanitizer=address cargo +nightly test --config 'profile.dev.package.penstock-kernels.debug="line-tables-only"' \
+	    -p penstock-kernels -p penstock-checkpoint -p penstock-device -p penstock-cuda \
 	    --lib --tests --target $(shell rustc -vV | sed -n 's/^host: //p') --target-dir target/asan
 
 ARM := aarch64-unknown-linux-gnu
 test-arm: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER = aarch64-linux-gnu-gcc
 test-arm: export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER = qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu max
 test-arm: rust  ## Kernel tests for 64-bit Arm in qemu-user; needs the Rust target, gcc-aarch64-linux-gnu and qemu-user
-	cargo check $(CRATES) --all-targets --target $(ARM)
+	cargo check --workspace --exclude penstock-python --all-targets --target $(ARM)
 	cargo test -p penstock-kernels --lib --tests --target $(ARM)
 
 kernels: $(CORE)  ## Compile the CUDA kernels into the package, for wheels that need no NVRTC (GPUS="sm_80 sm_90a")
@@ -199,8 +208,8 @@ $(GPU)/site: $(wildcard $(GPU)/wheels/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $@ $^
 
 $(CORE): $(SOURCES) $(BASE) | rust
-	$(BIN)/maturin develop --profile dev --features testing --skip-install
-	@touch $@
+	$(MATURIN) $(if $(wildcard $(INSTALLED)),--skip-install)
+	@touch $@ $(INSTALLED)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -211,7 +220,6 @@ $(VENV)/bin/python:
 
 $(BASE): | rust $(VENV)/bin/python
 	$(BIN)/python -m pip install 'pip>=25.1' 'maturin>=1.14,<2'
-	$(BIN)/maturin develop --profile dev --features testing
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)

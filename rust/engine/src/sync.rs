@@ -1,9 +1,9 @@
-//! The primitives whose interleavings are model-checked: the standard library's, or loom's under `--cfg loom`.
+//! The primitives whose interleavings are model-checked: the standard library's, or loom's with the feature `loom`.
 //!
 //! Only `result_queue`, `port`, `ending` and the mailbox's flags use them; everything else in the crate is owned by one
 //! thread.
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
@@ -11,7 +11,7 @@ pub(crate) use loom::{
         atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
     },
 };
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 #[expect(clippy::disallowed_types, reason = "the listener of a condvar bell sleeps on it")]
 pub(crate) use std::sync::{
     Arc, Condvar, Mutex, MutexGuard,
@@ -19,10 +19,10 @@ pub(crate) use std::sync::{
 };
 
 /// `std::cell::UnsafeCell` behind loom's closure interface, so that both are used the same way.
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 impl<T> UnsafeCell<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(std::cell::UnsafeCell::new(value))

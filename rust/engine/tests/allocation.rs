@@ -1,6 +1,6 @@
 //! Decoding does not allocate. The only test of its process, because it counts the allocations of the process.
 
-#![cfg(not(loom))]
+#![cfg(not(feature = "loom"))]
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,8 +1,7 @@
-//! Model checks of the few places where two threads share memory: one small model per race.
-//!
-//! `RUSTFLAGS="--cfg loom" cargo test -p penstock-engine --release --test loom`
+//! Model checks of the few places where two threads share memory: one small model per race. A program of its own,
+//! because `make test-loom` compiles the engine with loom's primitives.
 
-#![cfg(loom)]
+#![cfg(feature = "loom")]
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

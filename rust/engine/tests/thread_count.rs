@@ -1,6 +1,6 @@
 //! Closed engines leave no thread. The only test of its process, because it counts the threads of the process.
 
-#![cfg(all(not(loom), target_os = "linux"))]
+#![cfg(all(not(feature = "loom"), target_os = "linux"))]
 #![allow(clippy::unwrap_used)]
 
 use std::time::{Duration, Instant};

@@ -3,6 +3,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[allow(dead_code, reason = "this test uses a part")]
+#[path = "all/common/mod.rs"]
 mod common;
 
 use common::{bytes, compiler_with, schema, untimed_limits};

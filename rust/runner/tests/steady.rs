@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code, reason = "this test uses a part")]
+#[path = "all/common/mod.rs"]
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -17,8 +17,8 @@
 //! - **Placement.** Long-lived blocks take the bottom of a free chunk, short-lived blocks its top, so that they grow
 //!   towards each other from the ends of the region. A free chunk belongs to the side of its neighbours.
 //! - **Fit.** The smallest sufficient free chunk, the lowest of equals: on the block's own side, else the gap, else on
-//!   the other side. In the serving workload of `tests/bfc/serving.rs` the mean fragmentation is a half to two thirds
-//!   of that of best fit over all free chunks.
+//!   the other side. In the serving workload of `tests/all/bfc/serving.rs` the mean fragmentation is a half to two
+//!   thirds of that of best fit over all free chunks.
 //! - **Split.** Always, unless the free chunk fits exactly. The rest is a multiple of the unit and becomes a free
 //!   chunk, so a block exceeds its request only by the rounding. In the same workload, not splitting off rests below a
 //!   sixteenth made no difference, and not splitting off rests up to a half wasted the gap on the largest block.

@@ -1,6 +1,9 @@
 //! [`Port`] and its [`Bell`], of either kind, with the list of requests that have new events.
 
-#![cfg_attr(not(loom), expect(clippy::disallowed_types, reason = "locked for the time of copying ids"))]
+#![cfg_attr(
+    not(feature = "loom"),
+    expect(clippy::disallowed_types, reason = "locked for the time of copying ids")
+)]
 
 use std::fmt;
 use std::io;

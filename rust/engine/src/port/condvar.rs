@@ -3,7 +3,10 @@
 //! The engine thread must not wait for a listener, so the lock only guards the listener's way into sleep: the listener
 //! holds it from setting `is_waiting` until it sleeps, and `ring` takes it only if `is_waiting` is set.
 
-#![cfg_attr(not(loom), expect(clippy::disallowed_types, reason = "a blocking listener sleeps on it"))]
+#![cfg_attr(
+    not(feature = "loom"),
+    expect(clippy::disallowed_types, reason = "a blocking listener sleeps on it")
+)]
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};

@@ -3,12 +3,12 @@
 //! An eventfd on Linux, a pipe on other systems, and under loom a counter that behaves like an eventfd, so that the
 //! order of clearing and draining can be model-checked. Ringing never blocks.
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 pub(super) use model::DescriptorBell;
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 pub(super) use system::DescriptorBell;
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 mod system {
     use std::fs::File;
     use std::io::{self, Read, Write};
@@ -104,7 +104,7 @@ mod system {
     }
 }
 
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 mod model {
     use std::io;
     use std::os::fd::RawFd;

@@ -1,7 +1,7 @@
 //! The engine core without a thread, by random schedules and by single behaviours; the engine with threads; and the KV
 //! cache manager against a naive reference.
 
-#![cfg(not(loom))]
+#![cfg(not(feature = "loom"))]
 #![allow(clippy::unwrap_used)]
 
 mod adapters;

@@ -64,6 +64,31 @@ pub(crate) struct Table {
     pub(crate) sum_of_exp: unsafe fn(&[f32], f32, f32) -> f64,
 }
 
+#[cfg(test)]
+impl Table {
+    /// The table without the functions that read floats. The tables of all instruction sets would be most of the time
+    /// in which the unit tests compile; the integration tests have them from the library.
+    pub(crate) const fn only_codes(self) -> Self {
+        const ABSENT: &str = "unit tests use integer codes";
+        let matmul: MatmulFn = |_, _, _| unreachable!("{ABSENT}");
+        let shrink: ShrinkFn = |_, _, _| unreachable!("{ABSENT}");
+        let expand: ExpandFn = |_, _, _| unreachable!("{ABSENT}");
+        let float: GridFloatMatmulFn = |_, _, _| unreachable!("{ABSENT}");
+        let (copy, split) = (self.copy_queries, self.attend_split);
+        Self {
+            matmul: PerDtype { f32: matmul, f16: matmul, bf16: matmul },
+            shrink: PerDtype { f32: shrink, f16: shrink, bf16: shrink },
+            expand: PerDtype { f32: expand, f16: expand, bf16: expand },
+            grid_kernels: PerBits { e4m3: self.grid_kernels.eight, ..self.grid_kernels },
+            grid_float_matmul: PerBits { four: float, five: float, six: float, eight: float, e4m3: float },
+            multiply_decoded: |_, _, _| unreachable!("{ABSENT}"),
+            copy_queries: PerKvDtype { f32: copy.int8, f16: copy.int8, bf16: copy.int8, ..copy },
+            attend_split: PerKvDtype { f32: split.int8, f16: split.int8, bf16: split.int8, ..split },
+            ..self
+        }
+    }
+}
+
 /// One function for each dtype of weights.
 #[derive(Clone, Copy)]
 pub(crate) struct PerDtype<F> {

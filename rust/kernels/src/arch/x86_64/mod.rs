@@ -11,8 +11,23 @@ mod tests {
         WeightFormat,
     };
 
-    use super::amx;
+    use super::{amx, avx2};
+    use crate::arch::Table;
     use crate::{Isa, Kernels, KvLayout, Matrix, MatrixLayout, Operand, Pool, Rows, RowsMut, is_supported};
+
+    static AVX2: Table = avx2::TABLE.only_codes();
+    static AVX_VNNI: Table = avx2::VNNI.only_codes();
+
+    /// The kernels of AVX2, if this CPU has it.
+    fn reference() -> Option<Kernels> {
+        Isa::Avx2.is_available().then(|| Kernels::with_table(Isa::Avx2, &AVX2))
+    }
+
+    /// The kernels of AVX-VNNI, also on CPUs with VNNI of AVX-512: unit tests use its encoding of the same instruction.
+    fn avx_vnni() -> Option<Kernels> {
+        let is_available = Isa::AvxVnni.is_available() || Isa::Avx512Vnni.is_available();
+        is_available.then(|| Kernels::with_table(Isa::AvxVnni, &AVX_VNNI))
+    }
 
     /// `rows` products of `tokens` rows with a matrix of arbitrary bytes.
     fn product(kernels: &Kernels, grid: Grid, tokens: usize, rows: usize, columns: usize) -> Vec<u32> {
@@ -53,13 +68,10 @@ mod tests {
         }
     }
 
-    /// Runs on CPUs with VNNI of AVX-512, too: unit tests use its encoding of the same instruction there.
     #[test]
     fn avx_vnni_products_have_the_bits_of_avx2() {
-        let has_instruction = Isa::AvxVnni.is_available() || Isa::Avx512Vnni.is_available();
-        let Some(avx2) = Kernels::for_isa(Isa::Avx2).filter(|_| has_instruction) else { return };
-        let shapes = [[1, 40, 1100], [3, 17, 96], [6, 16, 32], [9, 70, 320]];
-        check(&Kernels::new_unchecked(Isa::AvxVnni), &avx2, &shapes);
+        let (Some(vnni), Some(avx2)) = (avx_vnni(), reference()) else { return };
+        check(&vnni, &avx2, &[[1, 40, 1100], [3, 17, 96], [6, 16, 32], [9, 70, 320]]);
     }
 
     /// Attention of the last `queries` of 40 positions.
@@ -97,9 +109,7 @@ mod tests {
 
     #[test]
     fn avx_vnni_attention_has_the_bits_of_avx2() {
-        let has_instruction = Isa::AvxVnni.is_available() || Isa::Avx512Vnni.is_available();
-        let Some(avx2) = Kernels::for_isa(Isa::Avx2).filter(|_| has_instruction) else { return };
-        let vnni = Kernels::new_unchecked(Isa::AvxVnni);
+        let (Some(vnni), Some(avx2)) = (avx_vnni(), reference()) else { return };
         for dtype in [KvDtype::Int8, KvDtype::Uint4] {
             for queries in [1, 5] {
                 assert_eq!(
@@ -112,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn emulated_amx_products_have_the_bits_of_vnni() {
-        let Some(vnni) = Kernels::for_isa(Isa::Avx512Vnni) else { return };
+    fn emulated_amx_products_have_the_bits_of_avx2() {
+        let Some(avx2) = reference().filter(|_| Isa::Avx512Vnni.is_available()) else { return };
         let shapes = [[3, 20, 64], [7, 40, 1100], [16, 17, 96], [17, 16, 32], [40, 70, 2080]];
-        check(&Kernels::with_table(Isa::Amx, &amx::EMULATED), &vnni, &shapes);
+        check(&Kernels::with_table(Isa::Amx, &amx::EMULATED), &avx2, &shapes);
     }
 }

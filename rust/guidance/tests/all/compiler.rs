@@ -1,0 +1,177 @@
+//! Compilation: shared between callers, limited in time, cached within limits.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
+
+use penstock_guidance::{
+    CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary,
+};
+
+use crate::common::{bytes, compiler, compiler_with, schema, untimed_limits};
+
+fn number(value: usize) -> GrammarSpec {
+    schema(&format!(r#"{{"const":{value}}}"#))
+}
+
+fn with(limits: GuidanceLimits) -> GrammarCompiler {
+    compiler_with(&bytes(), limits)
+}
+
+/// A grammar whose compilation takes a while.
+fn slow() -> GrammarSpec {
+    let names: Vec<String> = (0..900).map(|index| format!(r#""p{index}":{{"type":"null"}}"#)).collect();
+    schema(&format!(r#"{{"properties":{{{}}}}}"#, names.join(",")))
+}
+
+#[test]
+fn compiler_is_sync_and_matcher_is_send() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<(GrammarCompiler, CompiledGrammar, Vocabulary, GrammarSpec, GuidanceError)>();
+    moved::<GrammarMatcher>();
+}
+
+#[test]
+fn equal_grammars_compile_once_for_concurrent_callers() {
+    let compiler = compiler(&bytes());
+    let barrier = Barrier::new(8);
+    let compiled: Vec<Arc<CompiledGrammar>> = thread::scope(|scope| {
+        let ask = || {
+            barrier.wait();
+            compiler.compile(&slow()).unwrap()
+        };
+        let asking: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let later = compiler.compile(&slow()).unwrap();
+    assert!(compiled.iter().all(|one| Arc::ptr_eq(one, &later)));
+    assert_eq!(compiler.cache_usage().grammars, 1);
+}
+
+#[test]
+fn errors_reach_all_callers_and_are_not_cached() {
+    let compiler = compiler(&bytes());
+    let barrier = Barrier::new(4);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                barrier.wait();
+                let error = compiler.compile(&schema(r#"{"not":{}}"#)).err().unwrap();
+                assert!(matches!(error, GuidanceError::Invalid { .. }), "{error}");
+            });
+        }
+    });
+    assert_eq!(compiler.cache_usage().grammars, 0);
+}
+
+#[test]
+fn timed_out_compilation_is_cached_for_later_callers() {
+    let limit = Duration::from_millis(1);
+    let compiler = with(GuidanceLimits { compile_time: limit, workers: 1, ..GuidanceLimits::default() });
+    let mut timed_out = 0;
+    // A started compilation continues without callers.
+    while let Err(error) = compiler.compile(&slow()) {
+        match error {
+            GuidanceError::TimedOut { limit: said, .. } if said == limit => timed_out += 1,
+            GuidanceError::Overloaded { .. } => {}
+            _ => panic!("{error}"),
+        }
+    }
+    assert!(timed_out > 0);
+    assert_eq!(compiler.cache_usage().grammars, 1);
+}
+
+#[test]
+fn slow_grammar_does_not_block_others() {
+    let compiler = with(GuidanceLimits { workers: 2, ..untimed_limits() });
+    thread::scope(|scope| {
+        scope.spawn(|| compiler.compile(&slow()).unwrap());
+        (0..20).for_each(|value| drop(compiler.compile(&number(value)).unwrap()));
+    });
+}
+
+/// Other grammars whose compilation takes a while.
+fn slow_variant(number: usize) -> GrammarSpec {
+    let names: Vec<String> =
+        (0..900).map(|index| format!(r#""p{index}_{number}":{{"type":"null"}}"#)).collect();
+    schema(&format!(r#"{{"properties":{{{}}}}}"#, names.join(",")))
+}
+
+/// Runs `then` while the only worker of `compiler` compiles a grammar.
+fn while_busy(compiler: &GrammarCompiler, then: impl FnOnce()) {
+    // Once a worker has started the job, the error is a timeout.
+    while let Err(error) = compiler.compile(&slow()) {
+        if matches!(error, GuidanceError::TimedOut { .. }) {
+            return then();
+        }
+    }
+    panic!("the grammar is already compiled");
+}
+
+#[test]
+fn queued_grammar_times_out_as_overloaded() {
+    let limits =
+        GuidanceLimits { compile_time: Duration::from_millis(1), workers: 1, ..GuidanceLimits::default() };
+    let compiler = with(limits);
+    while_busy(&compiler, || {
+        let error = compiler.compile(&number(1)).err().unwrap();
+        assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    });
+}
+
+#[test]
+fn full_queue_rejects_new_grammars() {
+    let limits = GuidanceLimits {
+        compile_time: Duration::from_millis(1),
+        workers: 1,
+        queued_grammars: 0,
+        ..untimed_limits()
+    };
+    let compiler = with(limits);
+    let error = compiler.compile(&number(1)).err().unwrap();
+    assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    assert!(error.to_string().contains("0 other grammars"), "{error}");
+}
+
+#[test]
+fn cancelled_callers_free_their_queue_entries() {
+    let compiler = with(GuidanceLimits { workers: 1, queued_grammars: 1, ..untimed_limits() });
+    // The worker continues with the jobs it has started; the others leave the queue.
+    for number in 0..10 {
+        if let Err(error) = compiler.compile_while(&slow_variant(number), || false) {
+            assert!(matches!(error, GuidanceError::Cancelled { .. }), "{error}");
+        }
+    }
+    compiler.compile(&number(7)).unwrap();
+}
+
+#[test]
+fn compiler_dropped_while_compiling_leaves_matchers_usable() {
+    let compiler = with(GuidanceLimits { compile_time: Duration::ZERO, ..GuidanceLimits::default() });
+    drop(compiler.compile(&slow()));
+    drop(compiler);
+    let compiled = with(untimed_limits()).compile(&number(7)).unwrap();
+    let mut matcher = compiled.start().unwrap();
+    drop(compiled);
+    matcher.accept(u32::from(b'7')).unwrap();
+    assert!(matcher.is_complete());
+}
+
+#[test]
+fn cache_evicts_the_least_recently_used_grammar() {
+    let compiler = with(GuidanceLimits { cached_grammars: 2, ..untimed_limits() });
+    let [one, two] = [1, 2].map(|value| compiler.compile(&number(value)).unwrap());
+    assert!(Arc::ptr_eq(&one, &compiler.compile(&number(1)).unwrap()));
+    compiler.compile(&number(3)).unwrap();
+    assert_eq!(compiler.cache_usage().grammars, 2);
+    assert!(Arc::ptr_eq(&one, &compiler.compile(&number(1)).unwrap()));
+    assert!(!Arc::ptr_eq(&two, &compiler.compile(&number(2)).unwrap()));
+}
+
+#[test]
+fn grammar_larger_than_the_cache_is_not_cached() {
+    let compiler = with(GuidanceLimits { cached_bytes: 10, ..untimed_limits() });
+    compiler.compile(&number(1)).unwrap();
+    assert_eq!((compiler.cache_usage().grammars, compiler.cache_usage().bytes), (0, 0));
+}

@@ -1,0 +1,387 @@
+//! Hostile grammars: each is rejected with a typed error or stays within the limits while it is used.
+
+use penstock_guidance::{GrammarCompiler, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec};
+
+use crate::common::{Random, Tokens, compiler, compiler_with, schema, untimed_limits, words};
+
+fn lark(source: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Lark(source.into())
+}
+
+fn regex(source: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Regex(source.into())
+}
+
+/// Joins `part(0)` to `part(count - 1)`.
+fn repeat(count: usize, separator: &str, part: impl Fn(usize) -> String) -> String {
+    (0..count).map(part).collect::<Vec<_>>().join(separator)
+}
+
+fn properties(count: usize) -> String {
+    repeat(count, ",", |index| format!(r#""p{index}":{{}}"#))
+}
+
+fn definitions(count: usize, definition: impl Fn(usize) -> String) -> GrammarSpec {
+    let all = repeat(count, ",", |index| format!(r#""a{index}":{}"#, definition(index + 1)));
+    schema(&format!(r##"{{"$defs":{{{all},"a{count}":{{"type":"null"}}}},"$ref":"#/$defs/a0"}}"##))
+}
+
+fn error(compiler: &GrammarCompiler, grammar: &GrammarSpec) -> GuidanceError {
+    match compiler.compile(grammar) {
+        Ok(_) => panic!("{:.200} was compiled", format!("{grammar:?}")),
+        Err(error) => error,
+    }
+}
+
+/// Compiles each grammar and checks the kind of its error and a part of the message.
+fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(GrammarSpec, &str)]) {
+    let compiler = compiler(&words(1, 300));
+    for (grammar, text) in grammars {
+        let error = error(&compiler, grammar);
+        assert!(
+            expected(&error) && error.to_string().contains(text),
+            "{:.200}: {error}",
+            format!("{grammar:?}")
+        );
+    }
+}
+
+fn is_invalid(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::Invalid { .. })
+}
+
+fn is_too_complex(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::TooComplex { .. })
+}
+
+fn is_dead_end(error: &GuidanceError) -> bool {
+    matches!(error, GuidanceError::DeadEnd { .. })
+}
+
+#[test]
+fn deep_nesting_is_rejected_before_recursion() {
+    let deep = 100_000;
+    let limit = "brackets nested 100000 deep; the limit is 64";
+    check(
+        is_too_complex,
+        &[
+            (schema(&"[".repeat(deep)), limit),
+            (schema(&format!("{}true{}", r#"{"not":"#.repeat(deep), "}".repeat(deep))), limit),
+            (regex(format!("{}{}", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: /{}a{}/", "(".repeat(deep), ")".repeat(deep))), limit),
+            (lark(format!("start: <\"> {}", "[".repeat(deep))), limit),
+            (lark(format!("start: %json {}", "[".repeat(deep))), limit),
+        ],
+    );
+}
+
+#[test]
+fn oversized_source_is_rejected() {
+    let limit = "1048577 bytes; the limit is 1048576";
+    let long = "a".repeat((1 << 20) + 1);
+    let grammars = [
+        schema(&long),
+        regex(long.clone()),
+        lark(long.clone()),
+        GrammarSpec::Choice(vec![long.clone()]),
+        GrammarSpec::Gbnf(long),
+    ];
+    grammars.into_iter().for_each(|grammar| check(is_too_complex, &[(grammar, limit)]));
+}
+
+#[test]
+fn expensive_grammars_are_rejected_as_too_complex() {
+    let alternatives = vec![r#"{"type":"string","minLength":1}"#; 15_000].join(",");
+    let choices = repeat(10, ",", |index| format!(r#"{{"properties":{{"k{index}":{{}}}}}}"#));
+    let patterns = |count| repeat(count, ",", |index| format!(r#"{{"pattern":"w{index}"}}"#));
+    check(
+        is_too_complex,
+        &[
+            (
+                definitions(11_000, |next| format!(r##"{{"$ref":"#/$defs/a{next}"}}"##)),
+                "levels of definitions",
+            ),
+            (
+                definitions(400, |next| {
+                    format!(
+                        r##"{}{{"$ref":"#/$defs/a{next}"}}{}"##,
+                        r#"{"items":"#.repeat(60),
+                        "}".repeat(60)
+                    )
+                }),
+                "levels",
+            ),
+            (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(30_000))), "levels"),
+            (schema(&format!(r#"{{"properties":{{{}}}}}"#, properties(1_100))), "pairs of properties"),
+            (
+                schema(&format!(r#"{{"properties":{{{}}},"minProperties":1}}"#, properties(60))),
+                "pairs of properties",
+            ),
+            (schema(&format!(r#"{{"patternProperties":{{{}}}}}"#, properties(40))), "pairs of properties"),
+            (
+                schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))),
+                "alternatives times",
+            ),
+            (
+                schema(&format!(
+                    r#"{{"type":"object","allOf":[{}]}}"#,
+                    vec![format!(r#"{{"anyOf":[{choices}]}}"#); 10].join(",")
+                )),
+                "schema too large",
+            ),
+            (
+                schema(&format!(r#"{{"allOf":[{}]}}"#, patterns(60))),
+                "60 patterns that may apply to the same value; the limit is 12",
+            ),
+            (
+                lark(format!(
+                    "start: A\nA: {}",
+                    repeat(60, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/"))
+                )),
+                "59 intersections (&); the limit is 12",
+            ),
+            (
+                lark(format!(
+                    "start: a1\n{}",
+                    repeat(30_000, "\n", |index| format!("a{index}: a{}", index + 1))
+                )),
+                "rules and brackets",
+            ),
+            (
+                lark(format!(
+                    "start: A0\n{}\nA63: \"y\"",
+                    repeat(63, "\n", |index| format!("A{index}: A{0} A{0}", index + 1))
+                )),
+                "too big",
+            ),
+            (regex("a?".repeat(250_000)), "too big"),
+            (regex("a?".repeat(5_000) + &"a".repeat(5_000)), "out of fuel"),
+        ],
+    );
+}
+
+#[test]
+fn definition_with_many_names_is_measured_once() {
+    let references = repeat(1_600, ",", |count| format!(r##"{{"$ref":"#{}"}}"##, "/".repeat(count + 1)));
+    let high = format!("{}{}", "[".repeat(40), "]".repeat(40));
+    let long = repeat(1_000_000, ",", |_| "0".to_owned());
+    let source = format!(r#"{{"anyOf":[{references}],"examples":[{high},[{long}]]}}"#);
+    let limits = GuidanceLimits { source_bytes: 4 << 20, ..GuidanceLimits::default() };
+    let error = error(&compiler_with(&words(1, 300), limits), &schema(&source));
+    assert!(is_too_complex(&error) && error.to_string().contains("levels of definitions"), "{error}");
+}
+
+#[test]
+fn unsatisfiable_grammars_are_rejected() {
+    check(
+        is_invalid,
+        &[
+            (schema("false"), "false"),
+            (schema(r#"{"enum":[]}"#), "no value is valid"),
+            (
+                schema(r#"{"type":"string","minLength":5,"maxLength":2}"#),
+                "minLength (5) is greater than maxLength (2)",
+            ),
+            (
+                schema(r#"{"type":"integer","minimum":5,"maximum":2}"#),
+                "minimum (5) is greater than maximum (2)",
+            ),
+            (
+                schema(r#"{"type":"object","properties":{"a":false},"required":["a"]}"#),
+                "required property 'a'",
+            ),
+            (schema(r#"{"allOf":[{"type":"string"},{"type":"integer"}]}"#), "incompatible types"),
+            (schema(r#"{"type":"string","pattern":"[a-z]","maxLength":0}"#), "no value is valid"),
+            (GrammarSpec::Choice(vec![]), "the list of texts is empty"),
+            (GrammarSpec::Choice(vec!["a".into(), String::new()]), "text 1 is empty"),
+        ],
+    );
+}
+
+#[test]
+fn infinite_recursion_is_a_dead_end() {
+    check(
+        is_dead_end,
+        &[
+            (schema(r##"{"$ref":"#"}"##), "no text that matches is finite"),
+            (
+                schema(r##"{"anyOf":[{"$ref":"#"},{"allOf":[{"$ref":"#"}]}]}"##),
+                "no text that matches is finite",
+            ),
+            (
+                schema(r##"{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]}"##),
+                "no text that matches is finite",
+            ),
+            (
+                schema(r##"{"type":"array","items":{"$ref":"#"},"minItems":1}"##),
+                "no text that matches is finite",
+            ),
+            (lark("start: \"a\" start"), "no text that matches is finite"),
+            (lark("start: a\na: b\nb: a"), "no text that matches is finite"),
+        ],
+    );
+}
+
+#[test]
+fn lenient_schema_ignores_unsupported_features() {
+    let compiler = compiler(&words(1, 300));
+    for source in [
+        r#"{"type":"array","items":{"type":"integer"},"uniqueItems":true}"#,
+        r#"{"type":"string","format":"binary"}"#,
+        r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#,
+    ] {
+        assert!(is_invalid(&error(&compiler, &schema(source))), "{source}");
+        compiler.compile(&GrammarSpec::LenientJsonSchema(source.to_owned())).unwrap();
+    }
+}
+
+#[test]
+fn unsupported_features_are_named_in_the_error() {
+    check(
+        is_invalid,
+        &[
+            (schema(r#"{"not":{"type":"null"}}"#), r#"["not"]"#),
+            (
+                schema(r#"{"type":"array","uniqueItems":true,"contains":{}}"#),
+                r#"["contains", "uniqueItems"]"#,
+            ),
+            (schema(r#"{"type":"object","properties":{"a":{"if":true}}}"#), r#"["if"]"#),
+            (schema(r#"{"type":"object","propertyNames":{}}"#), r#"["propertyNames"]"#),
+            (schema(r#"{"type":"string","format":"colour"}"#), "Unknown format: colour"),
+            (schema(r#"{"type":"text"}"#), "Invalid type: text"),
+            (schema(r#"{"type":"string","pattern":"a(?=b)"}"#), "look-around"),
+            (schema(r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#), "oneOf is supported only where"),
+            (
+                schema(r#"{"$ref":"https://example.com/schema.json"}"#),
+                "$ref leads out of the schema: 'https://example.com/schema.json'",
+            ),
+            (schema(r#"{"$ref":"file:///etc/passwd"}"#), "$ref leads out of the schema"),
+            (schema(r##"{"$ref":"#/$defs/missing"}"##), "'$defs' not found"),
+            (schema(r#"{"x-guidance":{"lenient":true}}"#), "x-guidance"),
+            (schema(r#"{"type":"number","multipleOf":0}"#), "multipleOf 0"),
+            (schema(r#"{"type":"integer","multipleOf":999999937}"#), "multipleOf 999999937"),
+            (schema(r#"{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}"#), "common multiple"),
+            (schema("[1]"), "a schema must be an object or true"),
+            (schema("{"), "not JSON"),
+            (regex("a(?=b)"), "look-around"),
+            (regex("["), "unclosed character class"),
+            (lark("start: missing"), "unknown name"),
+            (lark("start: too_big_fuel_limit"), "unknown name"),
+            (
+                schema(r#"{"type":"object","properties":{"stack level":false},"required":["stack level"]}"#),
+                "required property 'stack level'",
+            ),
+            (lark("begin: \"a\""), "no start rule found"),
+            (lark("start: <|missing|>"), "unknown special token"),
+            (lark("start: <[999999]>"), "999999"),
+            (GrammarSpec::Gbnf("root ::= \"a\"".into()), "GBNF is not supported"),
+        ],
+    );
+}
+
+#[test]
+fn tool_schemas_are_checked_one_by_one() {
+    let calls = |tools: &[(&str, &str)]| {
+        let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
+        let tools = tools.iter().map(|(name, schema)| ((*name).to_owned(), (*schema).to_owned())).collect();
+        let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
+        GrammarSpec::ToolCalls(ToolCallSpec {
+            opening,
+            call_opening,
+            name_key,
+            arguments_key,
+            call_closing,
+            separator,
+            closing,
+            tools,
+            parallel: true,
+            reasoning: None,
+        })
+    };
+    check(
+        is_invalid,
+        &[
+            (calls(&[]), "the list of tools is empty"),
+            (calls(&[("a", "true"), ("a", "{}")]), r#"two tools have the name "a""#),
+            (
+                calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]),
+                r#"arguments of "b": arguments must have the type object"#,
+            ),
+            (calls(&[("a", r#"{"not":{}}"#)]), r#"["not"]"#),
+            (calls(&[("a", "false")]), r#"arguments of "a""#),
+        ],
+    );
+    check(is_too_complex, &[(calls(&[("a", &"[".repeat(1_000))]), "brackets nested 1000 deep")]);
+}
+
+/// Generates up to 200 random tokens. A mask that exceeds its limits is an error.
+fn follow(tokens: &Tokens, compiler: &GrammarCompiler, grammar: &GrammarSpec) -> Result<(), GuidanceError> {
+    let mut matcher = compiler.compile(grammar)?.start()?;
+    let mut random = Random(3);
+    for _ in 0..200 {
+        let allowed = tokens.mask(&mut matcher)?;
+        let token = allowed[random.below(allowed.len())];
+        matcher.accept(token)?;
+        if token == tokens.end {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn compiled_grammars_stay_within_the_limits_in_use() {
+    let tokens = words(1, 300);
+    let compiler = compiler(&tokens);
+    for grammar in [
+        regex("(a{1,1000}){1,1000}"),
+        regex("((a{1,100}){1,100}){1,100}b"),
+        regex("(x+x+)+y"),
+        regex("(.*a.{20}){3}"),
+        regex(r"(\w{1,1000}\d{1,1000}){1,1000}"),
+        regex(repeat(20_000, "|", |index| format!("w{index}x"))),
+        schema(r#"{"type":"string","pattern":"^(a|b|[^x]{1,900}){900}$"}"#),
+        schema(r#"{"type":"string","minLength":1000000000}"#),
+        schema(r#"{"type":"array","minItems":1000000000,"items":{"type":"array","maxItems":1000000000}}"#),
+        lark("start: ((((\"x\" y){1,2000000000}){1,2000000000}){1,2000000}){1000000}\ny: \"z\""),
+        lark("start: a\na: \"x\" | a a | a a a | a a a a"),
+        lark(format!(
+            "start: a0\n{}\na40: \"y\" | \"\"",
+            repeat(40, "\n", |index| format!("a{index}: a{0} a{0}", index + 1))
+        )),
+        lark(format!("start: A\nA: {}", repeat(10, " & ", |index| format!("/(?s:.*)w{index}(?s:.*)/")))),
+    ] {
+        match follow(&tokens, &compiler, &grammar) {
+            Ok(()) | Err(GuidanceError::TooComplex { .. }) => {}
+            Err(error) => panic!("{:.200}: {error}", format!("{grammar:?}")),
+        }
+    }
+}
+
+#[test]
+fn mask_beyond_its_limits_ends_only_its_sequence() {
+    let tokens = words(1, 300);
+    let compiler = compiler_with(&tokens, GuidanceLimits { mask_items: 500, ..untimed_limits() });
+    let expensive = compiler.compile(&lark("start: a\na: \"x\" | a a | a a a | a a a a")).unwrap();
+    let cheap = compiler.compile(&regex("[0-9]{3}")).unwrap();
+    let (mut expensive, mut cheap) = (expensive.start().unwrap(), cheap.start().unwrap());
+    let error = (0..1_000)
+        .find_map(|_| tokens.mask(&mut expensive).and_then(|_| expensive.accept(u32::from(b'x'))).err())
+        .unwrap();
+    assert!(is_too_complex(&error), "{error}");
+    assert_eq!(tokens.mask(&mut expensive).unwrap_err(), error);
+    assert_eq!(expensive.accept(tokens.end).unwrap_err(), error);
+    for _ in 0..3 {
+        tokens.mask(&mut cheap).unwrap();
+        cheap.accept(u32::from(b'7')).unwrap();
+    }
+    assert!(cheap.is_complete());
+}
+
+#[test]
+fn regex_that_exceeds_a_limit_with_its_first_token_is_rejected() {
+    for source in ["x{100000}", "(a?){3000}a{3000}"] {
+        check(is_too_complex, &[(regex(source), "too many expressions")]);
+    }
+}

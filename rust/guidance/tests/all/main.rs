@@ -1,0 +1,10 @@
+//! Grammars: compilation, masks, hostile sources, random texts and replays.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod compiler;
+mod hostile;
+mod masks;
+mod random_texts;
+mod replay;

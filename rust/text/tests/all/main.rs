@@ -1,0 +1,12 @@
+//! Text: encoding, incremental decoding, stop strings and sequences, output parsers.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod encoding;
+mod parser_properties;
+mod parser_support;
+mod parsers;
+mod stop_sequences;
+mod stop_strings;
+mod streaming;
+mod vocabularies;
