@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KERNELS = ROOT / "cuda"
+PROBES = ROOT / "benches" / "gpu" / "probes"
 OUTPUT = ROOT / "target" / "emu"
 
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-ignored-attributes"]
@@ -228,8 +229,8 @@ def build_contracted(kernels: str) -> Path:
 
 
 def build_kernels(*, instrumented: bool = False) -> Path:
-    """Compile the kernels of the product, and those of the emulator that programs use."""
-    sources = sorted(KERNELS.glob("*.cu"))
+    """Compile the kernels of the product, of benchmarks, and of the emulator that programs use."""
+    sources = [*sorted(KERNELS.glob("*.cu")), *sorted(PROBES.glob("*.cu"))]
     own = [HERE / "cublas_product.cu", *([HERE / "plants" / "rewrite.cu"] if instrumented else [])]
     return build_library("kernels", [*sources, *own], instrumented=instrumented)
 
