@@ -51,7 +51,7 @@ MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin devel
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
-        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
+        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -188,11 +188,18 @@ gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a
 	@du -sh $(GPU)/wheels
 	@test $$(du -sm $(GPU)/wheels | cut -f1) -lt 48 || { echo "more than 48 MiB of wheels" >&2; exit 1; }
 
+gpu-kernels: $(CORE)  ## Compile the kernels of `make gpu-plan` for sm_90a into target/gpu/kernels; carry them with the wheels
+	rm -rf $(GPU)/kernels
+	PYTHONPATH=python $(BIN)/python benches/gpu/plan.py --prepare
+
 gpu-test: $(GPU)/site  ## Run the tests on a GPU with the wheels of `make gpu-wheel` (TEST="--only kernels")
 	PYTHONPATH=$(abspath $(GPU)/site) $(PYTHON) tools/gpu_test.py $(TEST)
 
 gpu-bench: $(GPU)/site  ## Measure an 8B shape and the kernels on a GPU; writes benches/record (BENCH="--only kernels")
 	PYTHONPATH=$(abspath $(GPU)/site) $(PYTHON) benches/gpu $(BENCH)
+
+gpu-plan: $(GPU)/site  ## Measure on a GPU what decides the next steps, in 8 minutes (PLAN="--plan A,B2 --minutes 4")
+	PYTHONPATH=$(abspath $(GPU)/site) $(PYTHON) benches/gpu/plan.py $(PLAN)
 
 clean:  ## Remove all build output
 	rm -rf $(VENV) target dist $(CORE) .pytest_cache .mypy_cache .ruff_cache

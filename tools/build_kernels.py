@@ -50,6 +50,15 @@ def sources(architecture: str) -> list[tuple[str, str]]:
     return found
 
 
+def archive(jobs: list[tuple[str, str, str]]) -> None:
+    """Compile files of kernels, each with a variant and an architecture, into `PENSTOCK_KERNEL_ARCHIVE`."""
+    from support import hooks
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(lambda job: hooks.archive_cuda_kernel(*job), jobs):
+            pass
+
+
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -57,16 +66,12 @@ def main() -> None:
     parser.add_argument("architectures", nargs="+", help="such as sm_90a")
     arguments = parser.parse_args()
     os.environ["PENSTOCK_KERNEL_ARCHIVE"] = str(arguments.folder.absolute())
-    from support import hooks
-
     jobs = [
         (*source, architecture)
         for architecture in arguments.architectures
         for source in sources(architecture)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for _ in threads.map(lambda job: hooks.archive_cuda_kernel(*job), jobs):
-            pass
+    archive(jobs)
     size = sum(path.stat().st_size for path in arguments.folder.rglob("*.cubin"))
     print(f"{len(jobs)} files of kernels, {size / 2**20:.1f} MiB in {arguments.folder}")
 

@@ -22,36 +22,21 @@ import json
 import os
 import platform
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cases import cases_of
-from engine import Load, Variant, measure_host
+from engine import HOST_LOAD, TINY_LOAD, VARIANTS, Load, measure_host
 from engine import measure as measure_engine
 from rows import Rows, costs, table
-from shapes import EIGHT_BILLION, REPOSITORY, SMALL_LAYER, TINY, TINY_LAYER
+from sections import Section, emulate, fast_folder, run_sections, write_models
+from shapes import EIGHT_BILLION, REPOSITORY, SMALL_LAYER, TINY, TINY_LAYER, Shape
 
 import penstock
 
-BF16_GOALS = {
-    "second start-up to the first token": "<= 5 s",
-    "decode, batch 1, context 1000": ">= 272 tok/s",
-    "decode, batch 256, context 1000": ">= 17000 tok/s",
-}
-VARIANTS = {
-    "bf16": Variant("bf16", {}, BF16_GOALS),
-    "varying": Variant("bf16, deterministic=False", {"deterministic": False}, {}),
-    "int8-kv": Variant("int8 KV", {}, {"decode, batch 256, context 1000": ">= 24000 tok/s"}, kv="int8"),
-    "int4": Variant(
-        "int4", {"quantization": "w4a16"}, {"decode, batch 1, context 1000": ">= 700 tok/s"}, bits=4.25
-    ),
-}
 #: The sections, and the most seconds of each.
 SECTIONS = {
     "torch": 75,
@@ -64,18 +49,16 @@ SECTIONS = {
 }
 #: Loads that are not the default. Products of few rows are the same with deterministic=False.
 LOADS = {"varying": Load((64, 256), requests=0, starts=1), "int4": Load(requests=0)}
-TINY_LOAD = Load((1, 2), context=20, decoded=12, prompt=40, prompts=2, requests=3, budget=32, seconds=60)
-HOST_LOAD = Load((256,), context=16, decoded=512, prompt=16, requests=0)
 
 
-def write_models(folder: Path, names: list[str], *, tiny: bool) -> None:
-    """Write the checkpoints that sections need."""
-    start = time.perf_counter()
+def models_of(names: list[str], *, tiny: bool) -> dict[str, Shape]:
+    """The models that sections need."""
+    found = {}
     if set(names) & set(VARIANTS):
-        (TINY if tiny else EIGHT_BILLION).write(folder / "model")
+        found["model"] = TINY if tiny else EIGHT_BILLION
     if "host" in names:
-        (TINY_LAYER if tiny else SMALL_LAYER).write(folder / "layer")
-    print(f"wrote the models in {time.perf_counter() - start:.0f} s", flush=True)
+        found["layer"] = TINY_LAYER if tiny else SMALL_LAYER
+    return found
 
 
 def run_section(name: str, folder: Path, *, tiny: bool) -> None:
@@ -100,27 +83,6 @@ def run_section(name: str, folder: Path, *, tiny: bool) -> None:
         variant = VARIANTS[name]
         load = TINY_LOAD if tiny else LOADS.get(name, Load())
         measure_engine(shape, folder / "model", variant, load, rows)
-
-
-def run_sections(names: list[str], folder: Path, minutes: float, *, tiny: bool) -> dict[str, str]:
-    """Run sections as processes; the outcome of each."""
-    deadline = time.monotonic() + 60 * minutes
-    outcomes = {}
-    for name in names:
-        seconds = min(SECTIONS[name], deadline - time.monotonic())
-        if seconds <= 0:
-            outcomes[name] = "not started: no time was left"
-            continue
-        print(f"{name}:", flush=True)
-        command = [sys.executable, __file__, "--section", name, "--folder", str(folder), *(["--tiny"] * tiny)]
-        start = time.monotonic()
-        try:
-            done = subprocess.run(command, timeout=seconds, check=False)  # noqa: S603 - this program
-            outcomes[name] = "complete" if done.returncode == 0 else f"failed with status {done.returncode}"
-        except subprocess.TimeoutExpired:
-            outcomes[name] = f"stopped after {seconds:.0f} s"
-        print(f"  {outcomes[name]}, {time.monotonic() - start:.0f} s", flush=True)
-    return outcomes
 
 
 def describe(outcomes: dict[str, str]) -> dict[str, Any]:
@@ -171,15 +133,6 @@ def record(folder: Path, target: Path, outcomes: dict[str, str]) -> str:
     return text
 
 
-def emulate() -> None:
-    """Start this program again with the emulated driver."""
-    sys.path.insert(0, str(REPOSITORY / "tests"))
-    from support.kernels import emulator
-
-    arguments = [argument for argument in sys.argv if argument != "--emulated"]
-    os.execve(sys.executable, [sys.executable, *arguments], os.environ | emulator.emulation())  # noqa: S606
-
-
 def main() -> None:
     """Write the models, run the sections, write the record."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -198,14 +151,13 @@ def main() -> None:
         return
     names = [name for name in SECTIONS if name in options.only.split(",")]
     target = options.record or Path(os.environ.get("OUT") or REPOSITORY / "benches" / "record")
-    fast = Path("/dev/shm")  # noqa: S108 - if there is room for the model
-    room = fast.is_dir() and shutil.disk_usage(fast).free > 40 << 30
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=fast if room else None) as name:
-        folder = Path(name)
-        write_models(folder, names, tiny=options.tiny)
+    with fast_folder() as folder:
+        write_models(folder, models_of(names, tiny=options.tiny))
         minutes = options.minutes - (time.monotonic() - started) / 60
-        outcomes = run_sections(names, folder, minutes, tiny=options.tiny)
+        command = [sys.executable, __file__, "--folder", str(folder), *["--tiny"] * options.tiny, "--section"]
+        sections = [Section(name, [*command, name], SECTIONS[name]) for name in names]
+        outcomes = run_sections(sections, minutes)
         print("\n" + record(folder, target, outcomes))
     if any(outcome != "complete" for outcome in outcomes.values()):
         sys.exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shapes import Shape
@@ -18,9 +18,6 @@ KV_BITS = {"bfloat16": 16, "int8": 8, "uint4": 4}
 @dataclass(frozen=True)
 class Product:
     """A product of activations and a weight matrix of bfloat16."""
-
-    #: Of an activation.
-    x_bytes: ClassVar[float] = 2
 
     name: str
     rows: int
@@ -39,9 +36,14 @@ class Product:
         return max(2, min(32, self.turn // int(self.weight_bytes)))
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of activations."""
+        return 2 * self.inner
+
+    @property
     def bytes(self) -> float:
         """Bytes of weights, operands and float32 results."""
-        return self.weight_bytes + self.rows * (self.x_bytes * self.inner + 4 * self.outputs)
+        return self.weight_bytes + self.rows * (self.row_bytes + 4.0 * self.outputs)
 
     @property
     def flops(self) -> float:
@@ -49,17 +51,25 @@ class Product:
         return 2.0 * self.rows * self.outputs * self.inner
 
 
-#: Bits of a weight with its scales, by type of the weights. Activations have 8 bits.
-WEIGHT_BITS = {"int4": 5.0, "int8": 8.125, "fp8": 8.0}
+#: Bits of a weight with its scales, by type of the weights. Activations have 8 bits, with w4a16 16.
+WEIGHT_BITS = {"int4": 5.0, "int8": 8.125, "fp8": 8.0, "w4a16": 5.0}
 
 
 @dataclass(frozen=True)
 class QuantisedProduct(Product):
-    """A product of 8-bit activations and a quantised weight matrix."""
-
-    x_bytes: ClassVar[float] = 1.25  # with scales
+    """A product of activations and a quantised weight matrix."""
 
     weights: str = "int8"
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether activations are of bfloat16."""
+        return self.weights == "w4a16"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of activations, with scales: a block has 64 columns."""
+        return -(-self.inner // 64) * (128 if self.has_floats else 80)
 
     @property
     def weight_bytes(self) -> float:
@@ -69,12 +79,12 @@ class QuantisedProduct(Product):
     @property
     def flops(self) -> float:
         """Operations of 16 bits that take the time of those of 8 bits: half as many."""
-        return 1.0 * self.rows * self.outputs * self.inner
+        return (2.0 if self.has_floats else 1.0) * self.rows * self.outputs * self.inner
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of a layer: of one query of each sequence, or of all queries of one prompt."""
+    """Attention of a layer: of one query of a sequence, of all of a prompt, or of its last ones."""
 
     name: str
     kv: str
@@ -85,6 +95,13 @@ class Attention:
     head_dim: int
     is_prefill: bool = False
     turn: int = TURN
+    #: Queries of a prompt whose other positions are in the cache; 0: all.
+    last_queries: int = 0
+
+    @property
+    def queries(self) -> int:
+        """Queries of a sequence."""
+        return (self.last_queries or self.context) if self.is_prefill else 1
 
     @property
     def copies(self) -> int:
@@ -99,7 +116,7 @@ class Attention:
     @property
     def flops(self) -> float:
         """Operations on visible keys and values."""
-        pairs = self.context * (self.context + 1) / 2 if self.is_prefill else self.context
+        pairs = self.queries * self.context - self.queries * (self.queries - 1) / 2
         return 4.0 * self.sequences * self.heads * self.head_dim * pairs
 
 

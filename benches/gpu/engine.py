@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shapes import Shape
 
-#: Seconds between two looks at the statistics, and parts of a window of decoding.
+#: Seconds between two looks at the statistics, by default, and parts of a window of decoding.
 INTERVAL, PARTS = 0.005, 8
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
 
@@ -59,8 +59,28 @@ class Variant:
     kv: str = "bfloat16"
 
 
+BF16_GOALS = {
+    "second start-up to the first token": "<= 5 s",
+    "decode, batch 1, context 1000": ">= 272 tok/s",
+    "decode, batch 256, context 1000": ">= 17000 tok/s",
+}
+VARIANTS = {
+    "bf16": Variant("bf16", {}, BF16_GOALS),
+    "varying": Variant("bf16, deterministic=False", {"deterministic": False}, {}),
+    "int8-kv": Variant("int8 KV", {}, {"decode, batch 256, context 1000": ">= 24000 tok/s"}, kv="int8"),
+    "int4": Variant(
+        "int4", {"quantization": "w4a16"}, {"decode, batch 1, context 1000": ">= 700 tok/s"}, bits=4.25
+    ),
+}
+TINY_LOAD = Load((1, 2), context=20, decoded=12, prompt=40, prompts=2, requests=3, budget=32, seconds=60)
+HOST_LOAD = Load((256,), context=16, decoded=512, prompt=16, requests=0)
+
+
 class Measured:
     """An open engine. The row of its start has a name of its own."""
+
+    #: Seconds between two looks at the statistics.
+    interval = INTERVAL
 
     def __init__(
         self, shape: Shape, path: Path, variant: Variant, load: Load, rows: Rows, *, start: str = "start-up"
@@ -108,8 +128,8 @@ class Measured:
         }
         self.add(f"prefill of {length}", times, tokens=length, **work)
 
-    def decode(self, batch: int) -> None:
-        """The time of a step of a batch, while all sequences decode."""
+    def decode(self, batch: int, name: str = "") -> None:
+        """The time of a step of a batch, while all sequences decode. The row may have another name."""
         load, shape = self.load, self.shape
         times, visible = self.steps(batch)
         if not times:
@@ -119,7 +139,7 @@ class Measured:
             + batch * visible * shape.kv_bytes(self.variant.kv),
             "flops": shape.flops(batch, batch, visible),
         }
-        self.add(f"decode, batch {batch}, context {load.context}", times, tokens=batch, **work)
+        self.add(name or f"decode, batch {batch}, context {load.context}", times, tokens=batch, **work)
 
     def steps(self, batch: int) -> tuple[list[float], float]:
         """The times of a step in parts of the time in which all sequences decode, and the mean context."""
@@ -181,7 +201,7 @@ class Measured:
                     now.requests_finished - before.requests_finished,
                 )
             )
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(self.interval)
             for task in tasks:
                 if task.done() and task.exception():
                     raise RuntimeError("a request has failed") from task.exception()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
+import functools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from support.kernels.codes_layout import Format, tile_bytes
 from support.kernels.gpu import Gpu
 from support.kernels.kv_pages import KvLayout
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 REPEATS = 7
 #: Rows up to which a product is by `gemv`, and by `gemm_narrow`, as in the engine without a division.
 MOST_GEMV_ROWS, MOST_NARROW_ROWS = 8, 64
@@ -31,6 +34,7 @@ FORMATS = {
     "int4": (Format("code4", 32, "bf16", "stored"), "int8"),
     "int8": (Format("code8", 128, "bf16"), "int8"),
     "fp8": (Format("e4m3", 0, "f32"), "fp8"),
+    "w4a16": (Format("code4", 32, "bf16", "stored"), "bf16"),
 }
 #: Blocks of a launch of combine; with fewer, 4 share a work.
 ENOUGH_BLOCKS = 256
@@ -85,26 +89,40 @@ class Bench(Gpu):
                 return False
         return True
 
-    def times(self, operations: list[list[Launch]]) -> list[float]:
-        """The time of an operation, which is some launches, from replays of a graph of all operations."""
-        stream = self.stream()
+    def times(
+        self, operations: list[list[Launch]], repeats: int = REPEATS, *, dependent: bool = False
+    ) -> list[float]:
+        """The time of an operation, which is some launches, from replays of a graph of all operations.
+
+        With `dependent`, a kernel may start while the one before it ends.
+        """
         for name, _, _ in operations[0]:
             self.function(name)
+
+        def launch(stream: int, launches: list[Launch]) -> None:
+            for name, shape, argument in launches:
+                self.launch(stream, name, shape, argument, dependent=dependent)
+
+        return self.timed([functools.partial(launch, launches=launches) for launches in operations], repeats)
+
+    def timed(self, calls: list[Callable[[int], None]], repeats: int = REPEATS) -> list[float]:
+        """The time of a call, which launches kernels in a stream, from replays of a graph of all calls."""
+        stream = self.stream()
         self.begin_capture(stream)
-        for name, shape, argument in itertools.chain.from_iterable(operations):
-            self.launch(stream, name, shape, argument)
+        for call in calls:
+            call(stream)
         graph = self.end_capture(stream)
         start, end = (
             self.own("cuEventDestroy_v2", self.output(ctypes.c_void_p, "cuEventCreate", 0)) for _ in "ab"
         )
         found = []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             self.call("cuEventRecord", start, stream)
             self.call("cuGraphLaunch", graph, stream)
             self.call("cuEventRecord", end, stream)
             self.wait(stream)
             milliseconds = self.output(ctypes.c_float, "cuEventElapsedTime", start, end)
-            found.append(milliseconds / 1e3 / len(operations))
+            found.append(milliseconds / 1e3 / len(calls))
         return found[1:]
 
     def release(self) -> None:
@@ -156,13 +174,17 @@ def kernels_of(bench: Bench, case: Product) -> list[tuple[str, tuple[Any, ...]]]
 
 
 def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]]:
-    """The launches of a product of 8-bit activations with each copy of its weights, by the fastest kernel."""
+    """The launches of a product with each copy of its quantised weights, by the fastest kernel."""
+    return min(quantised_candidates(bench, case), key=lambda launches: min(bench.times(launches)))
+
+
+def quantised_candidates(bench: Bench, case: QuantisedProduct) -> list[list[list[Launch]]]:
+    """The same for each kernel that the engine chooses from."""
     format_, dtype = FORMATS[case.weights]
     bench.reset_output(4 * case.rows * case.outputs)
-    row_bytes = -(-case.inner // 64) * 80
     shift = format_.group.bit_length() - 1 if format_.group else 31
     operands = {
-        "x": bench.random(case.rows * row_bytes),
+        "x": bench.random(case.rows * case.row_bytes),
         "out": bench.output_buffer,
         "rows": case.rows,
         "pitch": case.outputs,
@@ -183,82 +205,96 @@ def quantised_product(bench: Bench, case: QuantisedProduct) -> list[list[Launch]
         kernel = f"{name}_{format_.kernels(dtype)}"
         bench.allow_shared(kernel, shape[2])
         candidates.append([[(kernel, shape, codes.Product(w=matrix, **operands))] for matrix in matrices])
-    return min(candidates, key=lambda launches: min(bench.times(launches)))
+    return candidates
+
+
+class AttentionOperands:
+    """The operands of attention, with copies of the cache."""
+
+    def __init__(self, bench: Bench, case: Attention) -> None:
+        self.bench, self.case = bench, case
+        self.group = case.heads // case.kv_heads
+        self.rows, self.splits = case.sequences * case.queries, -(-case.context // attention.SPLIT)
+        self.blocks = -(-case.context // BLOCK_SIZE)
+        tables = np.random.default_rng(1).permutation(case.sequences * self.blocks).astype(np.uint32)
+        self.places = self.splits * case.kv_heads * self.group
+        layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
+        self.qkv = bench.random(4 * self.rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
+        bench.reset_output(2 * self.rows * case.heads * case.head_dim)
+        self.partials = bench.random(4 * case.sequences * self.places * (case.head_dim + 2))
+        self.table = bench.array(tables)
+        self.copies = [
+            bench.random(case.sequences * self.blocks * layout.block_bytes) for _ in range(case.copies)
+        ]
+        self._works: dict[tuple[str, int, bool], tuple[Pointer, int]] = {}
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that the engine chooses from."""
+        if not self.case.is_prefill:
+            return ["decode", "decode_wide"]
+        exists = attention.has_warpgroup_prefill(KV_NAMES[self.case.kv], self.case.head_dim)
+        return ["prefill", *["prefill_warpgroup"] * (exists and self.bench.has_warpgroups)]
+
+    def launches(self, kernel: str, pages: Pointer, *, of_last: bool = False) -> list[Launch]:
+        """The launches by a kernel, or those of the last query of each sequence by a kernel of decode."""
+        case, is_decode = self.case, not kernel.startswith("prefill")
+        works = {kernel: self._works_of(kernel, self.splits if is_decode else 1, of_last=of_last)}
+        if is_decode and self.splits > 1:
+            works["combine"] = self._works_of(kernel, 1, of_last=of_last)
+        found: list[Launch] = []
+        for name, (entries, count) in works.items():
+            pointers = (self.qkv, self.table, entries, self.partials, self.bench.output_buffer)
+            call = attention.Attention(
+                cache=attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim),
+                heads=case.heads,
+                scale=case.head_dim**-0.5,
+                out_type=attention.FLOAT_TYPES.index("bf16"),
+                **{f"pointer_{index}": pointer for index, pointer in enumerate(pointers)},
+            )
+            depth = 4 if name == "combine" and count * case.kv_heads < ENOUGH_BLOCKS else 1
+            shared = attention.shared_bytes(name, "bf16", KV_NAMES[case.kv], case.head_dim)
+            function = f"attention_{name}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
+            self.bench.allow_shared(function, shared)
+            found.append((function, ((count, case.kv_heads, depth), attention.THREADS[name], shared), call))
+        return found
+
+    def _works_of(self, kernel: str, splits: int, *, of_last: bool) -> tuple[Pointer, int]:
+        """The works of all sequences, with one for each of `splits`: the structure `Work` of the kernels."""
+        key = kernel, splits, of_last
+        if key not in self._works:
+            case = self.case
+            queries = 1 if of_last else case.queries
+            packed, most = queries * self.group, attention.ROWS[kernel]
+            entries = np.array(
+                [
+                    (
+                        (i + 1) * case.queries - queries,
+                        case.context - queries,
+                        i * self.blocks,
+                        first,
+                        min(most, packed - first),
+                        split,
+                        i * self.places,
+                        0,
+                    )
+                    for i in range(case.sequences)
+                    for first in range(0, packed, most)
+                    for split in range(splits)
+                ],
+                np.uint32,
+            )
+            self._works[key] = self.bench.array(entries), len(entries)
+        return self._works[key]
 
 
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:
     """The launches of attention with each copy of the cache, by the kernel that is the fastest."""
-    group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
-    rows, splits = case.sequences * queries, -(-case.context // attention.SPLIT)
-    blocks = -(-case.context // BLOCK_SIZE)
-    tables = np.random.default_rng(1).permutation(case.sequences * blocks).astype(np.uint32)
-    places = splits * case.kv_heads * group
-    kernels = ["decode", "decode_wide"]
-    if case.is_prefill:
-        exists = attention.has_warpgroup_prefill(KV_NAMES[case.kv], case.head_dim)
-        kernels = ["prefill", *["prefill_warpgroup"] * (exists and bench.has_warpgroups)]
-    layout = KvLayout(KV_NAMES[case.kv], case.kv_heads, case.head_dim, BLOCK_SIZE)
-    qkv = bench.random(4 * rows * (case.heads + 2 * case.kv_heads) * case.head_dim)
-    bench.reset_output(2 * rows * case.heads * case.head_dim)
-    partials = bench.random(0 if case.is_prefill else 4 * case.sequences * places * (case.head_dim + 2))
-    table = bench.array(tables)
-    copies = [bench.random(case.sequences * blocks * layout.block_bytes) for _ in range(case.copies)]
-    candidates = []
-    for kernel in kernels:
-        works = {kernel: works_of(case, kernel, 1 if case.is_prefill else splits)}
-        if not case.is_prefill and splits > 1:
-            works["combine"] = works_of(case, kernel, 1)
-        lists = {name: bench.array(entries) for name, entries in works.items()}
-        operations = []
-        for pages in copies:
-            cache = attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim)
-            launches: list[Launch] = []
-            for name, entries in works.items():
-                pointers = enumerate((qkv, table, lists[name], partials, bench.output_buffer))
-                call = attention.Attention(
-                    cache=cache,
-                    heads=case.heads,
-                    scale=case.head_dim**-0.5,
-                    out_type=attention.FLOAT_TYPES.index("bf16"),
-                    **{f"pointer_{index}": pointer for index, pointer in pointers},
-                )
-                depth = 4 if name == "combine" and len(entries) * case.kv_heads < ENOUGH_BLOCKS else 1
-                shared = attention.shared_bytes(name, "bf16", KV_NAMES[case.kv], case.head_dim)
-                shape = ((len(entries), case.kv_heads, depth), attention.THREADS[name], shared)
-                function = f"attention_{name}_bf16_{KV_NAMES[case.kv]}_{case.head_dim}"
-                bench.allow_shared(function, shared)
-                launches.append((function, shape, call))
-            operations.append(launches)
-        candidates.append(operations)
+    operands = AttentionOperands(bench, case)
+    candidates = [
+        [operands.launches(kernel, pages) for pages in operands.copies] for kernel in operands.kernels
+    ]
     return min(candidates, key=lambda launches: min(bench.times(launches)))
-
-
-def works_of(case: Attention, kernel: str, splits: int) -> np.ndarray[Any, Any]:
-    """The works of all sequences, with one for each of `splits`: the structure `Work` of the kernels."""
-    group, queries = case.heads // case.kv_heads, case.context if case.is_prefill else 1
-    blocks, places = (
-        -(-case.context // BLOCK_SIZE),
-        -(-case.context // attention.SPLIT) * case.kv_heads * group,
-    )
-    packed, most = queries * group, attention.ROWS[kernel]
-    return np.array(
-        [
-            (
-                i * queries,
-                case.context - queries,
-                i * blocks,
-                first,
-                min(most, packed - first),
-                split,
-                i * places,
-                0,
-            )
-            for i in range(case.sequences)
-            for first in range(0, packed, most)
-            for split in range(splits)
-        ],
-        np.uint32,
-    )
 
 
 def launches_of(bench: Bench, case: Product | Attention) -> list[list[Launch]]:

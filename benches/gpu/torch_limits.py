@@ -16,7 +16,7 @@ except ImportError:
     torch = None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 REPEATS = 7
@@ -68,14 +68,15 @@ def calls_of(case: Product | Attention) -> list[Callable[[], object]]:
             for _ in range(case.copies)
         ]
     attention = torch.nn.functional.scaled_dot_product_attention
-    queries = case.context if case.is_prefill else 1
-    q = random(case.sequences, case.heads, queries, case.head_dim)
+    q = random(case.sequences, case.heads, case.queries, case.head_dim)
+    # Torch's mask begins at the first position. Last queries of a prompt see all of it here.
+    is_causal = case.is_prefill and not case.last_queries
     return [
         partial(
             attention,
             q,
             *(random(case.sequences, case.kv_heads, case.context, case.head_dim) for _ in range(2)),
-            is_causal=case.is_prefill,
+            is_causal=is_causal,
             enable_gqa=True,
         )
         for _ in range(case.copies)
@@ -90,9 +91,20 @@ def measure(cases: list[Product | Attention], rows: Rows, path: Path) -> None:
     found = limits()
     path.write_text(json.dumps(found))
     print(f"  bandwidth: {found['bandwidth'] / 1e12:.2f} TB/s; product: {found['flops'] / 1e12:.0f} TFLOP/s")
+    measure_cases(
+        [
+            case
+            for case in cases
+            if not isinstance(case, QuantisedProduct)
+            and not (isinstance(case, Attention) and case.kv != "bfloat16")
+        ],
+        rows,
+    )
+
+
+def measure_cases(cases: Iterable[Product | Attention], rows: Rows) -> None:
+    """Append a row for each case."""
     for case in cases:
-        if isinstance(case, QuantisedProduct) or (isinstance(case, Attention) and case.kv != "bfloat16"):
-            continue
         calls = itertools.cycle(calls_of(case))
         times = timed(list(itertools.islice(calls, max(4, case.copies))))
         rows.add(Row(case.name, times, bytes=case.bytes, flops=case.flops))

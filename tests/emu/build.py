@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 KERNELS = ROOT / "cuda"
+PROBES = ROOT / "benches" / "gpu" / "probes"
 OUTPUT = ROOT / "target" / "emu"
 
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-Wno-ignored-attributes"]
 COMMON = ["-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-pthread", *WARNINGS, f"-I{HERE}"]
 MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
 #: Products and sums are not contracted to fused operations, so that bits do not depend on the compiler's
-#: choice for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`. A higher level than
-#: -O1 takes minutes more to compile, and the tests are not faster: they spend their time in fibers. It is not
-#: enough for contraction.
+#: choice for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`. Levels above -O1 take
+#: minutes more to compile, and the tests are not faster: they spend their time in fibers.
 HOST_KERNEL = [
     *("-O1", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
     "-fno-optimize-sibling-calls",  # return addresses are places in kernels
@@ -230,8 +230,8 @@ def build_contracted(kernels: str) -> Path:
 
 
 def build_kernels(*, instrumented: bool = False) -> Path:
-    """Compile the kernels of the product, and those of the emulator that programs use."""
-    sources = sorted(KERNELS.glob("*.cu"))
+    """Compile the kernels of the product, of benchmarks, and of the emulator that programs use."""
+    sources = [*sorted(KERNELS.glob("*.cu")), *sorted(PROBES.glob("*.cu"))]
     own = [HERE / "cublas_product.cu", *([HERE / "plants" / "rewrite.cu"] if instrumented else [])]
     return build_library("kernels", [*sources, *own], instrumented=instrumented)
 

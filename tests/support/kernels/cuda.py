@@ -25,7 +25,7 @@ from support import hooks
 from support.paths import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SOURCES = ROOT / "cuda"
 CACHE = ROOT / "target" / "emu" / "cubin"
@@ -37,6 +37,9 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
 #: PENSTOCK_TEST_GPU=1: kernels, and programs of the tests, run on the first device of the system's driver.
 ON_GPU = os.environ.get("PENSTOCK_TEST_GPU") == "1"
+#: PENSTOCK_TEST_CUBINS: a folder of compiled files, maybe of another machine with another compiler. What it
+#: lacks is compiled, and added.
+CARRIED = os.environ.get("PENSTOCK_TEST_CUBINS")
 
 #: The files of tests of kernels, which run with checked kernels in each gate, and with plain ones in a share.
 CHECKED_FILES = [
@@ -110,7 +113,8 @@ def _compile(
         lib.nvrtcGetProgramLog(program, text)
         return text.value.decode()
 
-    options = [f"-arch={target}", *hooks.cuda_compile_options(), f"-I{SOURCES}", "--ptxas-options=-v"]
+    options = [f"-arch={target}", *hooks.cuda_compile_options(), "--ptxas-options=-v"]
+    options += [f"-I{folder}" for folder in dict.fromkeys((SOURCES, path.parent))]
     options += [f"-D{define}" for define in defines]
     values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     source, name = path.read_bytes(), path.name.encode()
@@ -127,25 +131,37 @@ def _compile(
 
 def compiled(path: Path, target: str, *defines: str) -> tuple[bytes, str]:
     """The cubin of a file and the log of its compilation, from the cache if nothing has changed."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.cuh")))
-    key = (
-        f"{target} {hooks.cuda_compile_options()} {defines} {major.value}.{minor.value}".encode()
-        + headers
-        + path.read_bytes()
-        + Path(__file__).read_bytes()
+    name = f"{path.stem}.{target}"
+    headers = [header for folder in (SOURCES, path.parent) for header in sorted(folder.glob("*.cuh"))]
+    key = f"{target} {hooks.cuda_compile_options()} {defines}".encode() + b"".join(
+        file.read_bytes() for file in (*headers, path, Path(__file__))
     )
-    name = f"{path.stem}.{target}.{hashlib.sha256(key).hexdigest()[:16]}"
-    cubin, log = CACHE / f"{name}.cubin", CACHE / f"{name}.log"
+
+    def by_this_compiler() -> tuple[bytes, str]:
+        return _kept(CACHE, name, key + compiler_version().encode(), lambda: _compile(path, target, defines))
+
+    return _kept(Path(CARRIED), name, key, by_this_compiler) if CARRIED else by_this_compiler()
+
+
+def _kept(folder: Path, name: str, key: bytes, make: Callable[[], tuple[bytes, str]]) -> tuple[bytes, str]:
+    """The cubin and the log for a key, from a folder. If they are missing, they are made."""
+    name = f"{name}.{hashlib.sha256(key).hexdigest()[:16]}"
+    cubin, log = folder / f"{name}.cubin", folder / f"{name}.log"
     if not log.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        code, text = _compile(path, target, defines)
+        folder.mkdir(parents=True, exist_ok=True)
+        code, text = make()
         for file, content in ((cubin, code), (log, text.encode())):  # other processes read complete files
             partial = file.with_name(f"{file.name}.{os.getpid()}")
             partial.write_bytes(content)
             partial.replace(file)
     return cubin.read_bytes(), log.read_text()
+
+
+def compiler_version() -> str:
+    """The version of NVRTC."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
 
 
 @functools.cache

@@ -72,8 +72,25 @@ def exported(path: Path) -> list[str]:
     return found
 
 
+def source_of(
+    name: str, architecture: str, folders: Sequence[Path] = (cuda.SOURCES,)
+) -> tuple[Path, list[str]]:
+    """The file of a kernel for an architecture, and the definitions that it is compiled with."""
+    if variant := variant_of(name):
+        return variant
+    for path in (path for folder in folders for path in sorted(folder.glob("*.cu"))):
+        if any(re.fullmatch(pattern, name) for pattern in exported(path)):
+            _, log = cuda.compiled(path, architecture)
+            if name in cuda.resources(log):
+                return path, []
+    raise KeyError(name)
+
+
 class Gpu(Device):
-    """A device, with the kernels of ``cuda/`` by name."""
+    """A device, with the kernels of some folders by name."""
+
+    #: By default, those of the product.
+    folders: Sequence[Path] = (cuda.SOURCES,)
 
     def __init__(self) -> None:
         super().__init__("libcuda.so.1")
@@ -100,14 +117,7 @@ class Gpu(Device):
 
     def source_of(self, name: str) -> tuple[Path, list[str]]:
         """The file of a kernel, and the definitions that it is compiled with."""
-        if variant := variant_of(name):
-            return variant
-        for path in sorted(cuda.SOURCES.glob("*.cu")):
-            if any(re.fullmatch(pattern, name) for pattern in exported(path)):
-                _, log = cuda.compiled(path, self.architecture)
-                if name in cuda.resources(log):
-                    return path, []
-        raise KeyError(name)
+        return source_of(name, self.architecture, self.folders)
 
     @property
     def has_warpgroups(self) -> bool:
