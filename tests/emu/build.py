@@ -37,8 +37,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter",
 COMMON = ["-std=c++17", "-fPIC", "-g1", "-fno-strict-aliasing", "-pthread", *WARNINGS, f"-I{HERE}"]
 MACHINE = {"x86_64": ["-march=x86-64-v3"]}.get(platform.machine(), [])
 #: Products and sums are not contracted to fused operations, so that bits do not depend on the compiler's
-#: choice for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`. Levels above -O1 take
-#: minutes more to compile, and the tests are not faster: they spend their time in fibers.
+#: choice for a loop. NVRTC contracts them, except those of intrinsics such as `__fmul_rn`. Levels above -O1
+#: take minutes more to compile, and the tests are not faster: they spend their time in fibers.
 HOST_KERNEL = [
     *("-O1", *MACHINE, "-ffp-contract=off", "-fvisibility=hidden", "-DPENSTOCK_HOST"),
     "-fno-optimize-sibling-calls",  # return addresses are places in kernels

@@ -6,7 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
