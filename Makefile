@@ -51,7 +51,7 @@ MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin devel
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
-        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan rust clean
+        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -206,6 +206,8 @@ clean:  ## Remove all build output
 
 # ---- internal targets
 
+packages: $(DEV) $(DEMO)
+
 rust:
 	@command -v cargo >/dev/null || { echo "Rust is missing: install it from https://rustup.rs and run make again" >&2; exit 1; }
 
@@ -230,7 +232,7 @@ $(BASE): | rust $(VENV)/bin/python
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)
-	$(BIN)/python -m pip install --group check
+	$(BIN)/python -m pip install --quiet --group check
 	@touch $@
 
 $(ORACLE): | $(BASE)

@@ -54,7 +54,13 @@ def steps_of(need: areas.Need, share: int) -> list[Step]:
     part = " ".join(["--own", f"--share {share}", *(f"--whole {folder}" for folder in need.whole)])
     python = Step("test-python", (f"TESTS={tests}", f"PART={part}"))
     rare = [Step(unit) for unit in shares.targets_of(share)] if need.is_everything else []
-    return [*map(Step, need.steps), *rare, python]
+    return [*checks(need), *rare, python]
+
+
+def checks(need: areas.Need) -> list[Step]:
+    """The steps before the tests of Python, some of which run beside others."""
+    beside = {other: step for step, other in areas.TABLE["beside"].items() if {step, other} <= {*need.steps}}
+    return [Step(step, beside=beside.get(step)) for step in need.steps if step not in beside.values()]
 
 
 def plan() -> list[Step]:
@@ -76,7 +82,7 @@ def run() -> None:
 
 def run_all() -> None:
     """Run all checks, then each share."""
-    all_steps = [*map(Step, areas.everything().steps), Step("test-python")]
+    all_steps = [*checks(areas.everything()), Step("test-python")]
     for share in range(shares.NUM_SHARES):
         all_steps += [Step(unit) for unit in shares.targets_of(share)]
         all_steps.append(

@@ -9,8 +9,10 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,16 +30,19 @@ class Step:
     target: str
     variables: tuple[str, ...] = ()
     seconds: float | None = None  # the limit, if it has one
+    beside: str | None = None  # a target that runs at the same time; its output comes at its end
 
     @property
     def name(self) -> str:
         """The target, and the variables that differ between steps."""
-        return " ".join([self.target, *(value for value in self.variables if value.startswith("SHARE="))])
+        shares = [value for value in self.variables if value.startswith("SHARE=")]
+        return " ".join([self.target, *shares, *(["and", self.beside] if self.beside else [])])
 
     @property
     def command(self) -> str:
-        """The command that repeats the step."""
-        return shlex.join(["make", self.target, *self.variables])
+        """The commands that repeat the step."""
+        commands = [["make", self.target, *self.variables], *([["make", self.beside]] if self.beside else [])]
+        return " & ".join(map(shlex.join, commands))
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,20 @@ def run_step(step: Step, begin: float) -> Ended:
     started, used = time.monotonic(), cpu_seconds()
     minutes = (started - begin) / 60
     print(f"\n==== {time.strftime('%H:%M:%S')} +{minutes:.1f} min: {step.name}", flush=True)
-    command = ["make", "--no-print-directory", step.target, *step.variables]
-    done = subprocess.run(command, cwd=ROOT, check=False)  # noqa: S603 - targets of our Makefile
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(make, step.beside, stdout=PIPE, stderr=STDOUT) if step.beside else None
+        status = make(step.target, *step.variables).returncode
+        if other is not None:
+            print(f"---- {step.beside}\n{other.result().stdout.decode(errors='replace')}", flush=True)
+            status = status or other.result().returncode
     ended = time.monotonic()
-    return Ended(step.name, started - begin, ended - started, cpu_seconds() - used, done.returncode)
+    return Ended(step.name, started - begin, ended - started, cpu_seconds() - used, status)
+
+
+def make(target: str, *variables: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
+    """Run a target of the Makefile to its end."""
+    command = ["make", "--no-print-directory", target, *variables]
+    return subprocess.run(command, cwd=ROOT, check=False, **streams)  # type: ignore[call-overload, no-any-return] # noqa: S603
 
 
 def run(steps: Iterable[Step]) -> None:
