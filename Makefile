@@ -45,7 +45,7 @@ CRATES  := --workspace --exclude penstock-python
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test check build wheel bench bench-suite peers generate format lint lint-rust lint-python test-rust test-rust-all test-python \
-        test-python-all test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
+        test-python-all test-oracle oracle test-clients test-asan test-arm kernels gpu-wheel gpu-test gpu-bench rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,13 +53,13 @@ help:  ## Print this list
 demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (QUESTION="...")
 	@$(BIN)/penstock demo "$(QUESTION)"
 
-test:  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the torch oracle
+test:  ## All checks: lint, Rust tests, loom models, doc tests, pytest with the wheel
 	@$(PYTHON) -B tools/gate run
 
 gate-report:  ## Print where the minutes of the last `make test` went
 	@$(PYTHON) -B tools/gate report
 
-check: lint test-rust test-python  ## Quick checks: the same without torch, loom models, doc tests and the wheel
+check: lint test-rust test-python  ## Quick checks: the same without loom models, doc tests and the wheel
 
 build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c 'import penstock'`
 
@@ -126,11 +126,18 @@ test-rust-all: test-rust
 	RUSTFLAGS='--cfg loom' cargo test -p penstock-engine --test loom --release --target-dir target/loom
 
 test-python: $(CORE) $(DEV) $(DEMO)
-	$(PYTEST) -m 'not oracle and not wheel and not clients'
+	$(PYTEST) -m 'not torch and not wheel and not clients'
 
 # The wheel takes minutes, mostly of one CPU, so its build begins here; the tests of the wheel wait for it.
-test-python-all: $(CORE) $(DEV) $(ORACLE) $(DEMO)
-	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) --durations=50 --junitxml=$(REPORTS)/python.xml -m 'not clients'
+test-python-all: $(CORE) $(DEV) $(DEMO)
+	$(WHEEL) >target/wheel.log 2>&1 & $(PYTEST) --durations=50 --junitxml=$(REPORTS)/python.xml \
+	    -m 'not torch and not clients'
+
+test-oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Tests with torch and transformers, which verify the stored results
+	$(PYTEST) -m 'oracle or torch' --oracle live
+
+oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Write the stored results of torch and transformers, tests/data/oracle
+	$(PYTEST) -m oracle --oracle write
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)

@@ -13,7 +13,7 @@ from support.parity.stored import TYPES, store
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ROWS, COLUMNS = 128, 192
+ROWS, COLUMNS, BLOCK = 64, 128, 64
 
 
 class Compressed(NamedTuple):
@@ -50,11 +50,12 @@ def compute(name: str, settings: dict[str, Any], *, rounds_inputs: bool) -> dict
     arguments = QuantizationArgs(**settings)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=activations)
     weight = torch.from_numpy(np.random.default_rng(0).standard_normal((ROWS, COLUMNS), dtype=np.float32))
+    blocks = weight.view(ROWS // BLOCK, BLOCK, COLUMNS // BLOCK, BLOCK)
     grouped = {
         "group": lambda: weight.view(ROWS, -1, 32),
         "channel": lambda: weight.view(ROWS, 1, COLUMNS),
         "tensor": lambda: weight.view(1, 1, -1),
-        "block": lambda: weight.view(2, 64, 3, 64).transpose(1, 2).reshape(2, 3, -1),
+        "block": lambda: blocks.transpose(1, 2).reshape(ROWS // BLOCK, COLUMNS // BLOCK, -1),
     }[settings["strategy"]]()
     scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), arguments)
     if settings["strategy"] == "tensor":
@@ -74,7 +75,7 @@ def compute(name: str, settings: dict[str, Any], *, rounds_inputs: bool) -> dict
         torch.int8: "I8",
         torch.uint8: "U8",
     }
-    parts = {suffix: part.contiguous() for suffix, part in compressed.items()}
+    parts = {suffix: part.clone(memory_format=torch.contiguous_format) for suffix, part in compressed.items()}
     return {
         "tensors": {suffix: [names[part.dtype], list(part.shape)] for suffix, part in parts.items()},
         **{f"tensor {suffix}": part.view(torch.uint8).numpy() for suffix, part in parts.items()},

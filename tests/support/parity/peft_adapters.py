@@ -70,7 +70,7 @@ def save_adapter(
         return {"config": (folder / "adapter_config.json").read_text(), "tensors": tensors}
 
     found = store().recall("adapter", inputs, compute)
-    if store().mode is Mode.STORED:
+    if not (folder / "adapter_config.json").exists():  # not computed now
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "adapter_config.json").write_text(found["config"])
         tensors = {}

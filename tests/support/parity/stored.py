@@ -22,7 +22,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -150,6 +149,8 @@ def fingerprint(path: Path) -> Any:
     if path.suffix == ".gguf":
         if (size := path.stat().st_size) >= LARGE:
             return [size, sampled_digest(path, size)]
+        import gguf
+
         reader = gguf.GGUFReader(path)
         skipped = ("GGUF.", "tokenizer.")
         fields = {name: field for name, field in reader.fields.items() if not name.startswith(skipped)}
