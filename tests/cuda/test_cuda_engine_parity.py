@@ -170,7 +170,7 @@ def test_greedy_answers_are_those_of_transformers(family: str, tmp_path: Path) -
     file = tmp_path / "answers.npz"
     assert run_program(parity.write_answers, checkpoint, 150, file).findings == []
     ours = np.load(file)
-    oracle, prompt = load_oracle(checkpoint), ours["prompt"].tolist()
-    greedy = oracle.greedy(prompt, parity.PARAMS.max_tokens)
-    assert_greedy(ours["token_ids"].tolist(), ours["logprobs"].tolist(), greedy)
+    oracle, prompt, token_ids = load_oracle(checkpoint), ours["prompt"].tolist(), ours["token_ids"].tolist()
+    greedy = oracle.greedy(prompt, len(token_ids))
+    assert_greedy(token_ids, ours["logprobs"].tolist(), greedy)
     assert_close(ours["logits"], oracle.logits([*prompt, *greedy.token_ids[:-1]]))

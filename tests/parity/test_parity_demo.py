@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 200
+#: No answer has a token that rounding chooses.
 QUESTIONS = (
     "Why is the sky blue?",
     "Write a haiku about autumn.",
     "List the planets of the solar system.",
-    "What is 17 times 23? Think step by step.",
+    "What is 17 times 23? Show each step.",
     "Translate to French: The cat sleeps on the warm stone.",
-    "Explain recursion to a child.",
+    "Explain recursion to a young child.",
     "def fibonacci(n):\n    # complete this function\n",
-    "Who wrote Don Quixote, and when?",
+    "Who wrote Don Quixote?",
     "Give me three names for a grey horse.",
     "Summarise: It rained all day, so we stayed in, read books and baked bread.",
     "¿Cuál es la capital de España?",
@@ -34,7 +35,7 @@ QUESTIONS = (
     'Answer in JSON with the keys "city" and "country": where is the Eiffel Tower?',
     "How do I boil an egg? 🥚",
     "Tell me a story that begins with a locked door.",
-    "x",
+    "y",
     "Is a tomato a fruit?   \n\n  Answer yes or no.",
     "Compare iron and copper. " * 12,
     "What happens when water freezes?",

@@ -28,7 +28,7 @@ class Compressed(NamedTuple):
 
 def compress(name: str, settings: dict[str, Any], *, rounds_inputs: bool) -> Compressed:
     """A random matrix in the format `name`, quantised with `settings`."""
-    inputs = {"name": name, "settings": settings, "rounds_inputs": rounds_inputs}
+    inputs: dict[str, Any] = {"name": name, "settings": settings, "rounds_inputs": rounds_inputs}
     result = store().recall("compressed tensors", inputs, lambda: compute(**inputs))
     tensors = {
         suffix: (kind, result[f"tensor {suffix}"].reshape(-1).view(TYPES[kind]).reshape(shape))

@@ -333,49 +333,49 @@ class TokenizerOracle:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
-        return self._recall("ids", text, lambda: self.tokenizer(text, add_special_tokens=False).input_ids)
+        found: list[int] = self._recall("ids", text, lambda: self._ids(text))
+        return found
 
-    def digests(self, texts: Sequence[str]) -> list[str]:
+    def digests(self, texts: list[str]) -> list[str]:
         """For each text the digest of its ids."""
-
-        def compute() -> list[str]:
-            return [digest_of(self.tokenizer(text, add_special_tokens=False).input_ids) for text in texts]
-
-        return self._recall("digests of ids", list(texts), compute)
+        found: list[str] = self._recall(
+            "digests of ids", texts, lambda: [digest_of(self._ids(text)) for text in texts]
+        )
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
-
-        def compute() -> str:
-            return self.tokenizer.decode(token_ids, skip_special_tokens=True)
-
-        return self._recall("text", list(token_ids), compute)
+        found: str = self._recall(
+            "text", list(token_ids), lambda: self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        )
+        return found
 
     def render(self, conversation: list[dict[str, str]]) -> str:
         """The prompt of a conversation."""
-
-        def compute() -> str:
-            return self.tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
-
-        return self._recall("prompt", conversation, compute)
+        found: str = self._recall(
+            "prompt", conversation, lambda: self._template(conversation, tokenize=False)
+        )
+        return found
 
     def prompt_ids(self, conversation: list[dict[str, str]]) -> list[int]:
         """The ids of the prompt of a conversation."""
-
-        def compute() -> list[int]:
-            return self.tokenizer.apply_chat_template(
-                conversation, add_generation_prompt=True, return_dict=False
-            )
-
-        return self._recall("prompt ids", conversation, compute)
+        found: list[int] = self._recall(
+            "prompt ids", conversation, lambda: self._template(conversation, return_dict=False)
+        )
+        return found
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer, where results are computed."""
         assert self._tokenizer is not None, "this result is not stored"
         return self._tokenizer
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def _template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+        return self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, **options)
 
     def _recall(self, kind: str, given: Any, compute: Callable[[], Any]) -> Any:
         inputs = {"source": self._source, "given": given}
