@@ -51,7 +51,7 @@ MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin devel
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
-        test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
+        test-oracle oracle test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -154,6 +154,12 @@ test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for
 
 test-wheel: $(CORE) $(DEV) $(DEMO)
 	$(BIN)/pytest -m wheel tests/docs/test_wheel.py
+
+test-oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Tests with torch and transformers, which verify the stored results
+	$(PYTEST) -m 'oracle or torch' --oracle live
+
+oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Write the stored results of torch and transformers, tests/data/oracle
+	$(PYTEST) -m oracle --oracle write
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the event loops, the demo model, and a small generated checkpoint."""
+"""Options and fixtures of all tests: event loops, models, and where results of the oracle come from."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from penstock.demo import model_path
 from penstock.errors import ModelLoadError
 from support import shares
 from support.api.checkpoints import make_config, write_checkpoint
+from support.parity import stored
 from support.paths import TESTS
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
 
@@ -53,7 +55,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The choice of tests, and the lengths of the soak test and of the storm."""
+    """The choice of tests, the lengths of the soak test and of the storm, and the results of the oracle."""
     parser.addoption("--own", action="store_true", help="run the tests of each gate: all but rare ones")
     parser.addoption(
         "--share", type=int, metavar="N", help="run the rare tests of share N, too if --own is given"
@@ -64,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")
     parser.addoption(
         "--storm-operations", type=int, default=200, help="operations of each thread in the storm"
+    )
+    parser.addoption(
+        "--oracle",
+        choices=[mode.value for mode in stored.Mode],
+        default=stored.Mode.STORED.value,
+        help="read the results of torch and transformers, compute and compare them, or write them",
     )
 
 
@@ -95,3 +103,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if deselected:
         config.hook.pytest_deselected(items=deselected)
     items[:] = selected
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose where the results of the oracle come from."""
+    mode = stored.Mode(config.getoption("--oracle"))
+    if mode is stored.Mode.WRITE and (config.getoption("keyword") or any("::" in arg for arg in config.args)):
+        raise pytest.UsageError("--oracle write replaces whole files: select files of tests, no single tests")
+    stored.store().mode = mode
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that need torch, except in live runs."""
+    if item.get_closest_marker("torch") and stored.store().mode is not stored.Mode.LIVE:
+        pytest.skip("needs torch: pytest --oracle live")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The results of each file of tests are in a file of their own."""
+    stored.store().begin(item.path.stem)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Results beside a failed test are not written."""
+    report = yield
+    if report.failed:
+        stored.store().fail(item.path.stem)
+    return report
+
+
+def pytest_sessionfinish() -> None:
+    """Write new results of the oracle."""
+    stored.store().save()

@@ -7,8 +7,8 @@ Needs a penstock with test hooks, pytest, numpy, and NVRTC; neither Rust nor a n
 - `info`: `penstock info`;
 - `compile`: all kernels compile for this device without spills;
 - `kernels ...`: the tests of kernels, on the device, against numpy;
-- `engine ...`: the tests of the engine: parity with the CPU and, if torch and transformers are there, with
-  them; the same bits, storms, pressure, adapters, sampling;
+- `engine ...`: the tests of the engine: parity with the CPU and with stored results of transformers; the same
+  bits, storms, pressure, adapters, sampling;
 - `api ...`: tests of the API that do not choose a device, on asyncio;
 - `memcheck ...` and `racecheck ...`: tests of kernels under compute-sanitizer, if it is there.
 
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -36,8 +35,6 @@ SANITIZERS = {
     "memcheck": ["rows", "gemm", "kv", "lora", "codes", "attention", "sample"],
     "racecheck": ["rows", "gemm", "codes", "attention"],
 }
-#: The libraries of the tests of parity with transformers.
-ORACLE = ("torch", "transformers")
 #: Other tests of the engine.
 OTHERS = ("adapters", "sampling")
 #: Tests of the API that use an engine of any device, and measure no memory of the host.
@@ -106,21 +103,24 @@ def file_of(name: str) -> Path:
 def api_parts(expression: str) -> list[Part]:
     """The parts of the API. An emulated device is slow."""
     words = " and ".join(["not uvloop", "not trio", *([f"({expression})"] if expression else [])])
-    options = ("-k", words, "-m", "not oracle", "-o", "timeout=600")
+    options = ("-k", words, "-m", "not torch", "-o", "timeout=600")
     return [Part(f"api {name}", pytest_of([file_of(name)], *options), 900) for name in API]
 
 
 def parts(expression: str) -> list[Part]:
     """All parts, the longest ones first."""
     chosen = ["-k", expression] if expression else []
-    has_oracle = all(importlib.util.find_spec(name) for name in ORACLE)
-    marks = [] if has_oracle else ["-m", "not oracle"]
     paths = [
         *sorted(TESTS.glob("cuda/test_cuda_engine*.py")),
         *(file_of(f"cuda_{name}") for name in OTHERS),
     ]
     engine = [
-        Part(f"engine {path.stem.split('_')[-1]}", pytest_of([path], *chosen, *marks), 420, not chosen)
+        Part(
+            f"engine {path.stem.split('_')[-1]}",
+            pytest_of([path], *chosen, "-m", "not torch"),
+            420,
+            not chosen,
+        )
         for path in paths
         if path.stem != EMULATED
     ]
@@ -146,9 +146,7 @@ def parts(expression: str) -> list[Part]:
 
 def not_run() -> list[str]:
     """What is missing on this machine, and the tests that do not run without it."""
-    missing = [name for name in ORACLE if not importlib.util.find_spec(name)]
-    lines = [f"{' and '.join(missing)} missing: no parity with transformers"] if missing else []
-    return lines if sanitizer() else [*lines, f"compute-sanitizer missing: no {' and '.join(SANITIZERS)}"]
+    return [] if sanitizer() else [f"compute-sanitizer missing: no {' and '.join(SANITIZERS)}"]
 
 
 def architecture() -> str:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.oracle  # that dependency group includes huggingface_hub
-
 MODEL, GATED, BROKEN, BUSY, STALLED = "acme/tiny", "acme/gated", "acme/broken", "acme/busy", "acme/stalled"
 DECOYS = (
     ".gitattributes",

@@ -267,7 +267,7 @@ os._exit(0)
     assert output == b"True\n", errors.decode()
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 def test_torch_tensor_result_is_accepted(engine: penstock.Engine) -> None:
     import torch
 

@@ -130,7 +130,7 @@ def test_bytes_that_do_not_match_the_shape_are_rejected(shape: tuple[int, ...]) 
         penstock.Tensor(shape=shape, data=b"\0" * 9 if shape == (2,) else b"\0" * 4)
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 def test_torch_reads_and_writes_tensors() -> None:
     import torch
 

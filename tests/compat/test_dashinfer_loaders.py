@@ -29,6 +29,7 @@ from penstock.compat.dashinfer.allspark import (
 from penstock.compat.dashinfer.allspark.runtime_config import engine_options
 from support.api.checkpoints import in_old_format, make_config, make_weights, write_checkpoint
 from support.api.running import compute_logits, random_prompt
+from support.parity import oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -565,12 +566,11 @@ def test_state_dict_that_is_no_model_is_a_serializer_exception(
         serialise("m", "", {"x": np.zeros(1)}, make_config("llama"), tmp_path)
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 def test_torch_module_has_the_bits_of_its_checkpoint(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
     config = make_config("llama", tie_word_embeddings=True)
     model = write_checkpoint(tmp_path / "model", config)
-    module = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    module = oracle.load_model(model)
     serialise = allspark.Engine().serialize_model_from_torch
     serialise("module", "LLaMA_v2", module, module.config, tmp_path)
     serialise("tensors", "LLaMA_v2", module.state_dict(), config, tmp_path)
@@ -579,27 +579,40 @@ def test_torch_module_has_the_bits_of_its_checkpoint(tmp_path: Path) -> None:
     assert logits(tmp_path / "tensors.asparam") == expected
 
 
-@pytest.mark.oracle
-def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    model = write_checkpoint(tmp_path / "model", make_config("qwen2"))
-    loader = HuggingFaceModel(model, "m").load_model().serialize_to_path(None, tmp_path)
+def greedy_ids(folder: Path, inputs: Any) -> list[int]:
+    """Checks the text of 20 greedy tokens of a model in `folder`, which are returned."""
+    loader = HuggingFaceModel(folder / "model", "m").load_model().serialize_to_path(None, folder)
     config = loader.create_reference_runtime_config_builder("m", TargetDevice.CPU, [0], 2).build()
     engine = allspark.Engine()
     engine.install_model(config)
     engine.start_model("m")
-    inputs = torch.tensor(PROMPT)
     tokens = {"top_k": 1, "early_stopping": False, "max_length": 24}
     _, handle, queue = engine.start_request_ids("m", loader, inputs, tokens)
     assert engine.sync_request("m", handle) is allspark.AsStatus.ALLSPARK_SUCCESS
     assert queue is not None
     elements = queue.Get()
     assert elements is not None
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="float32").generate(
-        inputs[None], attention_mask=torch.ones(1, 4), do_sample=False, max_length=24, eos_token_id=None
-    )
-    assert elements.ids_from_generate == theirs[0, 4:].tolist()
+    ids = elements.ids_from_generate
     tokenizer = loader.init_tokenizer().get_tokenizer()
     assert tokenizer is not None
-    assert tokenizer.decode(theirs[0, 4:]) == tokenizer.decode(elements.ids_from_generate)
+    assert tokenizer.decode(np.array(ids)) == tokenizer.decode(ids)
+    return ids
+
+
+@pytest.mark.oracle
+def test_greedy_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", make_config("qwen2"))
+    theirs = oracle.load_oracle(model).greedy(PROMPT, 20)
+    assert theirs.is_unambiguous
+    assert greedy_ids(tmp_path, PROMPT) == theirs.token_ids
+
+
+@pytest.mark.torch
+def test_prompt_can_be_a_tensor_of_torch(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", make_config("qwen2"))
+    torch = oracle.import_torch()
+    ids = greedy_ids(tmp_path, torch.tensor(PROMPT))
+    assert ids == greedy_ids(tmp_path, PROMPT)
+    tokenizer = HuggingFaceModel(tmp_path / "model", "m").init_tokenizer().get_tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.decode(torch.tensor(ids)) == tokenizer.decode(ids)

@@ -323,7 +323,7 @@ async def test_perplexity_is_that_of_the_adapter(
         assert expected != pipe.get_ppl(texts)
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 async def test_logits_are_those_of_the_adapter(pipe: Pipeline, native: penstock.Engine) -> None:
     import_torch()
     result = native.blocking.generate(PROMPT, max_tokens=1, output_logits="prompt", adapter="one")

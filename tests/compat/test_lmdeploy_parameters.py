@@ -111,7 +111,7 @@ def test_parts_of_a_response_are_joined() -> None:
     assert first.extend(Response("", 1, 5, "length")).logprobs == [{1: -0.5}]
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 def test_rows_of_joined_parts_are_those_of_the_whole(pipe: Pipeline) -> None:
     oracle.import_torch()
     config = GenerationConfig(max_new_tokens=6, output_logits="all", output_last_hidden_state="generation")

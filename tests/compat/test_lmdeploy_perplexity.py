@@ -16,7 +16,7 @@ from penstock.compat.lmdeploy.messages import EngineOutput, ResponseType
 from support.api.engines import assert_at_rest
 from support.api.running import compute_logits, random_prompt
 from support.compat.lmdeploy import GREEDY, LONG, PROMPT, config, expected_ids, open_pipeline
-from support.parity.oracle import import_torch, load_oracle
+from support.parity.oracle import import_torch, load_model, load_oracle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,25 +60,22 @@ def test_perplexity_of_a_long_text_has_half_windows(length: int, pipe: Pipeline)
 @pytest.mark.oracle
 @pytest.mark.parametrize("length", [100, 512, 900])
 def test_perplexity_equals_that_of_transformers(length: int, tiny_model: Path, pipe: Pipeline) -> None:
+    ids = random_prompt(length)
+    expected = load_oracle(tiny_model).perplexity(ids, 512)
+    assert pipe.get_ppl(ids) == [pytest.approx(expected, rel=1e-4)]
+
+
+@pytest.mark.torch
+def test_logits_are_tensors_of_torch_with_memory_of_their_own(tiny_model: Path, pipe: Pipeline) -> None:
     torch = import_torch()
-    model = load_oracle(tiny_model).model
-    ids, width, end, losses = random_prompt(length), 512, 0, []
-    for begin in range(0, length, width // 2):
-        num_new, end = min(begin + width, length) - end, min(begin + width, length)
-        targets = torch.tensor([ids[begin:end]])
-        targets[:, :-num_new] = -100
-        with torch.no_grad():
-            loss = model(torch.tensor([ids[begin:end]]), labels=targets).loss
-        losses += [loss.item()] * (num_new - (begin == 0))
-        if end == length:
-            break
-    assert pipe.get_ppl(ids) == [pytest.approx(sum(losses) / len(losses), rel=1e-4)]
-    logits = pipe.get_logits([ids[:50], ids[:20]])
+    ids = random_prompt(50)
+    logits = pipe.get_logits([ids, ids[:20]])
     assert logits.shape == (2, 50, 512)
     with torch.no_grad():
-        torch.testing.assert_close(logits[0], model(torch.tensor([ids[:50]])).logits[0], rtol=1e-3, atol=1e-3)
+        expected = load_model(tiny_model)(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits[0], expected, rtol=1e-3, atol=1e-3)
     assert not logits[1, 20:].any()
-    logits[0] = 0  # the memory is the program's
+    logits[0] = 0
     whole = pipe.infer("ab", config(output_logits="all"), do_preprocess=False)
     whole.logits[0] = 0
     assert whole.logits[-8:].argmax(dim=1).tolist() == whole.token_ids

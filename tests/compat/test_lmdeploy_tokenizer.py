@@ -111,7 +111,7 @@ def test_tokenizer_is_made_of_an_open_one(demo_model: Path) -> None:
 
 @pytest.mark.oracle
 def test_ids_equal_those_of_transformers(demo_model: Path, tokenizer: Tokenizer) -> None:
-    theirs = oracle.load_tokenizer(demo_model)
+    theirs = oracle.TokenizerOracle(demo_model)
     assert tokenizer.encode(TEXT) == theirs.encode(TEXT)
     ids = tokenizer.encode(TEXT)
     assert tokenizer.decode(ids[:7]) == theirs.decode(ids[:7])

@@ -222,7 +222,7 @@ def test_information_has_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "libc.so.6 (it has no function cublasLtGetVersion)" in info.cublas_reason
 
 
-@pytest.mark.oracle
+@pytest.mark.torch
 def test_library_of_the_package_can_be_used() -> None:
     try:  # torch brings it, but not every build of torch
         version = importlib.metadata.version("nvidia-cublas").split(".")

@@ -11,6 +11,8 @@ import pytest
 from support.api.checkpoints import make_config, write_checkpoint
 from support.cuda import parity
 from support.kernels.emulator import needs_demo, run_program
+from support.parity.compare import assert_close, assert_greedy
+from support.parity.oracle import load_oracle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,14 +165,12 @@ def test_real_model_has_the_answer_of_the_cpu() -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_greedy_answers_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    from support.parity.oracle import assert_close, assert_greedy, load_oracle
-
     windows = {"sliding_window": 40} if family == "mistral" else {}
     checkpoint = write_checkpoint(tmp_path / "model", make_config(family, **windows))
     file = tmp_path / "answers.npz"
     assert run_program(parity.write_answers, checkpoint, 150, file).findings == []
     ours = np.load(file)
-    prompt, token_ids = ours["prompt"].tolist(), ours["token_ids"].tolist()
-    theirs = load_oracle(checkpoint).logits([*prompt, *token_ids[:-1]])
-    assert_close(ours["logits"], theirs)
-    assert_greedy(token_ids, ours["logprobs"].tolist(), theirs[len(prompt) - 1 :])
+    oracle, prompt, token_ids = load_oracle(checkpoint), ours["prompt"].tolist(), ours["token_ids"].tolist()
+    greedy = oracle.greedy(prompt, len(token_ids))
+    assert_greedy(token_ids, ours["logprobs"].tolist(), greedy)
+    assert_close(ours["logits"], oracle.logits([*prompt, *greedy.token_ids[:-1]]))

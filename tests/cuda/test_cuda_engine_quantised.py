@@ -15,7 +15,7 @@ from support.cuda import quantised
 from support.cuda.quantised import INTEGER_ACTIVATIONS
 from support.kernels import cuda
 from support.kernels.emulator import run_program
-from support.parity.oracle import import_torch, load_oracle
+from support.parity.oracle import load_rounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,19 +117,7 @@ def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp
     values = write_quantised(tmp_path / method, METHODS[method])
     plain = write_checkpoint(tmp_path / "plain", make_config("llama"))
     write_safetensors(plain / "model.safetensors", values, "float32")
-    oracle = load_oracle(plain)
-    torch = import_torch()
-
-    def rounded(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        groups = inputs[0].unflatten(-1, (-1, span or inputs[0].shape[-1]))
-        scales = groups.abs().amax(-1, keepdim=True) / 448
-        numbers = (groups / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float()
-        return ((numbers * scales).flatten(-2),)
-
-    for name, module in oracle.model.named_modules():
-        if name.endswith("_proj"):
-            module.register_forward_pre_hook(rounded)
-    expected = oracle.logits(random_prompt(17))
+    expected = load_rounded(plain, span).logits(random_prompt(17)).rows
     ended = run_program(quantised.rounded_logits, tmp_path, method)
     assert ended.findings == []
     found = np.array(ended.result)

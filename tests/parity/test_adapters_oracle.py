@@ -12,20 +12,22 @@ import penstock
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import make_engine
 from support.api.ggufs import TYPES, VOCABULARY, write_gguf
-from support.api.running import random_prompt
-from support.parity.oracle import Oracle, assert_close, assert_greedy
-from support.parity.peft_adapters import edit_config, load_adapted, save_adapter, save_merged
+from support.api.running import compute_logits, random_prompt
+from support.parity.compare import Logits, assert_close, assert_greedy
+from support.parity.peft_adapters import edit_config, load_adapted, load_merged, save_adapter, save_merged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from support.parity.oracle import Oracle
+
 pytestmark = pytest.mark.oracle
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-PROMPT = random_prompt(90, vocabulary_size=VOCABULARY)
 NUM_TOKENS = 64
+make_prompt = functools.partial(random_prompt, 90, vocabulary_size=VOCABULARY)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 #: A pattern for one layer and one for all, which both match layer 0.
 ONE_LAYER, ALL_LAYERS = "model.layers.0.self_attn.q_proj", "q_proj"
@@ -120,14 +122,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    base: Path, adapter: Path | None = None, **options: Any
+    prompt: list[int], base: Path, adapter: Path | None = None, **options: Any
 ) -> tuple[penstock.Result, NDArray[np.float32]]:
     """64 greedy tokens, and the logits of all positions."""
     with make_engine(base, max_adapters=1, threads=2, max_num_batched_tokens=64, **options) as engine:
         if adapter is not None:
             engine.blocking.load_adapter("adapter", adapter)
         result = engine.blocking.generate(
-            PROMPT,
+            prompt,
             max_tokens=NUM_TOKENS,
             temperature=0,
             ignore_eos=True,
@@ -138,40 +140,43 @@ def run(
     return result, np.asarray(result.logits)
 
 
-def check(result: penstock.Result, logits: NDArray[np.float32], oracle: Oracle) -> NDArray[np.float32]:
-    """Compare the logits and the tokens with the oracle's logits, which are returned."""
+def compare(
+    prompt: list[int], ours: tuple[penstock.Result, NDArray[np.float32]], oracle: Oracle
+) -> tuple[list[int], Logits]:
+    """Compare the logits and the tokens with those of the oracle; returns all tokens and its logits."""
+    result, logits = ours
     assert result.logprobs is not None
-    assert len(result.token_ids) == NUM_TOKENS
-    theirs = oracle.logits([*PROMPT, *result.token_ids[:-1]])
+    greedy = oracle.greedy(prompt, NUM_TOKENS)
+    assert_greedy(result.token_ids, result.logprobs, greedy)
+    token_ids = [*prompt, *greedy.token_ids[:-1]]
+    theirs = oracle.logits(token_ids)
     assert_close(logits, theirs)
-    assert_greedy(result.token_ids, result.logprobs, theirs[len(PROMPT) - 1 :])
-    return theirs
+    return token_ids, theirs
 
 
-@functools.cache
-def base_logits(base: Path) -> NDArray[np.float32]:
-    """The logits of the prompt without an adapter."""
-    return run(base)[1]
+def check(base: Path, adapter: Path, **options: Any) -> tuple[list[int], Logits]:
+    """Compare the logits and the tokens of an adapter with those of PEFT, which are returned."""
+    oracle = load_adapted(base, adapter)
+    prompt, _ = oracle.find_greedy(make_prompt, NUM_TOKENS)
+    return compare(prompt, run(prompt, base, adapter, **options), oracle)
 
 
-def assert_adapted(theirs: NDArray[np.float32], base: Path) -> None:
+def assert_adapted(base: Path, token_ids: list[int], theirs: Logits) -> None:
     """Check that the logits of an adapter are far from those of the base."""
-    plain = base_logits(base)
-    assert np.abs(theirs[: len(PROMPT)] - plain[: len(PROMPT)]).max() > 0.02 * np.abs(plain).max()
+    plain = compute_logits(base, token_ids, threads=2)[theirs.positions]
+    assert np.abs(theirs.rows - plain).max() > 0.02 * np.abs(plain).max()
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapter_of_peft_matches_peft(name: str, base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base, tmp_path, **ADAPTERS[name])
-    theirs = check(*run(base, adapter), load_adapted(base, adapter))
-    assert_adapted(theirs, base)
+    assert_adapted(base, *check(base, adapter))
 
 
 @pytest.mark.parametrize("name", BY_FAMILY)
 def test_adapter_of_each_family_matches_peft(name: str, any_base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(any_base, tmp_path, **ADAPTERS[name])
-    theirs = check(*run(any_base, adapter), load_adapted(any_base, adapter))
-    assert_adapted(theirs, any_base)
+    assert_adapted(any_base, *check(any_base, adapter))
 
 
 @pytest.mark.parametrize("first", [ONE_LAYER, ALL_LAYERS])
@@ -180,7 +185,7 @@ def test_first_of_overlapping_patterns_applies(first: str, base: Path, tmp_path:
     other = ONE_LAYER if first == ALL_LAYERS else ALL_LAYERS
     alphas = {ALL_LAYERS: 2, ONE_LAYER: 64}
     edit_config(adapter, alpha_pattern={first: alphas[first], other: alphas[other]})
-    check(*run(base, adapter), load_adapted(base, adapter))
+    check(base, adapter)
 
 
 def test_omitted_rank_and_alpha_match_peft(base: Path, tmp_path: Path) -> None:
@@ -190,33 +195,34 @@ def test_omitted_rank_and_alpha_match_peft(base: Path, tmp_path: Path) -> None:
     lines = [line for line in file.read_text().split(", ") if not line.startswith(('"r"', '"lora_alpha"'))]
     file.write_text(", ".join(lines))
     assert '"r"' not in file.read_text()
-    check(*run(base, adapter), load_adapted(base, adapter))
+    check(base, adapter)
 
 
-@pytest.mark.parametrize("name", ["rank 8", "rsLoRA with ranks of modules", "bfloat16"])
+@pytest.mark.parametrize("name", BY_FAMILY)
 def test_merged_weights_give_the_same_output(name: str, any_base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(any_base, tmp_path / "adapter", **ADAPTERS[name])
     merged = save_merged(any_base, adapter, tmp_path / "merged")
-    result, logits = run(any_base, adapter)
-    other, merged_logits = run(merged)
-    if result.token_ids == other.token_ids:  # otherwise two logits tie, which `check` verifies
-        assert_close(logits, merged_logits)
-    check(result, logits, Oracle(load_adapted(any_base, adapter).model.merge_and_unload()))
-    check(other, merged_logits, load_adapted(any_base, adapter))
+    oracles = load_adapted(any_base, adapter), load_merged(any_base, adapter)
+    prompt, _ = oracles[0].find_greedy(make_prompt, NUM_TOKENS)
+    ours, others = run(prompt, any_base, adapter), run(prompt, merged)
+    assert ours[0].token_ids == others[0].token_ids
+    assert_close(ours[1], Logits.all_of(others[1]))
+    for oracle in oracles:
+        compare(prompt, ours, oracle)
+        compare(prompt, others, oracle)
 
 
 def test_tied_head_is_not_adapted(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base", make_config("qwen2", tie_word_embeddings=True))
     adapter = save_adapter(base, tmp_path / "adapter", r=8, target_modules="all-linear")
-    theirs = check(*run(base, adapter), load_adapted(base, adapter))
-    assert_adapted(theirs, base)
+    assert_adapted(base, *check(base, adapter))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_base_of_half_precision_computes_as_in_float32(dtype: str, tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base", make_config("llama", dtype=dtype))
     adapter = save_adapter(base, tmp_path / "adapter", r=8, target_modules="all-linear")
-    check(*run(base, adapter, kv_cache_dtype="float32"), load_adapted(base, adapter))
+    check(base, adapter, kv_cache_dtype="float32")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
@@ -225,8 +231,7 @@ def test_adapter_over_a_gguf_base_matches_peft(architecture: str, tmp_path: Path
     base = tmp_path / "model.gguf"
     write_gguf(base, TYPES["F32"], architecture=architecture)
     adapter = save_adapter(base, tmp_path / "adapter", r=8, lora_alpha=5, target_modules="all-linear")
-    theirs = check(*run(base, adapter), load_adapted(base, adapter))
-    assert_adapted(theirs, base)
+    assert_adapted(base, *check(base, adapter))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
@@ -235,11 +240,9 @@ def test_adapter_over_quantised_gguf_is_close_to_peft(kind: str, tmp_path: Path)
     base = tmp_path / "model.gguf"
     write_gguf(base, TYPES[kind])
     adapter = save_adapter(base, tmp_path / "adapter", r=8, lora_alpha=5, target_modules="all-linear")
-    oracle = load_adapted(base, adapter)
-    check(*run(base, adapter, quantization="none", dtype="float32"), oracle)
-    result, logits = run(base, adapter)
-    theirs = oracle.logits([*PROMPT, *result.token_ids[:-1]])
-    assert np.sqrt(np.mean((logits - theirs) ** 2) / np.var(theirs)) < 0.05
+    token_ids, theirs = check(base, adapter, quantization="none", dtype="float32")
+    ours = run(token_ids, base, adapter)[1][theirs.positions]
+    assert np.sqrt(np.mean((ours - theirs.rows) ** 2) / np.var(theirs.rows)) < 0.05
 
 
 @pytest.mark.parametrize(

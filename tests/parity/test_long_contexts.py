@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import penstock
 from support.api.checkpoints import in_old_format, make_config, write_checkpoint
 from support.api.engines import bits_of, make_engine
 from support.api.running import compute_logits, generate_greedily, random_prompt
-from support.parity.oracle import assert_close, assert_greedy, import_torch, load_oracle
+from support.parity.compare import assert_close, assert_greedy
+from support.parity.oracle import load_oracle, load_scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,26 +61,13 @@ def test_invalid_logn_attention_is_an_error(llama: Path, overrides: dict[str, An
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_logn_attention_matches_scaled_queries_in_transformers(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch = import_torch()
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    rotate = module.apply_rotary_pos_emb
-
-    def scaled(query: Any, *arguments: Any, **options: Any) -> Any:
-        query, key = rotate(query, *arguments, **options)
-        counts = torch.arange(1, query.shape[2] + 1, dtype=torch.float64)
-        scale = (counts.log() / np.log(LOGN["seq_length"])).clamp(min=1.0).to(query.dtype)
-        return query * scale[:, None], key
-
+def test_logn_attention_matches_scaled_queries_in_transformers(family: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config(family, **LOGN))
-    monkeypatch.setattr(module, "apply_rotary_pos_emb", scaled)
-    oracle, prompt = load_oracle(checkpoint), random_prompt(150)
+    oracle = load_scaled(checkpoint, family, LOGN["seq_length"])
+    prompt, theirs = oracle.find_greedy(functools.partial(random_prompt, 150), 64)
     assert_close(compute_logits(checkpoint, prompt, threads=2, chunk=64), oracle.logits(prompt))
     [result] = generate_greedily(checkpoint, [prompt], 64, threads=2, max_num_batched_tokens=64)
     assert result.logprobs is not None
-    theirs = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
     assert_greedy(result.token_ids, result.logprobs, theirs)
 
 
@@ -112,14 +99,9 @@ def test_overridden_rope_scaling_raises_the_maximum_length(
 def test_overridden_dynamic_rope_matches_transformers(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config("llama", max_position_embeddings=64))
     overrides = {"rope_parameters": {"rope_type": "dynamic", "factor": 8.0, "rope_theta": 10000.0}}
-    [result] = generate_greedily(
-        checkpoint,
-        [prompt := random_prompt(300)],
-        64,
-        threads=2,
-        config_overrides=overrides,
-        max_model_len=512,
-    )
+    oracle = load_oracle(checkpoint, **overrides)
+    prompt, theirs = oracle.find_greedy(functools.partial(random_prompt, 300), 64, by_step=True)
+    options: dict[str, Any] = {"config_overrides": overrides, "max_model_len": 512}
+    [result] = generate_greedily(checkpoint, [prompt], 64, threads=2, **options)
     assert result.logprobs is not None
-    theirs = load_oracle(checkpoint, **overrides).stepwise_logits(prompt, result.token_ids)
     assert_greedy(result.token_ids, result.logprobs, theirs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
 from support.api.running import compute_logits, generate_greedily
-from support.parity.oracle import Oracle, assert_close, assert_greedy, load_oracle, load_tokenizer
+from support.parity.compare import assert_close, assert_greedy
+from support.parity.oracle import Oracle, TokenizerOracle, load_oracle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.oracle, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 200
+#: No answer has a token that rounding chooses.
 QUESTIONS = (
     "Why is the sky blue?",
     "Write a haiku about autumn.",
     "List the planets of the solar system.",
-    "What is 17 times 23? Think step by step.",
+    "What is 17 times 23? Show each step.",
     "Translate to French: The cat sleeps on the warm stone.",
-    "Explain recursion to a child.",
+    "Explain recursion to a young child.",
     "def fibonacci(n):\n    # complete this function\n",
-    "Who wrote Don Quixote, and when?",
+    "Who wrote Don Quixote?",
     "Give me three names for a grey horse.",
     "Summarise: It rained all day, so we stayed in, read books and baked bread.",
     "¿Cuál es la capital de España?",
@@ -33,7 +35,7 @@ QUESTIONS = (
     'Answer in JSON with the keys "city" and "country": where is the Eiffel Tower?',
     "How do I boil an egg? 🥚",
     "Tell me a story that begins with a locked door.",
-    "x",
+    "y",
     "Is a tomato a fruit?   \n\n  Answer yes or no.",
     "Compare iron and copper. " * 12,
     "What happens when water freezes?",
@@ -55,8 +57,8 @@ def oracle(demo_model: Path) -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(demo_model: Path) -> Any:
-    return load_tokenizer(demo_model)
+def tokenizer(demo_model: Path) -> TokenizerOracle:
+    return TokenizerOracle(demo_model)
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +75,15 @@ def results(demo_model: Path) -> list[penstock.Result]:
     )
 
 
-def test_rendered_templates_match_transformers(demo_model: Path, tokenizer: Any) -> None:
+def test_rendered_templates_match_transformers(demo_model: Path, tokenizer: TokenizerOracle) -> None:
     with penstock.Engine(str(demo_model)) as engine:
         for conversation in CONVERSATIONS:
-            expected = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-            assert engine.apply_chat_template(conversation) == expected
+            assert engine.apply_chat_template(conversation) == tokenizer.render(conversation)
 
 
-def test_prompt_ids_match_transformers(results: list[penstock.Result], tokenizer: Any) -> None:
+def test_prompt_ids_match_transformers(results: list[penstock.Result], tokenizer: TokenizerOracle) -> None:
     for conversation, result in zip(CONVERSATIONS, results, strict=True):
-        expected = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-        assert list(result.prompt_token_ids) == expected
+        assert list(result.prompt_token_ids) == tokenizer.prompt_ids(conversation)
 
 
 @pytest.mark.parametrize("index", range(len(CONVERSATIONS)))
@@ -93,14 +93,14 @@ def test_two_hundred_greedy_tokens_match_transformers(
     result = results[index]
     assert len(result.token_ids) == NUM_TOKENS
     assert result.logprobs is not None
-    token_ids = [*result.prompt_token_ids, *result.token_ids[:-1]]
-    theirs = oracle.logits(token_ids)[len(result.prompt_token_ids) - 1 :]
-    assert_greedy(result.token_ids, result.logprobs, theirs)
+    assert_greedy(result.token_ids, result.logprobs, oracle.greedy(result.prompt_token_ids, NUM_TOKENS))
 
 
-def test_decoded_text_matches_transformers(results: list[penstock.Result], tokenizer: Any) -> None:
+def test_decoded_text_matches_transformers(
+    results: list[penstock.Result], tokenizer: TokenizerOracle
+) -> None:
     for result in results:
-        assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
+        assert result.text == tokenizer.decode(result.token_ids)
 
 
 def test_logits_of_a_long_prompt_match_transformers(

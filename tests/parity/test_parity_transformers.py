@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import penstock
-from support.api.checkpoints import in_old_format, make_config, write_checkpoint
+from support.api.checkpoints import encode, in_old_format, make_config, make_weights, write_checkpoint
 from support.api.running import compute_logits, generate_greedily, random_prompt
-from support.parity.oracle import Oracle, assert_close, assert_greedy, load_oracle
+from support.parity.compare import assert_close, assert_greedy
+from support.parity.oracle import Oracle, load_oracle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,22 +97,23 @@ ROPES = {
 def check(checkpoint: Path, *, prompt_length: int = 150, relative: float = 1e-4, **config: Any) -> None:
     """Compare the logits of a prompt, then 64 greedy tokens and their logprobs, with transformers."""
     oracle = load_oracle(checkpoint)
-    prompt = random_prompt(prompt_length)
+    prompt = check_greedy(checkpoint, oracle, prompt_length, relative=relative, **config)
     ours = compute_logits(checkpoint, prompt, threads=2, chunk=64)
     assert_close(ours, oracle.logits(prompt), relative=relative)
-    check_greedy(checkpoint, oracle, prompt, relative=relative, **config)
 
 
 def check_greedy(
-    checkpoint: Path, oracle: Oracle, prompt: list[int], *, relative: float = 1e-4, **config: Any
-) -> None:
+    checkpoint: Path, oracle: Oracle, prompt_length: int, *, relative: float = 1e-4, **config: Any
+) -> list[int]:
+    """Compare greedy tokens and their logprobs; returns the prompt."""
+    prompt, theirs = oracle.find_greedy(functools.partial(random_prompt, prompt_length), NUM_TOKENS)
     [result] = generate_greedily(
         checkpoint, [prompt], NUM_TOKENS, threads=2, max_num_batched_tokens=64, **config
     )
     assert result.finish_reason == "length"
     assert result.logprobs is not None
-    theirs = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
     assert_greedy(result.token_ids, result.logprobs, theirs, relative=relative)
+    return prompt
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -138,20 +141,20 @@ def test_overridden_rope_matches_transformers(name: str, config_format: str, tmp
         changed, plain = in_old_format(changed), in_old_format(plain)
     overrides = {key: value for key, value in changed.items() if plain[key] != value}
     oracle = load_oracle(write_checkpoint(tmp_path, plain), **theirs)
-    prompt = random_prompt(300)
-    check_greedy(tmp_path, oracle, prompt, config_overrides=overrides, max_model_len=512)
+    check_greedy(tmp_path, oracle, 300, config_overrides=overrides, max_model_len=512)
 
 
 @pytest.mark.parametrize("prompt_length", [40, 300])
 def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, ROPES["dynamic"])
-    prompt = random_prompt(prompt_length)
-    ours = compute_logits(checkpoint, prompt, threads=2, chunk=64)
-    assert_close(ours, load_oracle(checkpoint).logits(prompt))
+    oracle = load_oracle(checkpoint)
+    make_prompt = functools.partial(random_prompt, prompt_length)
+    prompt, theirs = oracle.find_greedy(make_prompt, NUM_TOKENS, by_step=True)
     [result] = generate_greedily(checkpoint, [prompt], NUM_TOKENS, threads=2)
     assert result.logprobs is not None
-    theirs = load_oracle(checkpoint).stepwise_logits(prompt, result.token_ids)
     assert_greedy(result.token_ids, result.logprobs, theirs)
+    ours = compute_logits(checkpoint, prompt, threads=2, chunk=64)
+    assert_close(ours, oracle.logits(prompt))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
@@ -164,14 +167,20 @@ def test_half_precision_weights_compute_as_in_float32(family: str, dtype: str, t
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_input_embeddings_are_those_of_transformers(family: str, dtype: str, tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, make_config(family, dtype=dtype, tie_word_embeddings=True))
+    config = make_config(family, dtype=dtype, tie_word_embeddings=True)
+    checkpoint = write_checkpoint(tmp_path, config)
     prompt = random_prompt(70)
     with penstock.Engine(checkpoint, threads=2, max_num_batched_tokens=32) as engine:
         result = engine.blocking.generate(
             prompt, max_tokens=8, ignore_eos=True, temperature=0.0, output_embeddings="all"
         )
-    theirs = load_oracle(checkpoint).embeddings([*prompt, *result.token_ids[:-1]])
-    assert np.asarray(result.embeddings).tobytes() == theirs.tobytes()
+    ours = np.asarray(result.embeddings)
+    assert_close(ours[: len(prompt)], load_oracle(checkpoint).embeddings(prompt), relative=1e-6)
+    # The file has the bits of all rows.
+    table = dict(make_weights(config, 0))["model.embed_tokens.weight"]
+    if dtype == "bfloat16":
+        table = (encode(table, dtype).astype(np.uint32) << 16).view(np.float32)
+    assert ours.tobytes() == table[[*prompt, *result.token_ids[:-1]]].tobytes()
 
 
 def test_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
@@ -181,10 +190,11 @@ def test_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
 def test_concurrent_prompts_match_transformers(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, make_config("qwen3"))
     oracle = load_oracle(checkpoint)
-    prompts = [random_prompt(length, seed=length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 150, 256)]
-    for prompt, result in zip(
-        prompts, generate_greedily(checkpoint, prompts, NUM_TOKENS, threads=2), strict=True
-    ):
+    found = [
+        oracle.find_greedy(functools.partial(random_prompt, length), NUM_TOKENS)
+        for length in (1, 2, 15, 16, 17, 63, 64, 65, 150, 256)
+    ]
+    results = generate_greedily(checkpoint, [prompt for prompt, _ in found], NUM_TOKENS, threads=2)
+    for (_, theirs), result in zip(found, results, strict=True):
         assert result.logprobs is not None
-        theirs = oracle.logits(prompt + list(result.token_ids[:-1]))[len(prompt) - 1 :]
         assert_greedy(result.token_ids, result.logprobs, theirs)

@@ -15,7 +15,7 @@ from support import hooks
 from support.api.checkpoints import make_config, write_checkpoint, write_safetensors, write_typed_safetensors
 from support.api.quantised import METHODS, write_quantised
 from support.api.running import compute_logits, random_prompt
-from support.parity.oracle import import_torch
+from support.parity.compressed import compress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,46 +110,11 @@ SCHEMES: dict[str, dict[str, Any]] = {
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_files_of_compressed_tensors_have_its_values(kind: str, tmp_path: Path) -> None:
-    import_torch()
-    import torch
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
-    from safetensors.torch import save_file
-
-    inputs = QuantizationArgs(num_bits=8, strategy="token", dynamic=True) if kind.startswith("int8") else None
-    arguments = QuantizationArgs(**SCHEMES[kind])
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
     name = "float-quantized" if kind.startswith("float") else "int-quantized"
     if kind.startswith("int4") or kind == "int8-words":
         name = "pack-quantized"
-    rows, columns = 128, 192
-    weight = torch.from_numpy(np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32))
-    grouped = {
-        "group": lambda: weight.view(rows, -1, 32),
-        "channel": lambda: weight.view(rows, 1, columns),
-        "tensor": lambda: weight.view(1, 1, -1),
-        "block": lambda: weight.view(2, 64, 3, 64).transpose(1, 2).reshape(2, 3, -1),
-    }[SCHEMES[kind]["strategy"]]()
-    scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), arguments)
-    if SCHEMES[kind]["strategy"] == "tensor":
-        scale, zero = scale.view(1), zero.view(1)
-    state = {"weight": weight, "weight_scale": scale}
-    if not arguments.symmetric:
-        state["weight_zero_point"] = zero
-    compressor = BaseCompressor.get_value_from_registry(name)
-    compressed = compressor.compress(state, scheme)
-    expected = compressor.decompress(dict(compressed), scheme)["weight"]
-
-    save_file(
-        {f"a.{suffix}": part.contiguous() for suffix, part in compressed.items()},
-        tmp_path / "model.safetensors",
-    )
-    settings = {
-        "quant_method": "compressed-tensors",
-        "format": name,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": scheme.model_dump(mode="json")},
-    }
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
-    np.testing.assert_array_equal(read(tmp_path, "a.weight"), expected.numpy().ravel())
+    theirs = compress(name, SCHEMES[kind], rounds_inputs=kind.startswith("int8"))
+    tensors = {f"a.{suffix}": tensor for suffix, tensor in theirs.tensors.items()}
+    write_typed_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": theirs.settings}))
+    np.testing.assert_array_equal(read(tmp_path, "a.weight"), theirs.values.ravel())

@@ -52,7 +52,7 @@ def perplexity(logits: NDArray[np.float32], token_ids: list[int]) -> float:
     return float(np.exp(np.mean(log_sums - chosen)))
 
 
-def random_prompt(length: int, *, vocabulary_size: int = 512, seed: int = 0) -> list[int]:
+def random_prompt(length: int, seed: int = 0, *, vocabulary_size: int = 512) -> list[int]:
     """Random token ids."""
     ids: list[int] = np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()
     return ids

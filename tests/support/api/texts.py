@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,14 +60,14 @@ def python_sources(limit: int) -> Iterator[str]:
             return
 
 
-def any_code_points(length: int, seed: int) -> str:
-    """A string of assigned code points of all planes, with occasional spaces."""
+def any_code_points(length: int, seed: int, database: Any = unicodedata) -> str:
+    """A string of code points of all planes that a database assigns, with occasional spaces."""
     generator = np.random.default_rng(seed)
     planes = ((0x20, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000))
     characters: list[str] = []
     while len(characters) < length:
         first, end = planes[generator.integers(len(planes))]
         character = chr(generator.integers(first, end))
-        if unicodedata.category(character) != "Cn":
+        if database.category(character) != "Cn":
             characters.append(character if generator.random() < 0.8 else " ")
     return "".join(characters)
