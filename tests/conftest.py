@@ -87,7 +87,9 @@ def is_rare(item: pytest.Item) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests of each gate and of a share. Long files come first, so that no process ends late."""
     own, share, whole = (config.getoption(name) for name in ("--own", "--share", "--whole"))
-    selected, deselected, seconds = [], [], {}
+    selected: list[pytest.Item] = []
+    deselected: list[pytest.Item] = []
+    seconds: dict[pytest.Item, float] = {}
     for item in items:
         file = item.path.relative_to(TESTS).as_posix()
         seconds[item] = -shares.recorded("own").get(file, 0.0)

@@ -13,7 +13,8 @@ import pytest
 import penstock
 from support import hooks
 from support.kernels.emulator import Ended, run_program
-from support.tools import ROOT, tool
+from support.paths import ROOT
+from support.tools import tool
 
 if TYPE_CHECKING:
     from pathlib import Path
