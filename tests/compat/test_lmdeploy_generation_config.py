@@ -16,6 +16,7 @@ from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.messages import EngineGenerationConfig, GenerationConfig
 from penstock.compat.lmdeploy.model import best_template
 from penstock.compat.lmdeploy.tokenizer import Tokenizer
+from support.compat.lmdeploy import LIBRARIES, library_of
 from support.parity import oracle
 
 if TYPE_CHECKING:
@@ -446,10 +447,12 @@ def test_processors_without_torch_name_the_extra(model: Model, monkeypatch: pyte
         model.options(GenerationConfig(logits_processors=[lambda _ids, logits: logits]))
 
 
-@pytest.mark.torch
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("in_place", ["in_place", ""])
-def test_processors_get_tensors_of_torch(model: Model, in_place: str) -> None:
-    torch = oracle.import_torch()
+def test_processors_get_tensors_of_torch(
+    library: str, in_place: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = library_of(library, monkeypatch)
     lengths = []
 
     def process(token_ids: Any, logits: Any) -> Any:

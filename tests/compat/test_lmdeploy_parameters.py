@@ -6,11 +6,12 @@ import copy
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from penstock.compat.lmdeploy import ChatTemplateConfig, GenerationConfig, pipeline
 from penstock.compat.lmdeploy.messages import Response
-from support.parity import oracle
+from support.compat.lmdeploy import LIBRARIES, library_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,9 +112,11 @@ def test_parts_of_a_response_are_joined() -> None:
     assert first.extend(Response("", 1, 5, "length")).logprobs == [{1: -0.5}]
 
 
-@pytest.mark.torch
-def test_rows_of_joined_parts_are_those_of_the_whole(pipe: Pipeline) -> None:
-    oracle.import_torch()
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_rows_of_joined_parts_are_those_of_the_whole(
+    library: str, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library_of(library, monkeypatch)
     config = GenerationConfig(max_new_tokens=6, output_logits="all", output_last_hidden_state="generation")
     whole = pipe(QUESTION, gen_config=config)
     parts = list(pipe.stream_infer(QUESTION, gen_config=config))
@@ -121,8 +124,8 @@ def test_rows_of_joined_parts_are_those_of_the_whole(pipe: Pipeline) -> None:
     for part in parts[1:]:
         joined.extend(part)
     assert joined.token_ids == whole.token_ids
-    assert joined.logits.equal(whole.logits)
-    assert joined.last_hidden_state.equal(whole.last_hidden_state)
+    np.testing.assert_array_equal(joined.logits, whole.logits)
+    np.testing.assert_array_equal(joined.last_hidden_state, whole.last_hidden_state)
     assert len(whole.last_hidden_state) == 6
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import numpy as np
+import pytest
+
 from penstock.compat.lmdeploy import GenerationConfig, Pipeline
+from support.parity.oracle import import_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +26,20 @@ GREEDY = GenerationConfig(max_new_tokens=8, ignore_eos=True)
 LONG = GenerationConfig(max_new_tokens=400, ignore_eos=True)
 #: Deterministic prompts of the tiny model.
 PROMPT: Sequence[int] = (10, 20, 30, 40)
+
+
+#: The library of tensors: torch, or numpy in its place, which needs no torch.
+LIBRARIES = ["numpy", pytest.param("torch", marks=pytest.mark.torch)]
+
+
+def library_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A library of `LIBRARIES`, which the API finds as torch."""
+    if name == "torch":
+        return import_torch()
+    functions = {"tensor": np.array, "cat": np.concatenate, "Tensor": np.ndarray}
+    same = {name: getattr(np, name) for name in ("arange", "from_dlpack", "where")}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(**functions, **same))
+    return sys.modules["torch"]
 
 
 def open_pipeline(model: str | Path, **options: Any) -> Pipeline:

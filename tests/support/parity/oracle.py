@@ -74,16 +74,20 @@ class Oracle:
         """
         kind, inputs = "greedy", {"prompt": list(prompt), "count": count, "by_step": by_step}
 
-        def compute() -> dict[str, Any]:
-            found = None
-            if store().mode is Mode.LIVE:  # one forward pass verifies the stored output
-                found = store().find(kind, {"source": self._source, **inputs})
-            token_ids = list(found["token_ids"]) if found else self._generate(prompt, count)
+        def verified(token_ids: list[int]) -> Greedy:
             if by_step:
                 rows = np.stack(list(self._steps(prompt, token_ids, count)))
             else:
                 rows = self._forward([*prompt, *token_ids[:-1]])[len(prompt) - 1 :]
-            return vars(Greedy.of_logits(token_ids, rows))
+            return Greedy.of_logits(token_ids, rows)
+
+        def compute() -> dict[str, Any]:
+            # One forward pass shows whether the stored tokens are still the best ones.
+            found = store().find(kind, {"source": self._source, **inputs})
+            output = verified(list(found["token_ids"])) if found else None
+            if output is None or (store().mode is Mode.WRITE and output.gaps.min() < 0):
+                output = verified(self._generate(prompt, count))
+            return vars(output)
 
         return Greedy(**self.recall(kind, compute, **inputs))
 
