@@ -61,7 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--share", type=int, metavar="N", help="run the rare tests of share N, too if --own is given"
     )
     parser.addoption(
-        "--whole", action="append", default=[], metavar="FOLDER", help="run the rare tests of a folder, too"
+        "--whole",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="run all tests of a folder or file",
     )
     parser.addoption("--soak-waves", type=int, default=60, help="bursts of requests in the soak test")
     parser.addoption(
@@ -98,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             unit = shares.unit_of(file, getattr(item, "originalname", item.name))
             item.user_properties.append(("rare", unit))  # for the record of the seconds
             chosen = shares.share_of(unit) == share if share is not None else not own
-            chosen = chosen or item.path.parent.name in whole
+            chosen = chosen or file in whole or file.partition("/")[0] in whole
         (selected if chosen else deselected).append(item)
     if own:
         selected.sort(key=seconds.__getitem__)

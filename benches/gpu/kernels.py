@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import test_kernels_cuda_attention as attention
 import test_kernels_cuda_codes as codes

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from support.api.checkpoints import encode, make_config, tensor_shapes, write_tokenizer
 

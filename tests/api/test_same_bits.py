@@ -20,6 +20,7 @@ import pytest
 import penstock
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.running import random_prompt
+from support.marks import rare_except
 from support.paths import TESTS
 
 PROMPT = random_prompt(150)
@@ -154,7 +155,7 @@ CPU_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("isa", list(CPU_FLAGS))
+@pytest.mark.parametrize("isa", rare_except(CPU_FLAGS, "portable", "avx2"))
 def test_each_instruction_set_is_reproducible(checkpoint: Path, isa: str) -> None:
     if missing := CPU_FLAGS[isa] - set(Path("/proc/cpuinfo").read_text().split()):
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")

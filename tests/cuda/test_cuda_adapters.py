@@ -191,6 +191,7 @@ def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.rare
 def test_kernels_use_only_memory_of_loaded_adapters(folder: Path, alone: list[Any]) -> None:
     assert on_cuda(folder, 8, checked=True, max_adapters=2, max_cpu_adapters=4) == [alone]
 

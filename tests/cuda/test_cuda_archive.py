@@ -86,6 +86,7 @@ def test_other_sources_are_not_in_the_archive(
     assert len(list(archive.rglob("*.cubin"))) == 1
 
 
+@pytest.mark.rare
 def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     monkeypatch.setenv("PENSTOCK_KERNEL_ARCHIVE", str(archive))

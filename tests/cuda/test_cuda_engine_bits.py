@@ -11,6 +11,7 @@ from support.api.checkpoints import make_config
 from support.cuda import bits
 from support.kernels import cuda
 from support.kernels.emulator import run_program
+from support.marks import rare_except
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
@@ -59,10 +60,7 @@ COUNTERS = {
 
 
 #: The model of each gate has int8 keys and values, a window, and kernels by warpgroups.
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(name, marks=[] if name in WARPGROUP_PREFILL else pytest.mark.rare) for name in MODELS],
-)
+@pytest.mark.parametrize("model", rare_except(MODELS, *WARPGROUP_PREFILL))
 def test_no_way_of_running_changes_a_bit(model: str) -> None:
     config, options = MODELS[model]
     trace = "1" if model in WIDE_DECODE else "0"

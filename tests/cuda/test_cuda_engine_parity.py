@@ -152,6 +152,7 @@ def test_weights_of_16_bits_have_nearly_the_values_of_the_cpu(name: str, weights
         assert result["hidden_states"] < limit, result
 
 
+@pytest.mark.rare
 @needs_demo
 def test_real_model_has_the_answer_of_the_cpu() -> None:
     ended = run_program(parity.answer_demo, EMU_MEMORY=str(1 << 30))

@@ -15,10 +15,10 @@ from support.cuda import quantised
 from support.cuda.quantised import INTEGER_ACTIVATIONS
 from support.kernels import cuda
 from support.kernels.emulator import run_program
+from support.marks import rare_except
 from support.parity.oracle import load_rounded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
@@ -61,12 +61,7 @@ def found_of(name: str) -> dict[str, Any]:
     return found
 
 
-def with_marks(names: Iterable[str]) -> list[Any]:
-    """Parameters of tests, which are rare but for the models of each gate."""
-    return [pytest.param(name, marks=[] if name in OWN else pytest.mark.rare) for name in names]
-
-
-@pytest.mark.parametrize("name", with_marks(MODELS))
+@pytest.mark.parametrize("name", rare_except(MODELS, *OWN))
 def test_quantised_model_has_the_logits_of_its_values(name: str) -> None:
     found = found_of(name)
     assert MODELS[name] in found["formats"]
@@ -102,7 +97,8 @@ def test_old_devices_have_no_fp8_activations() -> None:
     assert 1e-5 < ended.result["fp8"]["error"] < MOST_ERROR["bfloat16"]
 
 
-@pytest.mark.parametrize("name", ["int4", pytest.param("w4a16", marks=pytest.mark.rare)])
+@pytest.mark.rare
+@pytest.mark.parametrize("name", ["int4", "w4a16"])
 def test_large_products_use_warpgroups_where_they_exist(name: str) -> None:
     for architecture, has_warpgroups in (("90", True), (LEAST, False)):
         ended = run_program(quantised.has_same_logits_in_chunks, name, EMU_TRACE="1", EMU_ARCH=architecture)
@@ -127,7 +123,13 @@ def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp
     assert errors.max() < 0.15
 
 
-@pytest.mark.parametrize("name", with_marks(name for name in MODELS if name in INTEGER_ACTIVATIONS))
+@pytest.mark.parametrize(
+    "name",
+    rare_except(
+        [name for name in MODELS if name in INTEGER_ACTIVATIONS],
+        *(name for name in OWN if name in INTEGER_ACTIVATIONS),
+    ),
+)
 def test_products_of_integers_are_those_of_the_cpu(name: str) -> None:
     # An activation between two integers may be rounded to either, which later layers multiply.
     differences = found_of(name)["differences"]

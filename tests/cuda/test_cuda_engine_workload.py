@@ -74,7 +74,7 @@ def test_batches_that_change_in_each_step_make_no_graphs() -> None:
     assert ended.result <= 2  # at the begin, where requests arrive one by one
 
 
-@pytest.mark.rare  # each gate runs one event loop, with checked kernels
+@pytest.mark.rare
 def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     """On each event loop; the memory holds one request or two."""
     ended = run_program(workload.storms, 24, 3)
@@ -110,6 +110,7 @@ def test_checked_kernels_find_no_defect_with_tensor_cores(kv_type: str) -> None:
     assert ended.result == []
 
 
+@pytest.mark.rare
 def test_checked_kernels_find_no_defect_in_a_storm() -> None:
     ended = run_program(workload.storms, 16, 1, checked=True)
     assert ended.findings == []

@@ -10,6 +10,7 @@ from support.kernels.emulator import run_program
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
 
+@pytest.mark.rare
 def test_launch_without_a_block_changes_the_output() -> None:
     ended = run_program(planted.launches, checked=True)
     assert ended.findings == []
@@ -24,6 +25,7 @@ def test_launch_without_a_block_changes_the_output() -> None:
     assert findings or differs
 
 
+@pytest.mark.rare
 def test_event_that_is_not_recorded_changes_the_output() -> None:
     ended = run_program(planted.events, checked=True, EMU_DELAY_US="3000")
     found = ended.result
@@ -33,6 +35,7 @@ def test_event_that_is_not_recorded_changes_the_output() -> None:
     assert differs == [False, True] * planted.PARAMS["max_tokens"]
 
 
+@pytest.mark.rare
 def test_region_that_is_free_too_early_is_a_finding() -> None:
     found = run_program(planted.regions, checked=True).result
     assert found["clean"] == []

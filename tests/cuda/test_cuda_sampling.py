@@ -37,6 +37,7 @@ def test_every_parameter_gives_the_tokens_of_the_cpu(
     assert ended.findings == []
 
 
+@pytest.mark.rare
 def test_sampling_accesses_its_own_memory_in_order(tiny_model: Path, expected: list[dict[str, Any]]) -> None:
     ended = run_program(sampled, tiny_model, "cuda", "ngram", checked=True)
     check(ended.result, expected)

@@ -28,6 +28,7 @@ from emu.client import (
 )
 from support.kernels import cuda
 from support.kernels.emulator import PLANTS, run, run_program, start
+from support.marks import rare_except
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -274,8 +275,11 @@ def test_cubin_with_other_parameters_is_reported(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("source", sorted(cuda.SOURCES.glob("*.cu")), ids=lambda path: path.stem)
-def test_parameters_of_a_product_kernel_agree_with_its_cubin(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", rare_except(sorted(path.stem for path in cuda.SOURCES.glob("*.cu")), "gemm", "rms_norm")
+)
+def test_parameters_of_a_product_kernel_agree_with_its_cubin(name: str, tmp_path: Path) -> None:
+    source = cuda.SOURCES / f"{name}.cu"
     cubin = write_cubin(source, "sm_90a", tmp_path, *cuda.variants(source)[0])
     outcome = run("load", cubin, EMU_KERNELS=str(build.build_kernels()))
     assert (outcome.error, outcome.findings) == (None, [])

@@ -38,6 +38,7 @@ def on_the_driver(tmp_path: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.rare
 def test_tests_of_kernels_run_through_the_driver(tmp_path: Path) -> None:
     tests = [str(TESTS / "kernels" / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
     chosen = "bits_do_not_depend_on_the_batch or gather or only_the_bytes"

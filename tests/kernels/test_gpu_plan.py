@@ -68,6 +68,7 @@ def test_facts_are_measured_and_decide(tmp_path: Path) -> None:
     assert " 5.5 " in line
 
 
+@pytest.mark.rare
 def test_attention_and_checks_are_measured(tmp_path: Path) -> None:
     status, figures, summary = run_plan(tmp_path, "--plan", "B2,D,E", "--minutes", "9", "--limits", "torch=0")
     # A section over its limit leaves the figures of the others.
@@ -88,6 +89,7 @@ def test_attention_and_checks_are_measured(tmp_path: Path) -> None:
     assert counters["note"] == "skipped: ncu is not installed"
 
 
+@pytest.mark.rare
 def test_steps_of_engines_are_measured(tmp_path: Path) -> None:
     status, figures, summary = run_plan(tmp_path, "--plan", "C", "--limits", "int8-kv=0.5")
     assert status == 1
@@ -100,6 +102,7 @@ def test_steps_of_engines_are_measured(tmp_path: Path) -> None:
     assert any(line.startswith("bf16: decode, batch 1, cost of the poll") for line in summary)
 
 
+@pytest.mark.rare
 def test_section_that_hangs_or_fails_is_named(module: Any, tmp_path: Path) -> None:
     sections, rows, report = (module(name) for name in ("sections", "plan_rows", "plan_summary"))
     path = tmp_path / "plan.jsonl"
@@ -180,6 +183,7 @@ def test_counters_of_ncu_are_read(module: Any) -> None:
     assert counters.read(["==ERROR== no permission"]) == []
 
 
+@pytest.mark.rare
 def test_kernels_of_the_plan_are_compiled_beforehand(tmp_path: Path) -> None:
     # In a process of its own, which finds the folder in its environment.
     code = "import plan_kernels, pathlib, sys; plan_kernels.prepare(pathlib.Path(sys.argv[1]), archive=False)"

@@ -89,6 +89,7 @@ def test_default_dtype_is_that_of_the_file_or_bfloat16(kind: str, tmp_path: Path
         assert engine.info.kv_cache_dtype == engine.info.dtype
 
 
+@pytest.mark.rare
 def test_dequantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> None:
     with penstock.Engine(demo_model, quantization="none") as engine:
         memory = engine.info.memory.weights

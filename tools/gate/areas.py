@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = tomllib.loads((HERE / "areas.toml").read_text())
 
 @dataclass(frozen=True)
 class Need:
-    """What a change needs: targets of the Makefile, tests, and folders of which also rare tests run."""
+    """What a change needs: targets of the Makefile, tests, and those of which also rare ones run."""
 
     steps: tuple[str, ...]
     tests: tuple[str, ...]
@@ -55,9 +55,9 @@ def need_of(paths: Iterable[str]) -> Need:
         if row is None:
             return everything()
         steps.update(row.get("steps", []))
-        whole.update(row.get("whole", []))
         _, _, inner = path.partition("/")
-        tests.update(name.format(path=inner, folder=inner.partition("/")[0]) for name in row["tests"])
+        for names, found in ((row["tests"], tests), (row.get("whole", []), whole)):
+            found.update(name.format(path=inner, folder=inner.partition("/")[0]) for name in names)
     # A folder contains its files. A file of tests may be deleted.
     chosen = [name for name in tests if name.partition("/")[0] == name or name.partition("/")[0] not in tests]
     existing = sorted(name for name in chosen if (TESTS / name).exists())
