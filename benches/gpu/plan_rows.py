@@ -69,6 +69,11 @@ def prediction_of(figure: Figure) -> Prediction | None:
     return None
 
 
+def pattern_of(figure: Figure) -> str:
+    """The pattern of a figure's prediction."""
+    return next((e["rows"] for e in tables()["figure"] if fnmatchcase(figure.key, e["rows"])), "")
+
+
 def number(value: float) -> str:
     """A number with 3 to 4 digits, or all digits of a large one."""
     return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"  # noqa: PLR2004

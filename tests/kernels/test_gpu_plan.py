@@ -41,6 +41,12 @@ def run_plan(out: Path, *options: str) -> tuple[int, list[dict[str, Any]], list[
     return done.returncode, [json.loads(line) for line in lines], summary
 
 
+def cells_of(summary: list[str], name: str) -> list[str]:
+    """The figures of a summary, two in a line, whose names begin so."""
+    cells = [cell.strip() for line in summary for cell in line.split(" | ")]
+    return [cell for cell in cells if cell.startswith(name)]
+
+
 def test_facts_are_measured_and_decide(tmp_path: Path) -> None:
     status, figures, summary = run_plan(tmp_path, "--plan", "A", "--minutes", "9")
     assert status == 0, summary
@@ -64,8 +70,8 @@ def test_facts_are_measured_and_decide(tmp_path: Path) -> None:
     assert len(found["boundary, cp.async, launched after the wait"]["samples"]) == 5
     assert found["bulk copies"]["note"] == "skipped: the emulated device has no bulk copies"
     # Figures have their predictions beside them.
-    (line,) = (line for line in summary if line.startswith("memory: second-level cache, cp.async, "))
-    assert " 5.5 " in line
+    (cell,) = cells_of(summary, "memory: L2, cp.async, ")
+    assert cell.split()[-2] == "5.5"
 
 
 @pytest.mark.rare
@@ -99,7 +105,7 @@ def test_steps_of_engines_are_measured(tmp_path: Path) -> None:
     assert "bf16: decode, batch 1, polled" in names
     assert "int4: prefill of 40" in names
     assert "one small layer: step of batch 2, polled" in names
-    assert any(line.startswith("bf16: decode, batch 1, cost of the poll") for line in summary)
+    assert cells_of(summary, "bf16: decode, batch 1, cost of the poll")
 
 
 @pytest.mark.rare
@@ -134,14 +140,26 @@ def test_section_that_hangs_or_fails_is_named(module: Any, tmp_path: Path) -> No
 
 def test_summary_of_many_figures_has_the_most_lines(module: Any) -> None:
     rows, report = (module(name) for name in ("plan_rows", "plan_summary"))
-    name = "second-level cache, bulk copies, 16 MiB"
-    figures = [rows.Figure("memory", name, "TB/s", [6.5, 7.9, 8.5]) for _ in range(100)]
-    lines = report.summary(["head"], {}, figures).splitlines()
+    keys = [entry["rows"].replace("*", "x").partition(": ") for entry in rows.tables()["figure"]]
+    figures = [rows.Figure(section, name, "us", [3.0, 4.0]) for section, _, name in keys for _ in range(2)]
+    outcomes = {f"section {i}": "stopped after 9 s" for i in range(15)}
+    lines = report.summary(["head"], outcomes, figures).splitlines()
     assert len(lines) == LINES
-    assert any(line.startswith("YES  the second-level cache gives 8 TB/s (100 of 100): ") for line in lines)
-    (*_, line, last) = lines
-    assert line.split()[-5:] == ["7.9", "TB/s", "6.5..8.5", "8", "0.99"]
-    assert "more of them with predictions" in last
+    assert max(map(len, lines)) <= report.WIDTH
+    assert "more of them with predictions" in lines[-1]
+
+
+def test_summary_has_the_worst_of_many_figures(module: Any) -> None:
+    rows, report = (module(name) for name in ("plan_rows", "plan_summary"))
+    name = "second-level cache, bulk copies, {} MiB"
+    figures = [
+        rows.Figure("memory", name.format(i), "TB/s", [value - 0.1, value, value + 0.1])
+        for i, value in enumerate((8.0, 7.9, 7.2, 8.5))
+    ]
+    summary = report.summary(["head"], {}, figures).splitlines()
+    assert any(line.startswith("YES  the second-level cache gives 8 TB/s (4 of 4): ") for line in summary)
+    (cell,) = cells_of(summary, "memory: L2, bulk copies, ")
+    assert " ".join(cell.split()) == "memory: L2, bulk copies, 2 MiB (4) 7.2 TB/s 1% 8 0.90"
 
 
 def test_prediction_depends_on_the_card(module: Any) -> None:
