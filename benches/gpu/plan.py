@@ -175,7 +175,9 @@ def main() -> None:
     if options.section:
         run_section(options.section, out, options.models, options.device, tiny=options.tiny)
         return
-    plan = [run for run in options.plan.split(",") if run in RUNS]
+    plan = options.plan.split(",")
+    if unknown := [run for run in plan if run not in RUNS]:
+        parser.error(f"no run {', '.join(unknown)}; there are {', '.join(RUNS)}")
     pairs = (pair.partition("=") for pair in options.limits.split(",") if pair)
     limits = {name: float(seconds) for name, _, seconds in pairs}
     out.mkdir(parents=True, exist_ok=True)

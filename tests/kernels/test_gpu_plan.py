@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.kernels import cuda
 from support.paths import ROOT, TESTS
 
 if TYPE_CHECKING:
@@ -213,5 +214,9 @@ def test_kernels_of_the_plan_are_compiled_beforehand(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    logs = {path.name.partition(".")[0]: path.read_text() for path in (tmp_path / "cubins").glob("*.log")}
+    for probe in (BENCHES / "probes").glob("*.cu"):
+        assert "(C75" not in logs[probe.stem], "products of warpgroups are serialised"
+        assert all(used.spilled_bytes == 0 for used in cuda.resources(logs[probe.stem]).values()), probe
     names = {path.name.partition(".")[0] for path in (tmp_path / "cubins").glob("*.cubin")}
     assert {"chains", "ring", "ring_bulk", "latency", "data", "gemm", "attention", "codes"} <= names
