@@ -99,9 +99,9 @@ def test_nested_value_of_a_field_is_shown_in_part(server: Served) -> None:
     "value", [[0] * 10**6, "x" * 10**7, {str(n): n for n in range(10**5)}, b"x" * 10**6, 10**4000]
 )
 def test_error_shows_a_large_value_in_part(value: object) -> None:
-    begin = time.perf_counter()
+    begin = time.thread_time()
     message = str(invalid("field", value, "small"))
-    assert time.perf_counter() - begin < 0.1
+    assert time.thread_time() - begin < 0.1
     assert message.startswith("field=")
     assert len(message) < 200
 

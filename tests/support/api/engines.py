@@ -68,7 +68,7 @@ def start_python(code: str, *arguments: object, stdin: int | None = None) -> sub
     )
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
     """Wait for a condition that other threads bring about; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_true():
