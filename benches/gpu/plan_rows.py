@@ -114,8 +114,10 @@ class Figures(Rows):
         prediction = prediction_of(figure)
         line = asdict(figure) | {"median": figure.value, "time": time.time()}
         line["predicted"] = prediction.value if prediction else None
+        # A process that was ended may have left the beginning of a line.
+        is_cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("\n" * is_cut + json.dumps(line) + "\n")
         if figure.value is not None:
             self.medians[figure.name] = figure.value
         print(f"  {shown(figure)}", flush=True)

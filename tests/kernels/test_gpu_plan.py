@@ -163,6 +163,18 @@ def test_summary_has_the_worst_of_many_figures(module: Any) -> None:
     assert " ".join(cell.split()) == "memory: L2, bulk copies, 2 MiB (4) 7.2 TB/s 1% 8 0.90"
 
 
+def test_line_of_a_process_that_was_ended_is_left_out(module: Any, tmp_path: Path) -> None:
+    rows = module("plan_rows")
+    path = tmp_path / "plan.jsonl"
+    path.write_text('{"section": "memory", "na')
+    rows.Figures(path, "memory").figure("read", [1.0, 2.0, 4.0], "TB/s")
+    rows.Figures(path, "memory").skipped("write", "no device")
+    assert [(f.key, f.value, f.note) for f in rows.read(path)] == [
+        ("memory: read", 2.0, ""),
+        ("memory: write", None, "skipped: no device"),
+    ]
+
+
 def test_prediction_depends_on_the_card(module: Any) -> None:
     rows = module("plan_rows")
     figures = [
