@@ -26,7 +26,7 @@ FILES = sorted(stored.FOLDER.glob("*.npz"))
 FILE = stored.FOLDER / "test_parity_transformers.npz"
 RESULTS: dict[str, dict[str, Any]] = {
     "aa": {"ids": [1, 2], "logits": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), "peak": 1.0},
-    "bb": {"text": "日本", "codes": np.arange(9, dtype=np.int32), "none": None},
+    "bb": {"text": "日本", "codes": np.arange(9, dtype=np.int32), "none": None, "rows": [["a", [1, 2]], 3]},
 }
 
 
@@ -136,6 +136,15 @@ def test_results_beside_a_failed_test_are_not_written(
     assert live.recall("kind", [1], lambda: {"value": 3}) == {"value": 3}
     with pytest.raises(AssertionError, match="kind: the stored value differs from the live one: run `make o"):
         live.recall("kind", [1], lambda: {"value": 4})
+
+
+def test_live_values_without_fractions_must_be_equal() -> None:
+    result = RESULTS["bb"]
+    live = {**result, "rows": (["a", (1, 2)], 3)}
+    stored.assert_same("kind", result, live)
+    for name, value in {"codes": result["codes"] + 1, "text": "日", "rows": [["a", [1, 3]], 3]}.items():
+        with pytest.raises(AssertionError, match=f"the stored {name} differs"):
+            stored.assert_same("kind", result, {**live, name: value})
 
 
 @pytest.mark.parametrize(("difference", "is_same"), [(0.9e-5, True), (2e-5, False)])
