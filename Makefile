@@ -13,6 +13,7 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The folders or files of `make test-python`, and its part of their tests: those of each gate.
 TESTS ?= tests
 PART  ?= --own
+REPORT ?= python
 # Reports of tests, for `make gate-report`.
 REPORTS := target/reports
 WHEEL  := $(BIN)/maturin build --release --locked --out dist
@@ -149,7 +150,7 @@ test-release: rust  # the engine in the profile of the wheel
 
 test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
 	@mkdir -p $(REPORTS)
-	$(PYTEST) --durations=50 --junitxml=$(REPORTS)/python$(SHARE:%=-share-%).xml -m 'not clients and not wheel and not torch' \
+	$(PYTEST) --durations=50 --junitxml=$(REPORTS)/$(REPORT).xml -m 'not clients and not wheel and not torch' \
 	    $(PART) $(TESTS)
 
 test-wheel: $(CORE) $(DEV) $(DEMO)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kernels import Launch
 
-#: What ncu collects: without sources, rooflines and tables of the whole set, a third of the passes.
+#: The sections that ncu collects: a third of the passes of the whole set, without sources and rooflines.
 SECTIONS = (
     *("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis", "SchedulerStats"),
     *("WarpStateStats", "Occupancy", "LaunchStats"),

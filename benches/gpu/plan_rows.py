@@ -45,7 +45,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a figure is compared with."""
+    """The prediction for a figure."""
 
     value: float | None  # none for this card
     before: float | None

@@ -62,7 +62,7 @@ class Compared:
 
     @property
     def distance(self) -> float:
-        """How far the figure is on the wrong side of its prediction, or from it."""
+        """The distance of a figure to the wrong side of its prediction, or from it."""
         distance = (self.value - self.predicted) / (abs(self.predicted) or 1)
         return {"most": distance, "least": -distance}.get(self.bound, abs(distance))
 
@@ -113,7 +113,7 @@ def judge(decision: dict[str, Any], figures: Iterable[Figure]) -> str:
 
 
 def summary(head: list[str], outcomes: dict[str, str], figures: list[Figure], lines: int = LINES) -> str:
-    """What has run, the decisions, and as many figures with predictions as there are lines for."""
+    """The sections that ran, the decisions, and as many figures with predictions as there are lines for."""
     complete = [name for name, outcome in outcomes.items() if outcome == "complete"]
     text = [*head, f"complete: {', '.join(complete) or 'nothing'}"]
     text += [f"NOT COMPLETE: {name}: {outcome}" for name, outcome in outcomes.items() if name not in complete]

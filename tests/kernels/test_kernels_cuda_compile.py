@@ -31,7 +31,7 @@ def compilations() -> Iterator[ParameterSet]:
             yield pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]), marks=marks)
 
 
-@pytest.mark.parametrize(("path", "defines", "target"), compilations())
+@pytest.mark.parametrize(("path", "defines", "target"), list(compilations()))
 def test_file_compiles_without_spills(path: Path, defines: list[str], target: str) -> None:
     for name in compile_without_spills(path, target, *defines):
         assert name in cuda.host_kernels(), f"EXPORT({name}) is missing"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_kernels_cuda_attention import Case, Filled
+from test_kernels_cuda_codes import OF_FEW_ROWS, Codes
+from test_kernels_cuda_codes import TILES as CODES_TILES
+from test_kernels_cuda_codes import Operands as CodesOperands
+from test_kernels_cuda_codes import Product as CodesProduct
+from test_kernels_cuda_codes import launch_of as launch_of_codes
+from test_kernels_cuda_gemm import DIVIDED, KERNELS, TILES, Product, launch_of
+from test_kernels_cuda_rows import Strides
 
 from emu import build
-from kernels.test_kernels_cuda_attention import Case, Filled
-from kernels.test_kernels_cuda_codes import OF_FEW_ROWS, Codes
-from kernels.test_kernels_cuda_codes import TILES as CODES_TILES
-from kernels.test_kernels_cuda_codes import Operands as CodesOperands
-from kernels.test_kernels_cuda_codes import Product as CodesProduct
-from kernels.test_kernels_cuda_codes import launch_of as launch_of_codes
-from kernels.test_kernels_cuda_gemm import DIVIDED, KERNELS, TILES, Product, launch_of
-from kernels.test_kernels_cuda_rows import Strides
 from support.kernels import codes_layout, cuda, kv_pages
 from support.kernels.cuda import sparse, to_bits
 from support.kernels.quantised_rows import QuantisedRowsArgument, quantised

@@ -86,7 +86,9 @@ def run_all() -> None:
     for share in range(shares.NUM_SHARES):
         all_steps += [Step(unit) for unit in shares.targets_of(share)]
         all_steps.append(
-            Step("test-python", (f"PART=--share {share}", f"SHARE={share}"), shares.SHARE_SECONDS)
+            Step(
+                "test-python", (f"PART=--share {share}", f"REPORT=python-share-{share}"), shares.SHARE_SECONDS
+            )
         )
     steps.run(all_steps)
 

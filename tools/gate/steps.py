@@ -35,7 +35,7 @@ class Step:
     @property
     def name(self) -> str:
         """The target, and the variables that differ between steps."""
-        shares = [value for value in self.variables if value.startswith("SHARE=")]
+        shares = [value for value in self.variables if value.startswith("REPORT=")]
         return " ".join([self.target, *shares, *(["and", self.beside] if self.beside else [])])
 
     @property

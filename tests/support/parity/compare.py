@@ -50,13 +50,13 @@ class Logits:
 
     @classmethod
     def of_result(cls, result: dict[str, Any]) -> Logits:
-        """What is stored of values."""
+        """The stored part of values."""
         length, size = result["shape"]
         positions, columns = stored_positions(length), stored_columns(size)
         return cls((length, size), positions, columns, result["rows"], result["sums"], result["peak"])
 
     def result(self) -> dict[str, Any]:
-        """What is stored of all values."""
+        """The stored part of all values."""
         length, size = self.shape
         rows = self.rows[np.ix_(stored_positions(length), stored_columns(size))]
         return {"shape": [length, size], "rows": rows, "sums": self.sums, "peak": self.peak}

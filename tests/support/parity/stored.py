@@ -50,7 +50,7 @@ COMMAND = "run `make oracle` and commit tests/data/oracle"
 
 
 class Mode(enum.Enum):
-    """What happens when a test needs a result of the oracle."""
+    """The source of a result of the oracle that a test needs."""
 
     STORED = "stored"
     LIVE = "live"
@@ -141,7 +141,7 @@ def brief(inputs: Any) -> str:
 
 
 def fingerprint(path: Path) -> Any:
-    """What results depend on: the configuration and the weights, not the tokenizer.
+    """The inputs of results in a checkpoint: the configuration and the weights, not the tokenizer.
 
     The weights are generated, and another C library may round a few of them in another way. Therefore
     what is hashed is their names, types and shapes, and a weighted sum of all values with a few digits.
