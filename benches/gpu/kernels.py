@@ -22,7 +22,7 @@ from rows import Row, Rows
 from emu.client import DriverError, Pointer
 from support.kernels.codes_layout import Format, tile_bytes
 from support.kernels.gpu import Gpu
-from support.kernels.kv_pages import KvLayout
+from support.kernels.kv_pages import KvCache, KvLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,7 +247,7 @@ class AttentionOperands:
         for name, (entries, count) in works.items():
             pointers = (self.qkv, self.table, entries, self.partials, self.bench.output_buffer)
             call = attention.Attention(
-                cache=attention.cuda_kv.KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim),
+                cache=KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim),
                 heads=case.heads,
                 scale=case.head_dim**-0.5,
                 out_type=attention.FLOAT_TYPES.index("bf16"),
