@@ -76,7 +76,6 @@ WORDS = (
     "unseat",
     "vacate",
     "waiting room",
-    "weigh",
     "whoever",
     "workshop",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -173,6 +174,25 @@ def test_torch_is_not_imported_for_stored_results(store: Store) -> None:
     del store
     with pytest.raises(AssertionError, match="has the marker torch"):
         import_torch()
+
+
+def imports(node: ast.AST) -> set[str]:
+    """The packages that are imported anywhere in a node."""
+    found = list(ast.walk(node))
+    names = {alias.name for each in found if isinstance(each, ast.Import) for alias in each.names}
+    names |= {each.module or "" for each in found if isinstance(each, ast.ImportFrom) and each.level == 0}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_only_the_oracle_and_marked_tests_import_its_libraries() -> None:
+    libraries = {name.replace("-", "_") for name in stored.LIBRARIES}
+    for source in TESTS.rglob("*.py"):
+        if source.parent == TESTS / "support" / "parity" and source.name in stored.MODULES:
+            continue
+        for node in ast.parse(source.read_text()).body:
+            if libraries & imports(node):
+                marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
+                assert "pytest.mark.torch" in marks, f"{source}:{getattr(node, 'lineno', 0)}"
 
 
 def rows(*, gap: float) -> NDArray[np.float32]:

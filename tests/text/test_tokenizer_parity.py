@@ -134,6 +134,7 @@ def test_arbitrary_code_points_give_the_same_ids(trained: tuple[penstock.Engine,
 
 
 @pytest.mark.oracle
+@pytest.mark.timeout(600)  # megabytes of text in live runs
 def test_demo_model_ids_match_transformers(demo_model: Path, demo_engine: penstock.Engine) -> None:
     # The file names its pre-tokenizer, `smollm`; transformers ignores that and uses the one of GPT-2, which
     # does not split numbers.

@@ -172,7 +172,7 @@ class Oracle:
         return vector
 
     def perplexity(self, token_ids: Sequence[int], width: int) -> float:
-        """The mean loss of windows of `width` tokens that overlap by half, with LMDeploy's weights."""
+        """The mean loss of windows of `width` tokens that overlap by half, as LMDeploy weighs them."""
 
         def compute() -> dict[str, Any]:
             torch = import_torch()
