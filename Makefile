@@ -60,11 +60,11 @@ help:  ## Print this list
 demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (QUESTION="...")
 	@$(BIN)/penstock demo "$(QUESTION)"
 
-test:  ## What changed since the last run that passed: lint, Rust and Python tests; one share of the rare tests (SHARE=3)
-	@$(PYTHON) -B tools/gate run
+test: $(VENV)/bin/python  ## What changed since the last run that passed: lint, Rust and Python tests; one share of the rare tests (SHARE=3)
+	@$(BIN)/python -B tools/gate run
 
-test-all:  ## All lints and tests, also rare ones; takes about two hours on two cores
-	@$(PYTHON) -B tools/gate all
+test-all: $(VENV)/bin/python  ## All lints and tests, also rare ones; takes about two hours on two cores
+	@$(BIN)/python -B tools/gate all
 
 gate-report:  ## Print where the minutes of the last `make test` went
 	@$(PYTHON) -B tools/gate report
