@@ -29,10 +29,8 @@ import report
 import steps
 from steps import Step
 
-sys.path.insert(
-    0, str(Path(__file__).parents[2] / "tests")
-)  # of `support.shares`, which needs no other package
-from support import shares
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from support import shares  # needs no other package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,11 +83,8 @@ def run_all() -> None:
     all_steps = [*checks(areas.everything()), Step("test-python")]
     for share in range(shares.NUM_SHARES):
         all_steps += [Step(unit) for unit in shares.targets_of(share)]
-        all_steps.append(
-            Step(
-                "test-python", (f"PART=--share {share}", f"REPORT=python-share-{share}"), shares.SHARE_SECONDS
-            )
-        )
+        variables = (f"PART=--share {share}", f"REPORT=python-share-{share}")
+        all_steps.append(Step("test-python", variables, shares.SHARE_SECONDS))
     steps.run(all_steps)
 
 

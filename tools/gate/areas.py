@@ -72,8 +72,11 @@ def git(*arguments: str) -> str:
 
 
 def head() -> str:
-    """The current commit."""
-    return git("rev-parse", "HEAD").strip()
+    """The current commit; zeros if this is no repository."""
+    try:
+        return git("rev-parse", "HEAD").strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "0" * 40
 
 
 def changed_since(commit: str) -> list[str]:
@@ -96,8 +99,11 @@ def need_of_checkout() -> tuple[Need, str]:
 
 
 def is_clean() -> bool:
-    """Whether the checkout has no changes that are not committed."""
-    return not git("status", "--porcelain")
+    """Whether this is a repository without changes that are not committed."""
+    try:
+        return not git("status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return False
 
 
 def record_passed(commit: str) -> None:

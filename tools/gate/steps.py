@@ -34,9 +34,9 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The target, and the variables that differ between steps."""
-        shares = [value for value in self.variables if value.startswith("REPORT=")]
-        return " ".join([self.target, *shares, *(["and", self.beside] if self.beside else [])])
+        """The target, the report that it writes if it is not the usual one, and the target beside it."""
+        reports = [value for value in self.variables if value.startswith("REPORT=")]
+        return " ".join([self.target, *reports, *(["and", self.beside] if self.beside else [])])
 
     @property
     def command(self) -> str:
@@ -96,8 +96,6 @@ def run(steps: Iterable[Step]) -> None:
         content = {"cores": os.cpu_count(), "steps": [asdict(each) for each in ended]}
         STEPS.write_text(json.dumps(content, indent=1))
         if end.status:
-            sys.exit(
-                f"{end.name} has failed: `{' '.join(['make', step.target, *map(repr, step.variables)])}`"
-            )
+            sys.exit(f"{end.name} has failed; it is repeated by: {step.command}")
         if step.seconds is not None and end.seconds > step.seconds:
             print(f"{end.name} took {end.seconds:.0f} s, more than {step.seconds:.0f} s", flush=True)
