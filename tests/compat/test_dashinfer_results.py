@@ -173,12 +173,14 @@ print(len(queue.Get().ids_from_generate) > 0, flush=True)
 """
     process = start_python(code, tiny_model)
     assert process.stdout is not None
-    for _ in range(3):
-        assert process.stdout.readline() == b"waiting\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == b"interrupted\n"
-    output, errors = process.communicate(timeout=60)
-    assert (output, errors) == (b"True\n", b"")
+    assert process.stderr is not None
+    with process:
+        for _ in range(3):
+            assert process.stdout.readline() == b"waiting\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.readline() == b"interrupted\n"
+        # The last line may be in the buffer already, of which `communicate` knows nothing.
+        assert (process.stdout.read(), process.stderr.read()) == (b"True\n", b"")
 
 
 # ---- statuses
