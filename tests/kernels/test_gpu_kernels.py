@@ -131,6 +131,7 @@ def benchmark(tmp_path: Path, sections: str) -> dict[str, list[str]]:
     return {name: [row["name"] for row in found] for name, found in rows.items()}
 
 
+@pytest.mark.rare
 def test_benchmark_of_kernels_runs(tmp_path: Path) -> None:
     names = benchmark(tmp_path, "kernels")["kernels"]
     assert "qkv, 9 rows" in names
@@ -139,6 +140,7 @@ def test_benchmark_of_kernels_runs(tmp_path: Path) -> None:
     assert "decode attention, uint4, 9 x 40" in names
 
 
+@pytest.mark.rare
 def test_benchmark_of_engines_runs(tmp_path: Path) -> None:
     names = benchmark(tmp_path, "bf16,varying,int8-kv,host")
     assert names["varying"][2] == "bf16, deterministic=False: decode, batch 2, context 20"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,12 +23,12 @@ SHARED_LIMIT = 48 * 1024
 
 
 def compilations() -> Iterator[ParameterSet]:
-    """Each variant of each file for each of its targets. All targets but one of a variant are rare."""
-    variants = [(path, each) for path in sorted(cuda.SOURCES.glob("*.cu")) for each in cuda.variants(path)]
-    for number, (path, defines) in enumerate(variants):
+    """Each variant of each file for each target; all but one variant for one target of a file are rare."""
+    for number, path in enumerate(sorted(cuda.SOURCES.glob("*.cu"))):
         targets = (WARPGROUP_TARGET,) if path.stem.endswith("_warpgroup") else cuda.TARGETS
-        for target in targets:
-            marks = [] if target == targets[number % len(targets)] else [pytest.mark.rare]
+        kept = (cuda.variants(path)[0], targets[number % len(targets)])
+        for defines, target in itertools.product(cuda.variants(path), targets):
+            marks = [] if (defines, target) == kept else [pytest.mark.rare]
             yield pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]), marks=marks)
 
 
