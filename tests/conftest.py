@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.parity import stored
 from support.paths import TESTS
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
 
@@ -33,6 +34,16 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     """Run a test marked `anyio` once on each event loop; in each gate, only those marked `loops`."""
     backend: tuple[str, dict[str, Any]] = request.param
     return backend
+
+
+@pytest.fixture(autouse=True)
+def levels_of_loggers() -> Iterator[None]:
+    """Restore the levels that a command has set: records of later tests do not depend on their order."""
+    loggers = [logging.getLogger(), logging.getLogger("penstock")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -210,7 +210,7 @@ async def wave(requests: Requests) -> None:
                 await anyio.lowlevel.checkpoint()
 
 
-@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
+@pytest.mark.parametrize("preemption_mode", ["recompute", pytest.param("swap", marks=pytest.mark.rare)])
 def test_soak_counters_balance_and_memory_is_flat(
     preemption_mode: str, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -137,6 +137,7 @@ def test_products_of_integers_are_those_of_the_cpu(name: str) -> None:
     assert max(differences) < 0.02
 
 
+@pytest.mark.rare
 def test_quantised_steps_access_only_their_own_memory() -> None:
     names = ("Q4_K", "Q6_K", "file: w8a8", "file: awq")
     assert run_program(quantised.compare, *names, checked=True).findings == []

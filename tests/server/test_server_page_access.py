@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.rare]  # each gate runs test_server_page.py
 
 
 def test_everything_works_by_keyboard(page: Page, chat_engine: penstock.Engine) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from support.server.serving import Served
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.rare]  # each gate runs test_server_page.py
 
 
 @pytest.fixture(scope="module")

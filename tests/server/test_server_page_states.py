@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.rare]  # each gate runs test_server_page.py
 
 
 def test_key_is_asked_for_and_kept_in_the_tab_only(browser: Browser, chat_engine: penstock.Engine) -> None:
