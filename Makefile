@@ -63,7 +63,7 @@ demo: $(CORE) $(DEMO)  ## Build, install the demo model and stream its answer (Q
 test: $(VENV)/bin/python  ## What changed since the last run that passed: lint, Rust and Python tests; one share of the rare tests (SHARE=3)
 	@$(BIN)/python -B tools/gate run
 
-test-all: $(VENV)/bin/python  ## All lints and tests, also rare ones; takes about two hours on two cores
+test-all: $(VENV)/bin/python  ## All lints and tests, also rare ones
 	@$(BIN)/python -B tools/gate all
 
 gate-report:  ## Print where the minutes of the last `make test` went
