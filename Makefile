@@ -23,7 +23,8 @@ GPU := target/gpu
 GPUS := sm_80 sm_90a sm_100a sm_120a
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := 'anyio>=4.12,<5' 'click>=8.1' 'jinja2>=3.1.6' 'tqdm>=4.66' 'pytest>=9' 'pytest-timeout>=2.3' 'trio>=0.31' \
-                'starlette>=1,<2' 'uvicorn>=0.40' 'msgspec>=0.20' 'prometheus-client>=0.22'
+                'starlette>=1,<2' 'uvicorn>=0.40' 'msgspec>=0.20' 'prometheus-client>=0.22' 'jsonschema>=4.23' \
+                'pydantic>=2'
 # The command line tools of llama.cpp, for this CPU, without the multimodal library and the web interface.
 LLAMA  := -DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_TOOLS_INSTALL=ON \
           -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF
@@ -195,7 +196,7 @@ gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a
 	@du -sh $(GPU)/wheels
 	@test $$(du -sm $(GPU)/wheels | cut -f1) -lt 48 || { echo "more than 48 MiB of wheels" >&2; exit 1; }
 
-gpu-kernels: $(CORE)  ## Compile the kernels of `make gpu-plan` for sm_90a into target/gpu/kernels; carry them with the wheels
+gpu-kernels: $(CORE) $(DEV)  ## Compile the kernels of `make gpu-plan` for sm_90a into target/gpu/kernels; carry them with the wheels
 	rm -rf $(GPU)/kernels
 	PYTHONPATH=python $(BIN)/python benches/gpu/plan.py --prepare
 

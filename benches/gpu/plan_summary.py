@@ -106,7 +106,8 @@ def judge(decision: dict[str, Any], figures: Iterable[Figure]) -> str:
     verdicts = [found.is_true(decision["rule"], decision.get("tolerance", 0.0)) for found in compared]
     question = decision["question"]
     if not verdicts:
-        return f"OPEN {question}: {next((row.note for row in rows if row.note), 'not measured')}"
+        known = "no prediction for this card" if any(row.samples for row in rows) else "not measured"
+        return f"OPEN {question}: {next((row.note for row in rows if row.note), known)}"
     count = f"{sum(verdicts)} of {len(verdicts)}"
     answer, then = ("YES ", decision["yes"]) if all(verdicts) else ("NO  ", decision["no"])
     return f"{answer} {question} ({count}): {then}"

@@ -110,7 +110,7 @@ class Shape:
 
 EIGHT_BILLION = Shape(4096, 14_336, 32, 32, 8, 128, 128_256, 16_384)
 #: A step of it is hardly more than the work of the host.
-SMALL_LAYER = Shape(256, 512, 1, 2, 1, 128, 512, 4096)
+SMALL_LAYER = Shape(256, 512, 1, 2, 1, 128, 512, 8192)
 #: For dry runs.
 TINY = Shape(128, 256, 2, 2, 1, 64, 512, 512)
 TINY_LAYER = replace(TINY, layers=1)

@@ -349,7 +349,7 @@ async def test_wake_gives_the_same_bits_as_before_sleep(tiny_model: Path) -> Non
         assert engine.health() == penstock.Health(state="asleep", running=0, waiting=0, step_age=None)
         assert not engine.is_running
         assert not engine_threads()
-        assert awake - resident_bytes() > engine.info.memory.weights
+        assert engine.info.device != "cpu" or awake - resident_bytes() > engine.info.memory.weights
         assert engine.decode(engine.encode("Hello")) == "Hello"
         assert engine.stats().requests_finished == 1
         await engine.wake()

@@ -163,6 +163,18 @@ def test_summary_has_the_worst_of_many_figures(module: Any) -> None:
     assert " ".join(cell.split()) == "memory: L2, bulk copies, 2 MiB (4) 7.2 TB/s 1% 8 0.90"
 
 
+def test_figure_without_a_prediction_for_its_card_decides_nothing(module: Any) -> None:
+    rows, report = (module(name) for name in ("plan_rows", "plan_summary"))
+    name = "decode, batch 1, context 1000"
+    lines = [
+        report.summary([], {}, [rows.Figure("int4", name, "tok/s", [340.0], device=device)])
+        for device in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
+    ]
+    question = "int4 gains from its rewrite at batch 1"
+    assert f"YES  {question} (1 of 1): " in lines[0]
+    assert f"OPEN {question}: no prediction for this card" in lines[1]
+
+
 def test_line_of_a_process_that_was_ended_is_left_out(module: Any, tmp_path: Path) -> None:
     rows = module("plan_rows")
     path = tmp_path / "plan.jsonl"

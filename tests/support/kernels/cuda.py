@@ -113,7 +113,8 @@ def _compile(
         lib.nvrtcGetProgramLog(program, text)
         return text.value.decode()
 
-    options = [f"-arch={target}", *hooks.cuda_compile_options(), "--ptxas-options=-v"]
+    # Beside a driver, the compiler has a cache, which keeps no logs.
+    options = [f"-arch={target}", *hooks.cuda_compile_options(), "--ptxas-options=-v", "--no-cache"]
     options += [f"-I{folder}" for folder in dict.fromkeys((SOURCES, path.parent))]
     options += [f"-D{define}" for define in defines]
     values = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
