@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
 # Processes of pytest, each of which runs whole files. 0: all in one process.
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The folders or files of `make test-python`, and its part of their tests: those of each gate.
 TESTS ?= tests
@@ -117,7 +117,6 @@ lint-format: | rust
 
 lint-rust: lint-format
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
-	RUSTDOCFLAGS='-D warnings' cargo doc $(WORKSPACE) --no-deps --document-private-items
 
 lint-python: $(CORE) $(DEV)
 	$(BIN)/ruff check .
@@ -143,7 +142,8 @@ test-engine: rust  ## Tests of the engine, in the profile `checked`
 test-loom: rust  ## Models of the engine's lock-free structures
 	cargo test -p penstock-engine --features testing,loom --locked --profile checked --test loom
 
-test-rust-doc: rust  ## Doc tests
+test-rust-doc: rust  ## Warnings of rustdoc, and doc tests
+	RUSTDOCFLAGS='-D warnings' cargo doc $(WORKSPACE) --no-deps --document-private-items
 	cargo test $(WORKSPACE) --doc
 
 test-release: rust  # the engine in the profile of the wheel
@@ -240,7 +240,7 @@ $(BASE): | rust $(VENV)/bin/python
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)
-	$(BIN)/python -m pip install --quiet --group check
+	$(BIN)/python -m pip install --quiet --no-compile --group check
 	@touch $@
 
 $(ORACLE): | $(BASE)

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.marks import rare_except
 from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: One of each API; the others are rare.
+OWN = ("blocking", "dashinfer_sync", "lmdeploy_sessions", "on_trio", "stream")
 MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example",
+    rare_except(EXAMPLES, *(path for path in EXAMPLES if path.stem in OWN)),
+    ids=lambda example: example.stem,
+)
 def test_example_runs(example: Path, demo_model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", example, demo_model, *MORE_ARGUMENTS.get(example.stem, [])],

@@ -194,6 +194,7 @@ def collected(*options: str) -> set[str]:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.rare
 def test_own_tests_and_shares_are_all_tests() -> None:
     everything, own = collected(), collected("--own")
     rare = {

@@ -163,7 +163,7 @@ def test_summary_has_the_worst_of_many_figures(module: Any) -> None:
     assert " ".join(cell.split()) == "memory: L2, bulk copies, 2 MiB (4) 7.2 TB/s 1% 8 0.90"
 
 
-def test_figure_without_a_prediction_for_its_card_decides_nothing(module: Any) -> None:
+def test_figure_without_a_prediction_decides_nothing(module: Any) -> None:
     rows, report = (module(name) for name in ("plan_rows", "plan_summary"))
     name = "decode, batch 1, context 1000"
     lines = [

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 import penstock.server
 from penstock.server.connection import limited_protocol
 from support.api.engines import make_engine, resident_bytes, resources, wait_until
+from support.marks import rare_except
 from support.server.edge import (
     CHUNKED,
     HEAD,
@@ -218,7 +219,7 @@ def test_reset_connections_are_not_logged(
     assert [record.getMessage() for record in caplog.records] == []
 
 
-@pytest.mark.parametrize("variant", ["h11-asyncio", "httptools-uvloop"])
+@pytest.mark.parametrize("variant", rare_except(["h11-asyncio", "httptools-uvloop"], "httptools-uvloop"))
 def test_ten_thousand_connections_leave_nothing(engine: penstock.Engine, variant: str) -> None:
     with limited(engine, variant) as server:
 

@@ -113,17 +113,18 @@ def test_hostile_strings_give_the_ids_of_tokenizers(
         assert list(engine.encode(HOSTILE[name], add_special_tokens=special)) == expected
 
 
+@pytest.mark.parametrize("length", [500_000, pytest.param(3_000_000, marks=pytest.mark.rare)])
 def test_megabytes_of_text_round_trip_with_the_same_ids(
-    trained: tuple[penstock.Engine, Tokenizer],
+    length: int, trained: tuple[penstock.Engine, Tokenizer]
 ) -> None:
     engine, tokenizer = trained
     total = 0
-    for text in python_sources(3_000_000):
+    for text in python_sources(length):
         ids = tokenizer.encode(text).ids
         assert list(engine.encode(text)) == ids
         assert engine.decode(ids) == tokenizer.decode(ids)
         total += len(text)
-    assert total > 3_000_000
+    assert total > length
 
 
 def test_arbitrary_code_points_give_the_same_ids(trained: tuple[penstock.Engine, Tokenizer]) -> None:
@@ -157,7 +158,7 @@ def test_lone_surrogates_are_rejected(text: str, demo_engine: penstock.Engine) -
 
 
 @pytest.mark.parametrize(
-    "unit", rare_except(["a", "ab", "7", " ", "\n", "日", FAMILY, "x!", "\u0301", "Aa1"], "a", "日", "x!")
+    "unit", rare_except(["a", "ab", "7", " ", "\n", "日", FAMILY, "x!", "\u0301", "Aa1"], "日")
 )
 def test_tokenisation_time_is_linear_in_the_text(unit: str, demo_engine: penstock.Engine) -> None:
     def work(length: int) -> float:
