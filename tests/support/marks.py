@@ -1,4 +1,4 @@
-"""Parameters of tests of which some are rare."""
+"""Parameters of tests, and which of them are rare."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from _pytest.mark.structures import ParameterSet
+
+#: The event loop of tests whose subject is something else.
+ASYNCIO = ("asyncio", {"use_uvloop": False})
 
 
 def rare_except(values: Iterable[Any], *kept: object) -> list[ParameterSet]:

@@ -109,7 +109,7 @@ class Store:
                 write_file(self.folder / f"{name}.npz", results, made_by())
 
 
-#: Of this run; `tests/conftest.py` sets its mode.
+#: Of this run; the plugin `modes` sets its mode.
 STORE = Store()
 
 
