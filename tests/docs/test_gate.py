@@ -169,6 +169,25 @@ def test_share_out_of_range_is_refused(checkout: Path, share: str) -> None:
     assert done.stderr == f"SHARE={share}: shares are numbers from 0 to 15\n"
 
 
+def test_all_runs_each_step_and_each_share(checkout: Path, tmp_path: Path) -> None:
+    checkout = shutil.copytree(checkout, tmp_path / "checkout")
+    (checkout / "Makefile").write_text("%:\n\t@echo made $@\n")
+    module = checkout / "tests" / "support" / "shares.py"
+    module.write_text(module.read_text() + "\nSHARE_SECONDS = 0\n")
+    lines = gate(checkout, "all")
+    # The output of a target that runs beside another one comes as a whole.
+    begin = lines.index("---- packages")
+    assert lines[begin + 1] == "made packages"
+    ran = json.loads((checkout / "target" / "reports" / "steps.json").read_text())["steps"]
+    names = [step["name"] for step in ran]
+    names_of_checks = [name for name in TABLE["steps"] if name not in TABLE["beside"]]
+    beside = {step: other for other, step in TABLE["beside"].items()}
+    checks = [f"{name} and {beside[name]}" if name in beside else name for name in names_of_checks]
+    parts = [[*shares.targets_of(share), f"test-python REPORT=python-share-{share}"] for share in range(16)]
+    assert sorted(names) == sorted([*checks, "test-python", *(name for part in parts for name in part)])
+    assert sum(" s, more than 0 s" in line for line in lines) == 16
+
+
 def test_recorded_shares_are_within_their_limit() -> None:
     units = shares.recorded("rare") | shares.recorded("targets")
     division = shares.divide(units)
