@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 QUESTION ?= Why is the sky blue?
 PEERS  ?= target/peers
 # Processes of pytest, each of which runs whole files. 0: all in one process.
-WORKERS ?= 3
+WORKERS ?= 2
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The folders or files of `make test-python`, and its part of their tests: those of each gate.
 TESTS ?= tests
@@ -46,6 +46,9 @@ SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) $(wildcard cuda/*
 # A crate is compiled once per mode and profile if every command selects the same features: those of the whole
 # workspace, with the hooks for tests. maturin has the same environment of PyO3 as .cargo/config.toml gives to Cargo.
 WORKSPACE := --workspace --features testing --locked
+# The unit tests of the kernels compile several instruction sets again: in two minutes of processor time with
+# optimisation, in fifteen seconds without.
+KERNELS_UNITS := -p penstock-kernels --lib --locked --config profile.dev.package.penstock-kernels.opt-level=0
 MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin develop --profile dev --features testing --locked
 
 .DEFAULT_GOAL := help
@@ -117,6 +120,7 @@ lint-format: | rust
 
 lint-rust: lint-format
 	cargo clippy $(WORKSPACE) --all-targets -- -D warnings
+	cargo clippy -p penstock-kernels --lib --profile test --locked -- -D warnings
 
 lint-python: $(CORE) $(DEV)
 	$(BIN)/ruff check .
@@ -129,15 +133,16 @@ define nextest
 	@mkdir -p $(REPORTS)
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run --profile gate $(2); status=$$?; \
 	    cp target/nextest/gate/junit.xml $(REPORTS)/$(1).xml; exit $$status; \
-	else set -x; cargo test $(subst --cargo-profile,--profile,$(2)) --tests >$(REPORTS)/$(1).txt 2>&1; status=$$?; \
+	else set -x; cargo test $(subst --cargo-profile,--profile,$(2)) >$(REPORTS)/$(1).txt 2>&1; status=$$?; \
 	    cat $(REPORTS)/$(1).txt; exit $$status; fi
 endef
 
 test-rust: rust  ## Rust tests, except those of the engine
-	$(call nextest,crates,$(WORKSPACE) --exclude penstock-engine)
+	$(call nextest,crates,$(WORKSPACE) --exclude penstock-engine --tests)
+	$(call nextest,kernels,$(KERNELS_UNITS))
 
 test-engine: rust  ## Tests of the engine, in the profile `checked`
-	$(call nextest,engine,-p penstock-engine --features testing --locked --cargo-profile checked)
+	$(call nextest,engine,-p penstock-engine --features testing --locked --cargo-profile checked --tests)
 
 test-loom: rust  ## Models of the engine's lock-free structures
 	cargo test -p penstock-engine --features testing,loom --locked --profile checked --test loom
@@ -147,7 +152,7 @@ test-rust-doc: rust  ## Warnings of rustdoc, and doc tests
 	cargo test $(WORKSPACE) --doc
 
 test-release: rust  # the engine in the profile of the wheel
-	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release)
+	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release --tests)
 
 test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
 	@mkdir -p $(REPORTS)

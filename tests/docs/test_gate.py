@@ -108,7 +108,7 @@ def test_checkout_without_a_passed_gate_needs_everything(checkout: Path) -> None
     reason, share, *steps = planned(checkout, SHARE="3")
     assert reason.startswith("gate: no gate has passed in this checkout: api, cli, ")
     assert share.startswith("gate: share 3 of 16 ")
-    assert targets_in(steps[:-1]) == {*TABLE["steps"], *shares.targets_of(3)}
+    assert targets_in(steps[:-1]) == {*TABLE["steps"]} - {*TABLE["rare"]} | {*shares.targets_of(3)}
     assert "--own --share 3" in steps[-1]
     assert all(f"tests/{area}" in steps[-1] for area in AREAS)
 
@@ -127,7 +127,7 @@ def test_checkout_without_a_passed_gate_needs_everything(checkout: Path) -> None
             {"api", "loops", "text", "parity", "cuda", "server", "compat", "cli", "docs"},
             {"lint-rust", "test-rust", "test-engine", "test-loom"},
         ),
-        ("pyproject.toml", AREAS, {"lint-rust", "test-rust", "test-engine", "test-loom"}),
+        ("pyproject.toml", AREAS, {"lint-rust", "test-rust", "test-engine"}),
     ],
 )
 def test_changed_file_selects_tests_and_steps(
@@ -180,7 +180,7 @@ def test_all_runs_each_step_and_each_share(checkout: Path, tmp_path: Path) -> No
     assert lines[begin + 1] == "made packages"
     ran = json.loads((checkout / "target" / "reports" / "steps.json").read_text())["steps"]
     names = [step["name"] for step in ran]
-    names_of_checks = [name for name in TABLE["steps"] if name not in TABLE["beside"]]
+    names_of_checks = [name for name in TABLE["steps"] if name not in {*TABLE["beside"], *TABLE["rare"]}]
     beside = {step: other for other, step in TABLE["beside"].items()}
     checks = [f"{name} and {beside[name]}" if name in beside else name for name in names_of_checks]
     parts = [[*shares.targets_of(share), f"test-python REPORT=python-share-{share}"] for share in range(16)]

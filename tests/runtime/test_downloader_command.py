@@ -34,6 +34,8 @@ from support.runtime.s3 import BUCKET, S3, serving_s3
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.rare  # each gate runs test_downloader_transfer.py
+
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights" * 30_000, "notes.txt": b"notes"}
 NAME = "acme/tiny"
 COMMANDS = {

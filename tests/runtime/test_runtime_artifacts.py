@@ -17,6 +17,8 @@ from support.runtime.runtime import Answer, FakeEngine, Runtime, runtime_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.rare  # each gate runs test_runtime_downloads.py
+
 LOAD, UNLOAD = "/v1/lora_adapter/load", "/v1/lora_adapter/unload"
 DOWNLOAD = "/v1/model/download"
 ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights" * 1000}
