@@ -66,6 +66,12 @@ async def test_chat_options_apply_to_every_call(
     assert [result.prompt_token_ids for result in results] == [ids] * 4
 
 
+async def test_continued_message_may_repeat_an_earlier_one(engine: penstock.Engine) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "Hi"}]
+    text = engine.apply_chat_template(messages, chat_template=TEMPLATE, continue_final_message=True)
+    assert text == "<user>Hi</><assistant>Hi"
+
+
 async def test_messages_may_be_objects_with_model_dump(engine: penstock.Engine) -> None:
     call = Model(id="1", type="function", function=Model(name="f", arguments="{}"))
     messages = [
