@@ -19,6 +19,7 @@ from support.api.engines import (
     assert_at_rest_blocking,
     make_engine,
     resources,
+    run_in_threads,
     start_python,
 )
 
@@ -90,11 +91,17 @@ def test_several_readers_divide_the_chunks(engine: penstock.Engine) -> None:
     expected = engine.blocking.generate(PROMPT, LONG)
     gate = Gate()
     request = engine.blocking.start_request(PROMPT, LONG, logits_processors=[gate])
-    with ThreadPoolExecutor(8) as pool:
-        readers = [pool.submit(list, request) for _ in range(8)]
+    chunks: list[penstock.Chunk] = []
+
+    def read(_: int) -> None:
+        for chunk in request:
+            chunks.append(chunk)  # noqa: PERF402 - threads share the list
+
+    def open_gate() -> None:
         assert request.poll() is None
         gate.opened.set()
-        chunks = [chunk for reader in readers for chunk in reader.result()]
+
+    run_in_threads(read, range(8), meanwhile=open_gate, seconds=60)
     assert sorted(token for chunk in chunks for token in chunk.token_ids) == sorted(expected.token_ids)
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
 

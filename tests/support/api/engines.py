@@ -76,13 +76,25 @@ def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
         os.sched_yield()
 
 
-def run_in_threads(run: Callable[[Any], object], arguments: Iterable[Any]) -> None:
-    """Call `run` with each argument, each in a thread; returns when all are done."""
-    threads = [threading.Thread(target=run, args=(argument,)) for argument in arguments]
+def run_in_threads(
+    run: Callable[[Any], object],
+    arguments: Iterable[Any],
+    *,
+    meanwhile: Callable[[], object] = bool,
+    seconds: float | None = None,
+) -> None:
+    """Call `run` with each argument, each in a thread, and then `meanwhile`; returns when all are done.
+
+    With `seconds`, a thread that has not ended by then fails the test.
+    """
+    threads = [threading.Thread(target=run, args=(argument,), daemon=True) for argument in arguments]
     for thread in threads:
         thread.start()
+    meanwhile()
+    end = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
-        thread.join()
+        thread.join(None if end is None else max(0, end - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), "a thread has not ended"
 
 
 class Resources(NamedTuple):
