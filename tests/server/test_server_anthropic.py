@@ -55,6 +55,7 @@ TURNS: list[dict[str, Any]] = [
         "role": "user",
         "content": [
             {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "21"}]},
+            {"type": "text", "text": "Once more."},
             {"type": "tool_result", "tool_use_id": "call_2", "content": "22", "is_error": True},
             {"type": "text", "text": "Well?", "cache_control": {"type": "ephemeral"}},
         ],
@@ -77,6 +78,7 @@ CONVERTED: list[dict[str, Any]] = [
         ],
     },
     {"role": "tool", "tool_call_id": "call_1", "content": "21"},
+    {"role": "user", "content": "Once more."},
     {"role": "tool", "tool_call_id": "call_2", "content": "22", "is_error": True},
     {"role": "user", "content": "Well?"},
 ]
