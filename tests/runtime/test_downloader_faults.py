@@ -318,6 +318,15 @@ def test_redirect_from_https_to_http_is_refused(
     assert server.requests == []
 
 
+def test_part_of_another_version_is_not_resumed(server: FileServer, tmp_path: Path) -> None:
+    server.faults.append(lambda asked: Sent(400) if (asked.range() or (0,))[0] else None)
+    with pytest.raises(TransferError):
+        fetch(server, tmp_path, num_threads=1)
+    server.faults.clear()
+    server.files[PATH] = changed = CONTENT[::-1]
+    assert fetch(server, tmp_path) == changed
+
+
 def test_forced_download_does_not_resume(server: FileServer, tmp_path: Path) -> None:
     server.faults.append(lambda asked: Sent(400) if (asked.range() or (0,))[0] else None)
     with pytest.raises(TransferError):
