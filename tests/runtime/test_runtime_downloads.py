@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.runtime import downloads
 from support.api.engines import wait_until
 from support.runtime.remote import FileServer, Sent, files_of, held_at, serving_files
 from support.runtime.runtime import FakeEngine, Runtime, files_near, folders, runtime_of
@@ -190,7 +191,11 @@ def test_invalid_download_is_refused(
     assert files_near(shared) == before
 
 
-def test_missing_models_are_404(runtime: Runtime, hub: FileServer, s3: S3) -> None:
+def test_missing_models_are_404(
+    runtime: Runtime, hub: FileServer, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A request is answered once its download has failed, and does not wait for the first file.
+    monkeypatch.setattr(downloads, "_FIRST_ANSWER", 3600)
     extra = {"download_extra_config": {**ACCESS, "endpoint": s3.url}}
     bodies = [
         from_hub(hub, model_uri="org/none"),
