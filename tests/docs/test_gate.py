@@ -52,6 +52,7 @@ def test_row_names_files_tests_and_steps_that_exist(row: dict[str, Any]) -> None
 
 
 def test_steps_and_units_are_targets_of_the_makefile() -> None:
+    assert set(TABLE["rare"]) <= set(TABLE["steps"]) & set(shares.recorded("targets"))
     assert {*TABLE["steps"], *shares.recorded("targets"), "test-python"} <= targets()
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from _pytest.mark.structures import ParameterSet
 
-#: The event loop of tests whose subject is something else.
+#: The event loop of tests that are not about event loops.
 ASYNCIO = ("asyncio", {"use_uvloop": False})
 
 

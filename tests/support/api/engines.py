@@ -80,7 +80,7 @@ def run_in_threads(
     run: Callable[[Any], object],
     arguments: Iterable[Any],
     *,
-    meanwhile: Callable[[], object] = bool,
+    meanwhile: Callable[[], object] | None = None,
     seconds: float | None = None,
 ) -> None:
     """Call `run` with each argument, each in a thread, and then `meanwhile`; returns when all are done.
@@ -90,7 +90,8 @@ def run_in_threads(
     threads = [threading.Thread(target=run, args=(argument,), daemon=True) for argument in arguments]
     for thread in threads:
         thread.start()
-    meanwhile()
+    if meanwhile is not None:
+        meanwhile()
     end = None if seconds is None else time.monotonic() + seconds
     for thread in threads:
         thread.join(None if end is None else max(0, end - time.monotonic()))
