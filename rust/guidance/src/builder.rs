@@ -9,7 +9,7 @@ use llguidance::{ParserFactory, TokenParser};
 use toktrie::InferenceCapabilities;
 
 use crate::matcher::CompiledGrammar;
-use crate::scan::{Syntax, count_brackets};
+use crate::scan::{BracketCounts, Syntax, count_brackets};
 use crate::{GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary, lark, library, schema};
 
 /// Maximum number of intersections of terminals in a Lark grammar. The library's work doubles with each.
@@ -99,8 +99,8 @@ impl GrammarBuilder {
             }
             GrammarSpec::Choice(texts) => lark::choice(kind, texts)?,
             GrammarSpec::Lark(source) => {
-                self.check_brackets(kind, source, Syntax::Lark)?;
-                source.clone()
+                let schemas = self.check_brackets(kind, source, Syntax::Lark)?.schemas;
+                schema::prepare_embedded(kind, source, &schemas, &self.limits)?
             }
             GrammarSpec::Gbnf(_) => {
                 let reason = "GBNF is not supported; write the grammar in Lark".into();
@@ -116,7 +116,12 @@ impl GrammarBuilder {
         Ok(TopLevelGrammar::from_lark(source))
     }
 
-    fn check_brackets(&self, kind: &'static str, source: &str, syntax: Syntax) -> Result<(), GuidanceError> {
+    fn check_brackets(
+        &self,
+        kind: &'static str,
+        source: &str,
+        syntax: Syntax,
+    ) -> Result<BracketCounts, GuidanceError> {
         let brackets = count_brackets(source, syntax);
         let too_complex = |limit: String| Err(GuidanceError::TooComplex { kind, limit });
         if brackets.nesting > self.limits.nesting {
@@ -137,7 +142,7 @@ impl GrammarBuilder {
                 return too_complex(format!("{recursion} rules and brackets; the limit is {limit}"));
             }
         }
-        Ok(())
+        Ok(brackets)
     }
 }
 

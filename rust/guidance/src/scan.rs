@@ -9,6 +9,8 @@ pub(crate) struct BracketCounts {
     pub(crate) opened: usize,
     /// Number of Lark's intersection operators (`&`) outside strings and regular expressions.
     pub(crate) intersections: usize,
+    /// The offsets after Lark's keyword `%json` outside strings and regular expressions.
+    pub(crate) schemas: Vec<usize>,
 }
 
 /// The syntax of a source, as far as brackets are concerned.
@@ -22,7 +24,10 @@ pub(crate) enum Syntax {
     Lark,
 }
 
-/// Counts the brackets of a source in one pass without allocating.
+/// Keyword of a JSON schema in a Lark grammar.
+const SCHEMA: &str = "%json";
+
+/// Counts the brackets of a source in one pass.
 pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
     let mut counted = BracketCounts::default();
     let mut open: usize = 0;
@@ -48,6 +53,11 @@ pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
             // The name of a special token may contain any of these characters.
             b'<' if lark && !within_regex => skip_to(&mut bytes, b'>'),
             b'"' if !within_regex => skip_string(&mut bytes),
+            b'%' if lark && !within_regex => {
+                let offset = source.len() - bytes.len() - 1;
+                let is_schema = source[offset..].starts_with(SCHEMA);
+                counted.schemas.extend(is_schema.then_some(offset + SCHEMA.len()));
+            }
             b'&' if !within_regex => counted.intersections += 1,
             b'(' | b'[' | b'{' => {
                 open += 1;
@@ -106,6 +116,13 @@ mod tests {
     #[test]
     fn intersections_in_strings_regexes_and_comments_are_ignored() {
         assert_eq!(count_brackets("start: A & /b&c/ & \"&\" # &\n", Syntax::Lark).intersections, 2);
+    }
+
+    #[test]
+    fn schemas_in_strings_regexes_and_comments_are_ignored() {
+        let source = "start: %json {\"a\": \"%json\"} \"%json\" /%json/ <%json> # %json\na: %json true";
+        let schemas = count_brackets(source, Syntax::Lark).schemas;
+        assert_eq!(schemas.iter().map(|&at| &source[at..at + 3]).collect::<Vec<_>>(), [" {\"", " tr"]);
     }
 
     #[test]

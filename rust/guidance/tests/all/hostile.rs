@@ -121,14 +121,34 @@ fn expensive_grammars_are_rejected_as_too_complex() {
             (schema(&format!(r#"{{"patternProperties":{{{}}}}}"#, properties(40))), "pairs of properties"),
             (
                 schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))),
-                "alternatives times",
+                "bytes copied to combine alternatives",
             ),
             (
                 schema(&format!(
                     r#"{{"type":"object","allOf":[{}]}}"#,
                     vec![format!(r#"{{"anyOf":[{choices}]}}"#); 10].join(",")
                 )),
+                "bytes copied to combine alternatives",
+            ),
+            (
+                schema(&format!(
+                    r#"{{"type":"object","allOf":[{}]}}"#,
+                    repeat(300, ",", |index| format!(r#"{{"properties":{{"p{index}":{{"type":"null"}}}}}}"#))
+                )),
                 "schema too large",
+            ),
+            (
+                schema(&format!(
+                    r#"{{"type":"object","required":[{}]}}"#,
+                    repeat(1_001, ",", |index| format!(r#""p{index}""#))
+                )),
+                "pairs of properties",
+            ),
+            (
+                schema(
+                    r##"{"$ref":"#/$defs/0","$defs":[{"allOf":[{"$ref":"#/$defs/1"},{"properties":{"a":{"$ref":"#/$defs/2"}}}]},{"properties":{"a":{"$ref":"#/$defs/0"}}},{"properties":{"a":{"$ref":"#/$defs/1"}},"anyOf":[{},{},{}]}]}"##,
+                ),
+                "parts that are combined",
             ),
             (
                 schema(&format!(r#"{{"allOf":[{}]}}"#, patterns(60))),

@@ -6,5 +6,7 @@ mod common;
 mod compiler;
 mod hostile;
 mod masks;
+mod random_schemas;
 mod random_texts;
 mod replay;
+mod schemas;

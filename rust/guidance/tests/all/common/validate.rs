@@ -8,8 +8,9 @@ pub fn validate(value: &Value, schema: &Value) -> Result<(), String> {
     check(value, schema, schema)
 }
 
+/// Matches as in ECMA 262, where U+FEFF is whitespace.
 pub fn is_match(pattern: &str, text: &str) -> bool {
-    Regex::new(pattern).unwrap().is_match(text)
+    Regex::new(&pattern.replace(r"\s", r"[\s\u{feff}]")).unwrap().is_match(text)
 }
 
 fn check(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
@@ -96,7 +97,7 @@ fn text_holds(keyword: &str, argument: &Value, text: &str) -> bool {
 
 fn is_format(name: &str, text: &str) -> bool {
     let date = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])";
-    let time = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)";
+    let time = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)";
     let pattern = match name {
         "ipv4" => return text.parse::<std::net::Ipv4Addr>().is_ok(),
         "ipv6" => return text.parse::<std::net::Ipv6Addr>().is_ok(),
