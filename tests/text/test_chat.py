@@ -487,15 +487,110 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         KEEP.format("dict(range(99998)|batch(2))", "dict(v)"),
         "{% macro f() %}" + "x" * 99999 + "{% endmacro %}" + KEEP.format("0", "f()"),
         "{% block b %}" + "x" * 99999 + "{% endblock %}" + KEEP.format("0", "self.b()"),
+        KEEP.format("'a ' * 200000", "v.split()"),
+        KEEP.format("'a,' * 200000", "v.rsplit(',')"),
+        KEEP.format("' a' * 200000", "v.split()"),
+        KEEP.format("'a\n' * 200000", "v.splitlines()"),
+        KEEP.format("'aä' * 200000", "v|list"),
+        KEEP.format("0", "range(99999)|list"),
+        KEEP.format("0", "range(99999)|select|list"),
+        KEEP.format("0", "[" + "v, " * 2000 + "]"),
+        "{{ ('a' * 1000000)|wordwrap(1) }}",
+        "{{ ('(' * 2000000)|urlize }}",
+        "{{ ('<!---->' * 400000)|striptags }}",
+        "{{ ('a-' * 3000000)|title }}",
+        "{{ ('a ' * 3000000)|wordcount }}",
     ],
 )
 def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 100.0)
+    monkeypatch.setattr(_chat_sandbox, "MAX_TOTAL_CHARS", 4 * _chat_sandbox.MAX_CHARS)
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
     )
     with pytest.raises(InvalidRequestError, match=limits):
         render(source)
+
+
+SHARED = (
+    "{% set n = namespace(x=['a'], y=['a'], t=(1,)) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
+    "{% set n.y = [n.y, n.y] %}{% set n.t = (n.t, n.t) %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        SHARED + "{{ n.x == n.y }}",
+        SHARED + "{{ n.x != n.y }}",
+        SHARED + "{{ n.x < n.y }}",
+        SHARED + "{{ 1 < 2 != n.x <= n.y }}",
+        SHARED + "{{ n.x in [n.y] }}",
+        SHARED + "{{ n.x not in (n.y, 1) }}",
+        SHARED + "{{ n.x is eq(n.y) }}",
+        SHARED + "{{ n.x is in([n.y]) }}",
+        SHARED + "{{ [n.x]|select('eq', n.y)|list }}",
+        SHARED + "{{ [{'a': n.x}]|selectattr('a', 'in', [n.y])|list }}",
+        SHARED + "{{ [n.x, n.y]|sort }}",
+        SHARED + "{{ [n.x, n.y]|max }}",
+        SHARED + "{{ [n.t, n.t]|unique|list }}",
+        SHARED + "{{ {'a': n.x, 'b': n.y}|dictsort(false, 'value') }}",
+        SHARED + "{{ [n.x].index(n.y) }}",
+        SHARED + "{{ [n.x].count(n.y) }}",
+        SHARED + "{{ {n.t: 1} }}",
+        SHARED + "{{ {1: 1}[n.t] }}",
+        SHARED + "{{ {1: 1}.get(n.t) }}",
+        SHARED + "{{ {}.fromkeys([n.t]) }}",
+        SHARED + "{% for i in [1, 2] %}{{ loop.changed(n.x if i == 1 else n.y) }}{% endfor %}",
+    ],
+)
+def test_shared_parts_are_read_as_often_as_they_occur(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_chat_sandbox, "MAX_CHARS", 1 << 16)
+    with pytest.raises(InvalidRequestError, match="it compares or searches a value of more than 65536"):
+        render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ (['A' * 4000000] * 20000)|unique|list|length }}",
+        "{{ (['A' * 4000000] * 20000)|min|length }}",
+        "{{ (['A' * 2000000] * 50000)|sort|length }}",
+        "{{ (['A' * 2000000] * 50000)|map('batch', 1)|groupby(0)|length }}",
+        "{{ ('a' * 4000000).strip('b' * 1000000 + 'a') }}",
+        "{{ ('a' * 4000000)|trim('b' * 1000000 + 'a') }}",
+        "{{ ('a' * 4000000).rfind('b' + 'a' * 2000000) }}",
+        "{{ ('a' * 4000000).rsplit('b' + 'a' * 2000000, 1) }}",
+    ],
+)
+def test_reading_is_limited(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"compares or searches|makes a text of more than"):
+        render(source)
+
+
+def test_comparisons_are_those_of_python() -> None:
+    source = (
+        "{{ [x == y, x != y, x < 3 <= y, 5 > x > y, x in z, x not in z, x is eq(y), x is in(z), z == [x, y],"
+        " z < [x], {x: 1}[x], {(x, y): 2}[(x, y)], (x == y) == false, 1 if z else 2, 'b' in 'abc' ~ x] }}"
+    )
+    values = {"x": 1, "y": 3, "z": [1, 3]}
+    expected = [False, True, True, False, True, False, False, True, True, False, 1, 2, True, 1, True]
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": ""}], **values) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "limit"),
+    [
+        ("a" * 300_000, "characters; the limit is 262144"),
+        ("{% macro f() %}{% endmacro %}" * 1300, "nodes; the limit is 10000"),
+        ("{{ dict(" + ",".join(f"a{index}=1" for index in range(6000)) + ") }}", "nodes; the limit is 10000"),
+        ("{% if x %}" + "{% elif x %}" * 5000 + "{% endif %}", "nodes; the limit|recursion"),
+    ],
+)
+def test_size_of_a_template_is_limited(source: str, limit: str) -> None:
+    with pytest.raises(InvalidRequestError, match=limit) as caught:
+        render(source)
+    assert caught.value.field == "chat_template"
 
 
 @pytest.mark.parametrize(
@@ -504,6 +599,7 @@ def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> 
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for n in [60] recursive %}{% if n %}{{ loop([n - 1, n - 1]) }}{% endif %}{% endfor %}",
+        "{% set n = namespace() %}{% set n.x = n %}{{ ([n] * 9999)|map(attribute='x' + '.x' * 99999)|list }}",
     ],
 )
 def test_duration_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
