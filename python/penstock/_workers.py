@@ -2,7 +2,8 @@
 
 A cancelled task does not wait for its thread, which notices the cancellation at its next check or runs to
 the end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up
-threads.
+threads. Work that waits for other threads, such as those that compile grammars, leaves its slot; the number
+of threads that wait has a limit of its own.
 
 AnyIO's limiters do not do that: they free a thread's slot when its task is cancelled. And its default limiter
 belongs to the application, whose threads may all wait for this work.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
@@ -20,55 +22,102 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from penstock._core import Port
+from penstock.errors import OverloadedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_THREADS", "run_in_thread", "run_slow"]
+__all__ = ["MAX_THREADS", "MAX_WAITING", "SlowCall", "client", "run_in_thread", "run_slow"]
 
 Returned = TypeVar("Returned")
 
 #: Number of worker threads of an event loop, as in the standard library's thread pools.
 MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
+#: Number of threads of an event loop that may wait for others.
+MAX_WAITING = 128
+
+#: Identifies the client on whose behalf a task works. Clients share the threads that compile grammars.
+client: ContextVar[int | None] = ContextVar("penstock.client", default=None)
+
 
 class AbandonedError(BaseException):
     """Ends the work of a thread whose task was cancelled; never reaches a caller."""
+
+
+class SlowCall:
+    """A call in a worker thread, which raises when it is called once its task is cancelled."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.client = client.get()
+        self._workers = workers
+        self._is_abandoned = False
+        self._is_waiting = False
+        self._started = threading.Lock()  # taken by the thread, or by the task if the thread never starts
+
+    def __call__(self) -> None:
+        if self._is_abandoned:
+            raise AbandonedError
+
+    def begin_wait(self) -> None:
+        """Leave the slot. Called in the thread, before it waits for other threads."""
+        self()
+        if not self._is_waiting:
+            self._workers.leave()
+            self._is_waiting = True
+
+    def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
+        """Call `function` in the thread."""
+        if not self._started.acquire(blocking=False):
+            raise AbandonedError
+        try:
+            return function(self)
+        finally:
+            self._workers.end(is_waiting=self._is_waiting)
+
+    def abandon(self) -> None:
+        """The task has its result, or does not wait for it."""
+        self._is_abandoned = True
+        if self._started.acquire(blocking=False):
+            self._workers.end(is_waiting=False)
 
 
 class Workers:
     """The slots of one event loop. Tasks take them in order; any thread can free one."""
 
     def __init__(self, num_threads: int) -> None:
-        self._lock = threading.Lock()  # of `_num_free`
+        self._lock = threading.Lock()  # of the numbers
         self._num_free = num_threads
+        self._num_waiting = 0
         self._port = Port()  # rung when a slot is freed
         self._first = anyio.Lock()  # held by the first of the tasks that wait
 
-    async def run(self, function: Callable[[Callable[[], None]], Returned]) -> Returned:
-        """Call `function` in a worker thread, with a callable that raises once the task is cancelled."""
+    async def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
+        """Call `function` in a worker thread, as soon as there is a slot."""
         await self._acquire()
-        is_abandoned = False
-        started = threading.Lock()  # taken by the thread, or by the task if the thread never starts
-
-        def check_cancelled() -> None:
-            if is_abandoned:
-                raise AbandonedError
-
-        def work() -> Returned:
-            if not started.acquire(blocking=False):
-                raise AbandonedError
-            try:
-                return function(check_cancelled)
-            finally:
-                self._release()
-
+        call = SlowCall(self)
         try:
-            return await run_in_thread(work)
+            return await run_in_thread(lambda: call.run(function))
         finally:
-            is_abandoned = True
-            if started.acquire(blocking=False):
-                self._release()
+            call.abandon()
+
+    def leave(self) -> None:
+        """Free the slot of a thread that waits for other threads."""
+        with self._lock:
+            if self._num_waiting >= MAX_WAITING:
+                raise OverloadedError(f"{MAX_WAITING} requests wait for their grammars; try again later")
+            self._num_waiting += 1
+            self._num_free += 1
+        self._port.ring()
+
+    def end(self, *, is_waiting: bool) -> None:
+        """Free the slot, or the place among those that wait, of a thread that has ended."""
+        with self._lock:
+            if is_waiting:
+                self._num_waiting -= 1
+            else:
+                self._num_free += 1
+        self._port.ring()
 
     async def _acquire(self) -> None:
         async with self._first:
@@ -83,11 +132,6 @@ class Workers:
             self._num_free -= 1
             return True
 
-    def _release(self) -> None:
-        with self._lock:
-            self._num_free += 1
-        self._port.ring()
-
 
 _workers: RunVar[Workers] = RunVar("penstock.workers")
 #: The thread of work that holds the interpreter for long: several would leave the event loop little of it.
@@ -99,13 +143,13 @@ _KINDS = {"short": (_workers, MAX_THREADS), "python": (_python_worker, 1), "load
 
 
 async def run_slow(
-    function: Callable[[Callable[[], None]], Returned],
+    function: Callable[[SlowCall], Returned],
     *,
     kind: Literal["short", "python", "load"] = "short",
 ) -> Returned:
     """Call `function` in a worker thread of the running event loop, as soon as one is free.
 
-    A cancellation abandons the thread: the callable that `function` is given raises from then on. Work that
+    A cancellation abandons the thread: the `SlowCall` that `function` is given raises from then on. Work that
     holds the interpreter for long is of the kind `python`; one of these functions runs at a time.
     """
     variable, num_threads = _KINDS[kind]

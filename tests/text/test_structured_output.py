@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime as dt
 import enum
@@ -19,9 +20,10 @@ import anyio
 import jsonschema
 import pydantic
 import pytest
+from anyio.lowlevel import RunVar
 
 import penstock
-from penstock._workers import MAX_THREADS
+from penstock import _workers
 from penstock.demo import model_path
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
@@ -307,12 +309,76 @@ async def test_cancelled_compilation_keeps_no_thread_and_no_slot(engine: penstoc
     async with anyio.create_task_group() as group:
         for _ in range(30):
             group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format()))
-        while num_submitting() < MAX_THREADS:
+        while num_submitting() < _workers.MAX_THREADS:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     # Two threads compile for all, so the formats of the worker threads would take longer.
-    wait_until(lambda: num_submitting() == 0, seconds * MAX_THREADS / 4)
+    wait_until(lambda: num_submitting() == 0, seconds * _workers.MAX_THREADS / 4)
     assert (await engine.generate("x", max_tokens=9, regex="[bc]{3}")).finish_reason == "stop"
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_callers_that_wait_for_grammars_take_no_slot(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_workers._KINDS, "short", (RunVar("test workers"), 1))
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(partial(engine.generate, "x", max_tokens=1, response_format=slow_format()))
+        while num_submitting() < 8:
+            await anyio.lowlevel.checkpoint()
+        result = await engine.generate("word " * 1000, max_tokens=1, ignore_eos=True)
+        assert result.finish_reason == "length"
+        assert num_submitting() > 0
+        group.cancel_scope.cancel()
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_number_of_callers_that_wait_is_limited(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_workers, "MAX_WAITING", 2)
+    ends = collections.Counter[str]()
+
+    async def ask() -> None:
+        try:
+            await engine.generate("x", max_tokens=1, response_format=slow_format())
+            ends["answered"] += 1
+        except penstock.OverloadedError as error:
+            ends[str(error)] += 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(6):
+            group.start_soon(ask)
+    assert ends["answered"] >= 2
+    assert ends["2 requests wait for their grammars; try again later"] == 6 - ends["answered"] > 0
+    await assert_at_rest(engine)
+
+
+@pytest.mark.anyio
+async def test_grammars_of_clients_are_compiled_in_turns(engine: penstock.Engine) -> None:
+    ends = collections.Counter[str]()
+
+    async def ask() -> None:
+        _workers.client.set(1)
+        try:
+            await engine.generate("x", max_tokens=1, response_format=slow_format())
+            ends["answered"] += 1
+        except penstock.OverloadedError as error:
+            ends["limited" if "16 other grammars of the client wait" in str(error) else "refused"] += 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(30):
+            group.start_soon(ask)
+        while not ends["limited"]:
+            await anyio.lowlevel.checkpoint()
+        _workers.client.set(2)
+        assert (await engine.generate("x", max_tokens=9, regex="[bd]{3}")).finish_reason == "stop"
+        assert ends["answered"] < 16  # most of the grammars of the first client still wait
+        assert ends["refused"] == 0
+        group.cancel_scope.cancel()
     await assert_at_rest(engine)
 
 

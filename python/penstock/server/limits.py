@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from penstock._workers import client
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import Exchange
@@ -42,6 +43,13 @@ class Action(NamedTuple):
 
     handler: Handler
     access: Access = "key"
+
+
+def _client_of(exchange: Exchange) -> int:
+    """Identifies the client to the engine: by its key or, without one, by its address."""
+    address = exchange.scope.get("client")
+    name = exchange.key or ("" if address is None else address[0]).encode()
+    return int.from_bytes(digest_of(name)[:8])
 
 
 #: Characters of an unknown path in the log.
@@ -128,6 +136,7 @@ class Endpoint:
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)
+            client.set(_client_of(exchange))
             if action.access == "generate":
                 state.enter()
                 is_counted = True

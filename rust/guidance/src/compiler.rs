@@ -2,9 +2,10 @@
 //!
 //! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until
 //! the library's own limits end it; its result is cached for later requests. Callers that ask for the same grammar in
-//! the meantime wait for the same compilation. A queued grammar without callers is removed from the queue.
+//! the meantime wait for the same compilation. A queued grammar without callers is removed from the queue. The clients
+//! of the queue take turns, so that many grammars of one do not delay those of another.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::builder::GrammarBuilder;
 use crate::cache::GrammarCache;
 use crate::library;
+use crate::turns::Turns;
 use crate::{CompiledGrammar, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary};
 
 /// Stack size of a worker thread, in bytes. [`GuidanceLimits::recursion`] keeps the library within it. The system
@@ -20,6 +22,30 @@ const STACK_BYTES: usize = 256 << 20;
 
 /// Interval at which a waiting caller is asked whether to continue.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The caller of a compilation.
+pub trait Caller {
+    /// Identifies the client on whose behalf the grammar is compiled, if it is known. Callers without one are one
+    /// client, whose grammars are limited only together with all others.
+    fn client(&self) -> Option<u64> {
+        None
+    }
+
+    /// Called before the caller waits for another thread, and not if the grammar is cached. It does not wait if this
+    /// returns false.
+    fn begin_wait(&mut self) -> bool {
+        true
+    }
+
+    /// Whether the result is still wanted. Called at intervals while there is no result.
+    fn is_wanted(&mut self) -> bool;
+}
+
+impl<F: FnMut() -> bool> Caller for F {
+    fn is_wanted(&mut self) -> bool {
+        self()
+    }
+}
 
 /// Compiles grammars for one vocabulary and caches them.
 ///
@@ -41,8 +67,8 @@ struct CompileWorkers {
 struct CompileQueue {
     cache: GrammarCache,
     jobs: HashMap<Arc<GrammarSpec>, CompileJob>,
-    /// Jobs that no worker has started.
-    pending: VecDeque<Arc<GrammarSpec>>,
+    /// Jobs that no worker has started, by client.
+    pending: Turns<Arc<GrammarSpec>>,
     num_workers: usize,
     num_idle: usize,
     closed: bool,
@@ -75,7 +101,7 @@ impl GrammarCompiler {
         let queue = Mutex::new(CompileQueue {
             cache: GrammarCache::new(limits.cached_grammars, limits.cached_bytes),
             jobs: HashMap::new(),
-            pending: VecDeque::new(),
+            pending: Turns::default(),
             num_workers: 0,
             num_idle: 0,
             closed: false,
@@ -92,20 +118,25 @@ impl GrammarCompiler {
     /// usable, [`GuidanceError::TimedOut`] if compilation takes too long, [`GuidanceError::Overloaded`] if too many
     /// other grammars are queued, [`GuidanceError::Library`] if the library fails.
     pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GuidanceError> {
-        self.compile_while(spec, || true)
+        self.compile_for(spec, &mut || true)
     }
 
-    /// Like [`compile`](Self::compile), but stops waiting when `should_continue` returns false. It is called at
-    /// intervals while there is no result.
+    /// Like [`compile`](Self::compile), for a caller that can stop waiting.
     ///
     /// # Errors
     /// Those of [`compile`](Self::compile), and [`GuidanceError::Cancelled`].
-    pub fn compile_while(
+    pub fn compile_for(
         &self,
         spec: &GrammarSpec,
-        should_continue: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Result<Arc<CompiledGrammar>, GuidanceError> {
         let workers = &self.workers;
+        if let Some(compiled) = workers.lock().cache.get(spec) {
+            return Ok(compiled);
+        }
+        if !caller.begin_wait() {
+            return Err(GuidanceError::Cancelled { kind: spec.kind() });
+        }
         let mut queue = workers.lock();
         if let Some(compiled) = queue.cache.get(spec) {
             return Ok(compiled);
@@ -113,21 +144,26 @@ impl GrammarCompiler {
         let key = queue.jobs.get_key_value(spec).map(|(key, _)| Arc::clone(key));
         let key = key.unwrap_or_else(|| Arc::new(spec.clone()));
         if !queue.jobs.contains_key(&key) {
-            let (limit, kind) = (workers.limits.queued_grammars, spec.kind());
-            if queue.pending.len() >= limit {
-                let reason = format!("the queue is full, with {limit} other grammars");
-                return Err(GuidanceError::Overloaded { kind, reason });
+            let (limits, kind) = (&workers.limits, spec.kind());
+            let client = caller.client();
+            let overloaded = |reason| Err(GuidanceError::Overloaded { kind, reason });
+            if client.is_some() && queue.pending.len_of(client) >= limits.queued_grammars_of_client {
+                let limit = limits.queued_grammars_of_client;
+                return overloaded(format!("{limit} other grammars of the client wait"));
             }
-            CompileWorkers::ensure_worker(workers, &mut queue).map_err(|error| GuidanceError::Library {
-                kind,
-                reason: format!("cannot start a thread: {error}"),
+            if queue.pending.len() >= limits.queued_grammars {
+                let limit = limits.queued_grammars;
+                return overloaded(format!("the queue is full, with {limit} other grammars"));
+            }
+            CompileWorkers::ensure_worker(workers, &mut queue).map_err(|error| {
+                GuidanceError::Overloaded { kind, reason: format!("cannot start a thread: {error}") }
             })?;
             let job = CompileJob { num_callers: 0, started: None, result: None };
             queue.jobs.insert(Arc::clone(&key), job);
-            queue.pending.push_back(Arc::clone(&key));
+            queue.pending.push(client, Arc::clone(&key));
             workers.job_added.notify_one();
         }
-        workers.wait(queue, &key, should_continue)
+        workers.wait(queue, &key, caller)
     }
 
     /// The size of the cache.
@@ -170,7 +206,7 @@ impl CompileWorkers {
     fn run(&self) {
         let mut queue = self.lock();
         loop {
-            let Some(spec) = queue.pending.pop_front() else {
+            let Some(spec) = queue.pending.pop() else {
                 if queue.closed {
                     return;
                 }
@@ -203,7 +239,7 @@ impl CompileWorkers {
         &'a self,
         mut queue: MutexGuard<'a, CompileQueue>,
         spec: &Arc<GrammarSpec>,
-        mut should_continue: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Result<Arc<CompiledGrammar>, GuidanceError> {
         let begin = Instant::now();
         queue.job(spec).num_callers += 1;
@@ -222,7 +258,7 @@ impl CompileWorkers {
             if timeout.timed_out() {
                 // The callback may block on threads that need this lock.
                 drop(queue);
-                let continues = should_continue();
+                let continues = caller.is_wanted();
                 queue = self.lock();
                 if !continues {
                     break Err(GuidanceError::Cancelled { kind: spec.kind() });
@@ -233,7 +269,7 @@ impl CompileWorkers {
         job.num_callers -= 1;
         if job.num_callers == 0 && (job.result.is_some() || job.started.is_none()) {
             queue.jobs.remove(spec);
-            queue.pending.retain(|pending| pending != spec);
+            queue.pending.remove(spec);
         }
         result
     }

@@ -25,9 +25,10 @@ mod limits;
 mod matcher;
 mod scan;
 mod schema;
+mod turns;
 mod vocabulary;
 
-pub use compiler::{CacheUsage, GrammarCompiler};
+pub use compiler::{CacheUsage, Caller, GrammarCompiler};
 pub use error::GuidanceError;
 pub use grammar::{GrammarSpec, ToolCallSpec};
 pub use limits::GuidanceLimits;

@@ -1,6 +1,8 @@
 //! [`detach`]: runs work without the GIL. Everything that can take longer than a few microseconds runs in it.
 
 use penstock_frontend::panics::catch;
+use penstock_frontend::prompt::Caller;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::errors::Error;
@@ -23,20 +25,63 @@ pub fn detach_while_wanted<T: Send>(
     check_cancelled: Option<&Py<PyAny>>,
     work: impl FnOnce(IsWanted<'_>) -> T + Send,
 ) -> Result<T, Error> {
-    let mut raised = None;
-    let mut is_wanted = || {
-        if raised.is_none() {
-            let checked = Python::try_attach(|py| check_interest(py, check_cancelled));
-            raised = checked.unwrap_or_else(|| Err(exiting())).err();
-        }
-        raised.is_none()
-    };
-    let done = detach(py, || work(&mut is_wanted))?;
-    raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
+    detach_for(py, check_cancelled, |caller| work(&mut || caller.is_wanted()))
 }
 
-/// Raises if a signal arrived or the caller was cancelled.
-fn check_interest(py: Python<'_>, check_cancelled: Option<&Py<PyAny>>) -> PyResult<()> {
-    py.check_signals()?;
-    check_cancelled.map_or(Ok(()), |check| check.call0(py).map(drop))
+/// Like [`detach_while_wanted`], for work that can wait for other threads.
+pub fn detach_for<T: Send>(
+    py: Python<'_>,
+    check_cancelled: Option<&Py<PyAny>>,
+    work: impl FnOnce(&mut PyCaller<'_>) -> T + Send,
+) -> Result<T, Error> {
+    let client = check_cancelled.map(|check| client(py, check)).transpose()?.flatten();
+    let mut caller = PyCaller { check_cancelled, client, raised: None };
+    let done = detach(py, || work(&mut caller))?;
+    caller.raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
+}
+
+/// The caller of slow work: a function that raises if the work is no longer wanted. It can have the attributes of
+/// `SlowCall` in `_workers.py`: `client`, and `begin_wait`, which is called before the work waits.
+pub struct PyCaller<'a> {
+    check_cancelled: Option<&'a Py<PyAny>>,
+    client: Option<u64>,
+    raised: Option<PyErr>,
+}
+
+impl PyCaller<'_> {
+    /// Calls a function with the interpreter, unless a call has raised; returns whether none has.
+    fn call(&mut self, function: impl FnOnce(Python<'_>, Option<&Py<PyAny>>) -> PyResult<()>) -> bool {
+        if self.raised.is_none() {
+            let called = Python::try_attach(|py| {
+                py.check_signals()?;
+                function(py, self.check_cancelled)
+            });
+            self.raised = called.unwrap_or_else(|| Err(exiting())).err();
+        }
+        self.raised.is_none()
+    }
+}
+
+impl Caller for PyCaller<'_> {
+    fn client(&self) -> Option<u64> {
+        self.client
+    }
+
+    fn begin_wait(&mut self) -> bool {
+        self.call(|py, check| match check {
+            Some(check) if check.bind(py).hasattr(intern!(py, "begin_wait"))? => {
+                check.call_method0(py, intern!(py, "begin_wait")).map(drop)
+            }
+            _ => Ok(()),
+        })
+    }
+
+    fn is_wanted(&mut self) -> bool {
+        self.call(|py, check| check.map_or(Ok(()), |check| check.call0(py).map(drop)))
+    }
+}
+
+fn client(py: Python<'_>, check_cancelled: &Py<PyAny>) -> PyResult<Option<u64>> {
+    let client = check_cancelled.bind(py).getattr_opt(intern!(py, "client"))?;
+    client.map_or(Ok(None), |client| client.extract())
 }

@@ -19,7 +19,7 @@ use crate::beams::BeamSearch;
 use crate::classes::{
     ModelInfo, PyAdapterInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
 };
-use crate::detach::{detach, detach_while_wanted};
+use crate::detach::{detach, detach_for, detach_while_wanted};
 use crate::errors::{Error, Problem};
 use crate::health::Health;
 use crate::host::Host;
@@ -77,8 +77,8 @@ impl Engine {
         let prompt = self.read_prompt(prompt, mode)?;
         let own = params.processors.clone();
         let processors = own.for_engine();
-        let started = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
-            let mut prepared = self.frontend.prepare(&params.params, prompt, mode, is_wanted)?;
+        let started = detach_for(py, check_cancelled.as_ref(), |caller| {
+            let mut prepared = self.frontend.prepare(&params.params, prompt, mode, caller)?;
             let resolved = std::mem::take(&mut prepared.params);
             Ok((prepared.start(processors, &self.frontend, port.inner())?, resolved))
         })?;
@@ -99,8 +99,8 @@ impl Engine {
     ) -> Result<BeamSearch, Error> {
         let mode = mode(is_chat, false);
         let prompt = self.read_prompt(prompt, mode)?;
-        let search = detach_while_wanted(py, check_cancelled.as_ref(), |is_wanted| {
-            self.frontend.prepare_beams(&params.params, prompt, mode, is_wanted)
+        let search = detach_for(py, check_cancelled.as_ref(), |caller| {
+            self.frontend.prepare_beams(&params.params, prompt, mode, caller)
         })?;
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
     }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use penstock_engine::request::{Grammar as EngineGrammar, GrammarState};
 use penstock_guidance::{
-    CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText,
-    Vocabulary,
+    Caller, CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits,
+    TokenText, Vocabulary,
 };
 use penstock_text::Tokenizer;
 
@@ -38,15 +38,15 @@ impl Grammars {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles a grammar; can take seconds, and ends early when `is_wanted` returns false. `None` if the engine is
-    /// closed. `stop_ids` are the stop token ids of the request.
+    /// Compiles a grammar; can take seconds, and ends early when it is no longer wanted. `None` if the engine is closed.
+    /// `stop_ids` are the stop token ids of the request.
     pub fn compile(
         &self,
         grammar: &GrammarSpec,
         tokenizer: &Tokenizer,
         model: &ModelLimits<'_>,
         stop_ids: &[u32],
-        is_wanted: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Option<Result<Arc<dyn EngineGrammar>, GuidanceError>> {
         let compiler = self.lock().clone()?;
         let start = || {
@@ -55,7 +55,7 @@ impl Grammars {
         };
         let started = compiler.get_or_init(start).as_ref().map_err(Clone::clone);
         Some(started.and_then(|(compiler, vocabulary)| {
-            let compiled = compiler.compile_while(grammar, is_wanted)?;
+            let compiled = compiler.compile_for(grammar, caller)?;
             let vocabulary = Arc::clone(vocabulary);
             Ok(Arc::new(RequestGrammar { compiled, vocabulary, stop_ids: stop_ids.into() })
                 as Arc<dyn EngineGrammar>)

@@ -16,4 +16,5 @@ mod prepare;
 
 pub use formats::ModelFormats;
 pub use grammars::Grammars;
+pub use penstock_guidance::Caller;
 pub use prepare::{Frontend, Mode, PreparedRequest, Prompt};

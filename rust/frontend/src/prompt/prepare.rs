@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
 use penstock_engine::{Engine, Port, StartError};
-use penstock_guidance::GuidanceError;
+use penstock_guidance::{Caller, GuidanceError};
 use penstock_text::{TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
 
@@ -96,24 +96,24 @@ impl Frontend {
     }
 
     /// Prepares a request: tokenises the prompt, resolves the parameters, compiles the grammar. This can take seconds;
-    /// it ends early with an error when `is_wanted` returns false.
+    /// it ends early with an error when the caller no longer wants it.
     pub fn prepare(
         &self,
         params: &SamplingParams,
         prompt: Prompt,
         mode: Mode,
-        mut is_wanted: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Result<PreparedRequest, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
         self.check_adapter(params)?;
-        let (text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
+        let (text, prompt) = self.tokenise(prompt, mode, &mut || caller.is_wanted())?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
         };
         let output = self.output_options(&params, text, &prompt, mode);
         let request = resolved.request(prompt.into());
-        let request = self.constrain(&params, output.formats, request, is_wanted)?;
+        let request = self.constrain(&params, output.formats, request, caller)?;
         Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
 
@@ -123,17 +123,17 @@ impl Frontend {
         params: &SamplingParams,
         prompt: Prompt,
         mode: Mode,
-        mut is_wanted: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Result<BeamSearch, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
         self.check_adapter(params)?;
-        let (_text, prompt) = self.tokenise(prompt, mode, &mut is_wanted)?;
+        let (_text, prompt) = self.tokenise(prompt, mode, &mut || caller.is_wanted())?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
         let output = self.output_options(&params, None, &prompt, Mode::Completion);
         let request = step.request(Arc::clone(&prompt));
-        let mut request = self.constrain(&step_params, None, request, is_wanted)?;
+        let mut request = self.constrain(&step_params, None, request, caller)?;
         // Enough tokens that `num_beams` continuations remain when the others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
         request.outputs.logprobs = Some(num_likeliest.min(self.limits().vocabulary_size as u32));
@@ -212,7 +212,7 @@ impl Frontend {
         params: &SamplingParams,
         formats: Option<OutputFormats>,
         mut request: Request,
-        is_wanted: impl FnMut() -> bool,
+        caller: &mut dyn Caller,
     ) -> Result<Request, Error> {
         if !params.bad_words.is_empty() {
             let refuse = |limit: String| params.refuse("bad_words", limit);
@@ -227,8 +227,7 @@ impl Frontend {
         }
         if let Some((field, grammar)) = requested_grammar(params, formats)? {
             let stop_ids = &request.stop_token_ids;
-            let compiled =
-                self.grammars.compile(&grammar, &self.tokenizer, &self.limits(), stop_ids, is_wanted);
+            let compiled = self.grammars.compile(&grammar, &self.tokenizer, &self.limits(), stop_ids, caller);
             let compiled = compiled.ok_or(StartError::Stopped(StopCause::Closed))?;
             request.grammar = Some(compiled.map_err(|error| match error {
                 GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),

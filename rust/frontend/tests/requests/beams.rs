@@ -54,7 +54,7 @@ fn params(num_beams: usize) -> SamplingParams {
 
 fn begin(setup: &Setup, params: &SamplingParams) -> BeamSearch {
     let prompt = Prompt::Text("prompt".to_owned());
-    setup.frontend.prepare_beams(params, prompt, Mode::Completion, || true).unwrap()
+    setup.frontend.prepare_beams(params, prompt, Mode::Completion, &mut || true).unwrap()
 }
 
 fn step(search: &BeamSearch) -> Vec<Arc<RequestOutput>> {
@@ -111,7 +111,7 @@ fn search_reserves_output_memory_until_it_ends() {
     let params = SamplingParams { top_logprobs: Some(28), ..params(2) };
     let prepare = || {
         let prompt = Prompt::Text("prompt".to_owned());
-        setup.frontend.prepare_beams(&params, prompt, Mode::Completion, || true)
+        setup.frontend.prepare_beams(&params, prompt, Mode::Completion, &mut || true)
     };
     let mut first = prepare().unwrap();
     let Err(Error::Start(refused)) = prepare() else { panic!("the budget is exceeded") };

@@ -27,7 +27,7 @@ fn json_object() -> SamplingParams {
 #[test]
 fn text_and_token_ids_give_the_same_prompt() {
     let setup = saying([]);
-    let prepare = |prompt| setup.frontend.prepare(&params(), prompt, Mode::Completion, || true).unwrap();
+    let prepare = |prompt| setup.frontend.prepare(&params(), prompt, Mode::Completion, &mut || true).unwrap();
     let port = Port::with_condvar();
     for prompt in [Prompt::Text("né".to_owned()), Prompt::Tokens(bytes("né"))] {
         let state = prepare(prompt).start(Vec::new(), &setup.frontend, &port).unwrap();
@@ -125,7 +125,7 @@ fn a_compilation_that_is_no_longer_wanted_ends_with_an_error() {
     // Nothing is wanted any more when the compiler looks for the first time, unless it is done by then.
     let prompt = Prompt::Text("a".to_owned());
     let params = SamplingParams { regex: Some("(a|b){1,9000}c".to_owned()), ..params() };
-    if let Err(error) = setup.frontend.prepare(&params, prompt, Mode::Completion, || false) {
+    if let Err(error) = setup.frontend.prepare(&params, prompt, Mode::Completion, &mut || false) {
         assert!(matches!(error, Error::Field(_)), "{error}");
     }
 }

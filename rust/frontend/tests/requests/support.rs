@@ -155,7 +155,7 @@ impl Setup {
         mode: Mode,
         port: &Port,
     ) -> Result<RequestState, Error> {
-        let prepared = self.frontend.prepare(params, Prompt::Text(prompt.to_owned()), mode, || true)?;
+        let prepared = self.frontend.prepare(params, Prompt::Text(prompt.to_owned()), mode, &mut || true)?;
         prepared.start(Vec::new(), &self.frontend, port)
     }
 

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use penstock_guidance::{
-    CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary,
+    Caller, CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits,
+    Vocabulary,
 };
 
 use crate::common::{bytes, compiler, compiler_with, schema, untimed_limits};
@@ -139,11 +140,55 @@ fn cancelled_callers_free_their_queue_entries() {
     let compiler = with(GuidanceLimits { workers: 1, queued_grammars: 1, ..untimed_limits() });
     // The worker continues with the jobs it has started; the others leave the queue.
     for number in 0..10 {
-        if let Err(error) = compiler.compile_while(&slow_variant(number), || false) {
+        if let Err(error) = compiler.compile_for(&slow_variant(number), &mut || false) {
             assert!(matches!(error, GuidanceError::Cancelled { .. }), "{error}");
         }
     }
     compiler.compile(&number(7)).unwrap();
+}
+
+/// A caller that records what it is asked.
+struct Recorded {
+    client: Option<u64>,
+    num_waits: usize,
+    may_wait: bool,
+}
+
+impl Caller for Recorded {
+    fn client(&self) -> Option<u64> {
+        self.client
+    }
+
+    fn begin_wait(&mut self) -> bool {
+        self.num_waits += 1;
+        self.may_wait
+    }
+
+    fn is_wanted(&mut self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn caller_is_told_before_it_waits() {
+    let compiler = with(untimed_limits());
+    let mut caller = Recorded { client: None, num_waits: 0, may_wait: false };
+    let error = compiler.compile_for(&number(1), &mut caller).err().unwrap();
+    assert!(matches!(error, GuidanceError::Cancelled { .. }), "{error}");
+    caller.may_wait = true;
+    compiler.compile_for(&number(1), &mut caller).unwrap();
+    compiler.compile_for(&number(1), &mut caller).unwrap();
+    assert_eq!(caller.num_waits, 2, "a cached grammar needs no wait");
+}
+
+#[test]
+fn queue_of_one_client_is_limited() {
+    let compiler = with(GuidanceLimits { queued_grammars_of_client: 0, ..untimed_limits() });
+    let caller = |client| Recorded { client, num_waits: 0, may_wait: true };
+    let error = compiler.compile_for(&number(1), &mut caller(Some(7))).err().unwrap();
+    assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    assert!(error.to_string().contains("0 other grammars of the client"), "{error}");
+    compiler.compile_for(&number(1), &mut caller(None)).unwrap();
 }
 
 #[test]

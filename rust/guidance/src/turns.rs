@@ -1,0 +1,91 @@
+//! A queue whose clients take turns.
+
+use std::collections::VecDeque;
+
+/// Items of clients. The client whose turn it is gives its oldest item, and then the next client has its turn.
+pub(crate) struct Turns<T> {
+    /// Never empty for a client.
+    clients: VecDeque<(Option<u64>, VecDeque<T>)>,
+    len: usize,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self { clients: VecDeque::new(), len: 0 }
+    }
+}
+
+impl<T: PartialEq> Turns<T> {
+    /// Number of items.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Number of items of a client.
+    pub(crate) fn len_of(&self, client: Option<u64>) -> usize {
+        self.clients.iter().find(|(id, _)| *id == client).map_or(0, |(_, items)| items.len())
+    }
+
+    /// Adds an item. A client without items gets the last turn.
+    pub(crate) fn push(&mut self, client: Option<u64>, item: T) {
+        self.len += 1;
+        match self.clients.iter_mut().find(|(id, _)| *id == client) {
+            Some((_, items)) => items.push_back(item),
+            None => self.clients.push_back((client, VecDeque::from([item]))),
+        }
+    }
+
+    /// Takes the next item.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        let (client, mut items) = self.clients.pop_front()?;
+        let item = items.pop_front()?;
+        self.len -= 1;
+        if !items.is_empty() {
+            self.clients.push_back((client, items));
+        }
+        Some(item)
+    }
+
+    /// Removes an item, if it is there.
+    pub(crate) fn remove(&mut self, item: &T) {
+        for (_, items) in &mut self.clients {
+            if let Some(index) = items.iter().position(|other| other == item) {
+                items.remove(index);
+                self.len -= 1;
+            }
+        }
+        self.clients.retain(|(_, items)| !items.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_take_turns() {
+        let mut turns = Turns::default();
+        for (client, item) in [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (1, "e"), (3, "f"), (2, "g")] {
+            turns.push(Some(client).filter(|&client| client != 3), item);
+        }
+        assert_eq!(
+            (turns.len(), turns.len_of(Some(1)), turns.len_of(None), turns.len_of(Some(3))),
+            (7, 4, 1, 0)
+        );
+        turns.remove(&"b");
+        turns.remove(&"b");
+        let order: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        assert_eq!(order, ["a", "d", "f", "c", "g", "e"]);
+        assert_eq!(turns.len(), 0);
+    }
+
+    #[test]
+    fn a_client_without_items_has_no_turn() {
+        let mut turns = Turns::default();
+        turns.push(Some(1), 1);
+        turns.push(Some(2), 2);
+        turns.remove(&1);
+        turns.push(Some(1), 3);
+        assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(2), Some(3), None]);
+    }
+}
