@@ -211,6 +211,9 @@ async def test_output_follows_the_grammar(engine: penstock.Engine) -> None:
 HOSTILE: dict[str, dict[str, Any]] = {
     "nesting": {"response_format": as_format(json.loads('{"items":' * 90 + "{}" + "}" * 90))},
     "a schema that is none": {"response_format": as_format({"type": "banana"})},
+    "the smallest integer of 64 bits": {"response_format": as_format({"const": -(2**63)})},
+    "it in a grammar": {"grammar": "start: a\na: %json " + json.dumps({"const": -(2**63)})},
+    "an integer that is not a float": {"response_format": as_format({"enum": [1234567890123456789]})},
     "nothing is valid": {"response_format": as_format({"enum": []})},
     "a reference to nowhere": {"response_format": as_format({"$ref": "#/$defs/nowhere"})},
     "a reference to somewhere else": {"response_format": as_format({"$ref": "http://localhost/x.json"})},

@@ -136,6 +136,18 @@ async def test_tool_without_parameters_is_called_without_arguments(
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+async def test_integers_of_a_tool_may_have_64_bits(hermes: penstock.Engine, choice: str) -> None:
+    bounds = {"minimum": -(2**63), "maximum": 2**64 - 1}
+    parameters = {"type": "object", "properties": {"n": {"type": "integer", **bounds}}, "required": ["n"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    result = await hermes.generate(ASKED, max_tokens=40, temperature=0, tools=tools, tool_choice=choice)
+    assert f'"maximum": {2**64 - 1}' in hermes.apply_chat_template(ASKED, tools=tools)
+    if choice == "required" and result.tool_calls:
+        assert bounds["minimum"] <= json.loads(result.tool_calls[0].arguments)["n"] <= bounds["maximum"]
+
+
+@pytest.mark.anyio
 async def test_strict_tool_gets_only_its_parameters(hermes: penstock.Engine) -> None:
     tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": LOOSE}}]
     result = await hermes.generate(

@@ -14,7 +14,7 @@ impl Value for JsonValue {
             JsonValue::Null => Kind::Null,
             JsonValue::Bool(flag) => Kind::Bool(*flag),
             JsonValue::Number(number) if number.is_f64() => Kind::Float(number.as_f64().unwrap_or(f64::NAN)),
-            JsonValue::Number(number) => number.as_i64().map_or(Kind::Other, Kind::Integer),
+            JsonValue::Number(number) => number.as_i128().map_or(Kind::Other, Kind::Integer),
             JsonValue::String(_) => Kind::Text,
             JsonValue::Array(_) => Kind::Array,
             JsonValue::Object(_) => Kind::Map,

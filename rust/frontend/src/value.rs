@@ -45,8 +45,8 @@ pub trait Value: Clone {
 pub enum Kind {
     Null,
     Bool(bool),
-    /// A signed integer of 64 bits; larger ones are `Other`.
-    Integer(i64),
+    /// A signed integer of 128 bits; larger ones are `Other`.
+    Integer(i128),
     Float(f64),
     Text,
     Array,

@@ -74,7 +74,8 @@ fn write_scalar<V: Value>(field: Field, value: &V, text: &mut String) -> Read<()
         // The shortest text that reads as the same number, and not as an integer.
         Kind::Float(number) if number.is_finite() => write!(text, "{number:?}"),
         _ => {
-            let limit = "JSON: dicts, lists, strings, finite numbers, True, False and None";
+            let limit =
+                "JSON: dicts, lists, strings, finite numbers, integers of 128 bits, True, False and None";
             return Err(field.refuse(value, limit));
         }
     };

@@ -92,6 +92,13 @@ fn strides_of(shape: &[usize]) -> Vec<usize> {
 /// Reads a one-dimensional float32 array of the length of `values`, by the buffer protocol or DLPack.
 pub fn read_vector(source: &Bound<'_, PyAny>, values: &mut [f32]) -> PyResult<()> {
     if let Ok(buffer) = PyBuffer::<f32>::get(source) {
+        // A mark of the order of bytes comes first; without one, or with `@` or `=`, it is that of this machine.
+        let other_order = if cfg!(target_endian = "little") { b">!".as_slice() } else { b"<" };
+        if buffer.format().to_bytes().first().is_some_and(|mark| other_order.contains(mark)) {
+            let kind = name_of(source);
+            let message = format!("{kind} has the byte order of another machine; use astype(numpy.float32)");
+            return Err(PyValueError::new_err(message));
+        }
         let is_alike = buffer.dimensions() == 1 && buffer.item_count() == values.len();
         return if is_alike {
             buffer.copy_to_slice(source.py(), values)

@@ -301,7 +301,7 @@ impl Value for Entry {
     fn kind(&self) -> crate::value::Kind {
         match self {
             Entry::Map(_) => crate::value::Kind::Map,
-            Entry::Integer(number) => crate::value::Kind::Integer(*number),
+            Entry::Integer(number) => crate::value::Kind::Integer((*number).into()),
             Entry::Number(number) => crate::value::Kind::Float(*number),
         }
     }
