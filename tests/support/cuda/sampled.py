@@ -50,7 +50,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"regex": "(yes|no) [a-c]+", "repetition_penalty": 1.4, "ignore_eos": False, "logprobs": True},
     {"logits_processors": [halve], "logit_bias": {3: 1.0}, "logprobs": True},
     {"n": 3, "logprobs": True, "top_logprobs": 2, "temperature": 1.3},
-    # What the prompt excludes is the most likely token.
+    # The most likely token is one that the prompt excludes.
     {"prompt": [5, 6, 7, 5], "no_repeat_ngram_size": 2, "logit_bias": {6: 90.0, 8: 80.0}, "max_tokens": 1},
     {"prompt": [5, 6], "bad_token_sequences": [[6, 7]], "logit_bias": {7: 90.0, 8: 80.0}, "max_tokens": 1},
 ]
@@ -77,8 +77,9 @@ def sampled(model: str, device: str, speculation: str = "") -> list[dict[str, An
     with penstock.Engine(model, device=device, max_num_seqs=8, **options) as engine:
 
         def run(number: int) -> dict[str, Any]:
-            request = {"prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "seed": number} | REQUESTS[number]
-            return summary(engine.blocking.generate(request.pop("prompt"), penstock.SamplingParams(**request)))
+            request = {"max_tokens": 12, "ignore_eos": True, "seed": number} | REQUESTS[number]
+            prompt = request.pop("prompt", PROMPT)
+            return summary(engine.blocking.generate(prompt, penstock.SamplingParams(**request)))
 
         with ThreadPoolExecutor(len(REQUESTS)) as threads:
             return list(threads.map(run, range(len(REQUESTS))))
