@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 import anyio
+import numpy as np
 import pytest
 
 import penstock
@@ -13,10 +14,16 @@ from support.api.engines import bits_of, bytes_of_blocks, check_stats, make_engi
 from support.api.running import random_prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MAX_LEN = 128
 BLOCKS_OF_ONE = MAX_LEN // 16
+
+
+def favour(token_ids: Sequence[int], logits: penstock.Tensor) -> None:
+    """A logits processor that depends on all tokens so far."""
+    np.asarray(logits)[sum(token_ids) % 512] += 4.0
 
 
 def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
@@ -26,8 +33,14 @@ def requests(count: int) -> list[tuple[list[int], penstock.SamplingParams]]:
     for seed in range(count):
         num_prompt = chance.randint(1, 80)
         max_tokens = chance.randint(1, MAX_LEN - num_prompt)
+        processors = [favour] if seed % 4 == 0 else []
         params = penstock.SamplingParams(
-            max_tokens=max_tokens, temperature=1.0, seed=seed, ignore_eos=True, logprobs=True
+            max_tokens=max_tokens,
+            temperature=1.0,
+            seed=seed,
+            ignore_eos=True,
+            logprobs=True,
+            logits_processors=processors,
         )
         drawn.append((random_prompt(num_prompt, seed=seed), params))
     return drawn

@@ -50,6 +50,9 @@ REQUESTS: list[dict[str, Any]] = [
     {"regex": "(yes|no) [a-c]+", "repetition_penalty": 1.4, "ignore_eos": False, "logprobs": True},
     {"logits_processors": [halve], "logit_bias": {3: 1.0}, "logprobs": True},
     {"n": 3, "logprobs": True, "top_logprobs": 2, "temperature": 1.3},
+    # The most likely token is one that the prompt excludes.
+    {"prompt": [5, 6, 7, 5], "no_repeat_ngram_size": 2, "logit_bias": {6: 90.0, 8: 80.0}, "max_tokens": 1},
+    {"prompt": [5, 6], "bad_token_sequences": [[6, 7]], "logit_bias": {7: 90.0, 8: 80.0}, "max_tokens": 1},
 ]
 
 
@@ -75,7 +78,8 @@ def sampled(model: str, device: str, speculation: str = "") -> list[dict[str, An
 
         def run(number: int) -> dict[str, Any]:
             request = {"max_tokens": 12, "ignore_eos": True, "seed": number} | REQUESTS[number]
-            return summary(engine.blocking.generate(PROMPT, penstock.SamplingParams(**request)))
+            prompt = request.pop("prompt", PROMPT)
+            return summary(engine.blocking.generate(prompt, penstock.SamplingParams(**request)))
 
         with ThreadPoolExecutor(len(REQUESTS)) as threads:
             return list(threads.map(run, range(len(REQUESTS))))

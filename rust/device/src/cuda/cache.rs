@@ -331,28 +331,13 @@ impl Cuda {
         Ok(HostTier { blocks, lists: lists.collect::<Result<_, _>>()?, next: 0 })
     }
 
-    /// Makes the copies in order, in launches of copies that do not depend on one another.
+    /// Makes the copies in order.
     pub(super) fn run_copies(
         &mut self,
         cache: &mut CudaCache,
         copies: &mut dyn Iterator<Item = BlockCopy>,
     ) -> Result<(), DeviceError> {
-        let mut batch: Vec<Copy> = Vec::new();
-        let mut is_saving = true;
-        for copy in copies {
-            let (saves, from, to) = match copy {
-                BlockCopy::Save { from, to } => (true, from.0, to.0),
-                BlockCopy::Load { from, to } => (false, from.0, to.0),
-            };
-            let is_target = |other: &Copy| other.to == to;
-            if saves != is_saving || batch.len() == MOST_COPIES || batch.iter().any(is_target) {
-                self.launch_copies(cache, is_saving, &batch)?;
-                batch.clear();
-                is_saving = saves;
-            }
-            batch.push(Copy { from, to });
-        }
-        self.launch_copies(cache, is_saving, &batch)
+        each_launch(copies, |is_saving, batch| self.launch_copies(cache, is_saving, batch))
     }
 
     fn launch_copies(
@@ -361,9 +346,6 @@ impl Cuda {
         is_saving: bool,
         batch: &[Copy],
     ) -> Result<(), DeviceError> {
-        if batch.is_empty() {
-            return Ok(());
-        }
         let host = cache.host.as_mut().expect("copies without a host tier; this is a bug");
         let list = &mut host.lists[host.next];
         host.next = (host.next + 1) % COPY_LISTS;
@@ -390,5 +372,88 @@ impl Cuda {
             ],
         )?;
         list.keep(&self.queue)
+    }
+}
+
+/// Calls `launch` with the copies in order, in parts whose copies are independent of one another. Its first argument is
+/// whether they save blocks.
+fn each_launch(
+    copies: &mut dyn Iterator<Item = BlockCopy>,
+    mut launch: impl FnMut(bool, &[Copy]) -> Result<(), DeviceError>,
+) -> Result<(), DeviceError> {
+    let mut batch: Vec<Copy> = Vec::new();
+    let mut is_saving = true;
+    for copy in copies {
+        let (saves, from, to) = match copy {
+            BlockCopy::Save { from, to } => (true, from.0, to.0),
+            BlockCopy::Load { from, to } => (false, from.0, to.0),
+        };
+        let is_dependent =
+            saves != is_saving || batch.len() == MOST_COPIES || batch.iter().any(|other| other.to == to);
+        if is_dependent && !batch.is_empty() {
+            launch(is_saving, &batch)?;
+            batch.clear();
+        }
+        is_saving = saves;
+        batch.push(Copy { from, to });
+    }
+    if batch.is_empty() { Ok(()) } else { launch(is_saving, &batch) }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::{BlockId, HostBlockId};
+
+    use super::*;
+
+    #[test]
+    fn copies_of_a_launch_may_be_made_in_any_order() {
+        let mut random = 1_u32;
+        let mut below = |limit: u32| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 16) % limit
+        };
+        for blocks in [1, 2, 3, 5, 50] {
+            let copies: Vec<_> = (0..3_000)
+                .map(|_| match (below(2), below(blocks), below(blocks)) {
+                    (0, from, to) => BlockCopy::Save { from: BlockId(from), to: HostBlockId(to) },
+                    (_, from, to) => BlockCopy::Load { from: HostBlockId(from), to: BlockId(to) },
+                })
+                .collect();
+            let contents = || (Vec::from_iter(0..blocks), Vec::from_iter(blocks..2 * blocks));
+            let (mut device, mut host) = contents();
+            for copy in &copies {
+                match *copy {
+                    BlockCopy::Save { from, to } => host[to.0 as usize] = device[from.0 as usize],
+                    BlockCopy::Load { from, to } => device[to.0 as usize] = host[from.0 as usize],
+                }
+            }
+            let (mut launched_device, mut launched_host) = contents();
+            let launch = |is_saving: bool, batch: &[Copy]| {
+                assert!((1..=MOST_COPIES).contains(&batch.len()));
+                let (from, to) = if is_saving {
+                    (&launched_device, &mut launched_host)
+                } else {
+                    (&launched_host, &mut launched_device)
+                };
+                batch.iter().rev().for_each(|copy| to[copy.to as usize] = from[copy.from as usize]);
+                Ok(())
+            };
+            each_launch(&mut copies.into_iter(), launch).expect("the launches succeed");
+            assert_eq!((launched_device, launched_host), (device, host), "{blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn a_launch_has_at_most_as_many_copies_as_its_list() {
+        let mut copies =
+            (0..1_500).map(|block| BlockCopy::Save { from: BlockId(block), to: HostBlockId(block) });
+        let mut sizes = Vec::new();
+        each_launch(&mut copies, |_, batch| {
+            sizes.push(batch.len());
+            Ok(())
+        })
+        .expect("the launches succeed");
+        assert_eq!(sizes, [MOST_COPIES, 1_500 - MOST_COPIES]);
     }
 }

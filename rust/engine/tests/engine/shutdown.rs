@@ -196,6 +196,15 @@ fn a_drained_engine_finishes_its_requests_and_then_ends() {
 }
 
 #[test]
+fn an_end_in_the_past_is_announced_at_once() {
+    let engine = engine(limits());
+    engine.shutdown();
+    let end = Port::with_condvar();
+    engine.ring_at_end(&end);
+    assert!(end.wait(Some(PATIENCE)), "its end was not announced");
+}
+
+#[test]
 fn a_hold_keeps_a_drained_engine_running() {
     let engine = engine(limits());
     let (port, end) = (Port::with_condvar(), Port::with_condvar());

@@ -118,7 +118,7 @@ class ResultQueue:
         self._is_failure_logged = False
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards `_num_read`
-        self._unread_since: float | None = None  # the first status call after the end and after the last read
+        self._unread_since: float | None = None  # the first status call after the end
         self._thread = threading.local()  # whether this thread polled after the end, or called sync_request
 
     def Get(self) -> GeneratedElements | None:  # noqa: N802 - DashInfer's names
@@ -268,7 +268,6 @@ class ResultQueue:
         elements = GeneratedElements(request, chunk)
         with self._lock:
             self._num_read += len(elements.ids_from_generate)
-        self._unread_since = None
         return elements
 
     def _log(self, error: PenstockError | str) -> None:
