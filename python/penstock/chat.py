@@ -73,6 +73,8 @@ class ChatTemplate:
             raise InvalidRequestError(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
         self._template = _compiled(source)
         self._special_tokens = dict(special_tokens)
+        #: Whether a prompt with tools was compared with one without; see the session.
+        self.was_asked_for_tools = False
 
     def render(
         self,
@@ -193,19 +195,22 @@ class ChatTemplate:
 
 
 class Chat:
-    """Messages, copied, and how they are rendered."""
+    """Messages, copied, and how they are rendered.
+
+    `chat_template` is a template, the name of one of the model's, or `None` for the model's choice.
+    """
 
     def __init__(
         self,
         messages: Iterable[object],
         *,
-        chat_template: str = "default",
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> None:
-        if not isinstance(chat_template, str):
+        if chat_template is not None and not isinstance(chat_template, str):
             raise _wrong("chat_template", chat_template, "a Jinja template or the name of one of the model's")
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             raise _wrong("chat_template_kwargs", chat_template_kwargs, "a mapping with string keys")
