@@ -11,6 +11,7 @@ session is asleep.
 
 from __future__ import annotations
 
+import logging
 import os
 import reprlib
 import warnings
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
+
+logger = logging.getLogger("penstock")
 
 #: Longer texts, in characters, are prepared in a worker thread: they take more than about 2 ms.
 LONG_TEXT = 2048
@@ -360,12 +363,7 @@ class Session:
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
-            render = partial(self._render, prompt, check_cancelled=check_cancelled)
-            text = render(tools=params.tools)
-            may_choose = params.tools and params.tool_choice in (None, "auto")
-            if may_choose and text == render():
-                raise _tools_not_rendered(params.tools)
-            return start(text, params, port, is_chat=True)
+            return start(self._render(prompt, params, check_cancelled), params, port, is_chat=True)
         return start(prompt, params, port)
 
     def submit_scoring(
@@ -392,19 +390,28 @@ class Session:
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
-            text = self._render(prompt, check_cancelled=check_cancelled)
-            return search(text, params, is_chat=True)
+            return search(self._render(prompt, params, check_cancelled), params, is_chat=True)
         return search(prompt, params)
 
-    def _render(
-        self,
-        chat: Chat,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        check_cancelled: Callable[[], None] | None = None,
-    ) -> str:
-        """The text of a chat."""
-        return self.tokenizer._render(chat, tools=tools, check_cancelled=check_cancelled)  # noqa: SLF001 - see `adopt`
+    def _render(self, chat: Chat, params: SamplingParams, check_cancelled: Callable[[], None] | None) -> str:
+        """The text of a chat, with the tools if its template presents them.
+
+        Raises `InvalidRequestError` if it does not and the model may choose a tool. A required call is
+        possible without, so it only logs a warning, for the first one with each template of the model.
+        """
+        tools = params.tools
+        template = self.tokenizer._template(chat, tools)  # noqa: SLF001 - see `adopt`
+        text = chat.render(template, tools=tools, check_cancelled=check_cancelled)
+        may_choose = params.tool_choice in (None, "auto")
+        is_known = template.was_asked_for_tools or (chat.template and Chat.is_source(chat.template))
+        if not tools or params.tool_choice == "none" or (is_known and not may_choose):
+            return text
+        if text == chat.render(template, check_cancelled=check_cancelled):
+            if may_choose:
+                raise _tools_not_rendered(tools)
+            logger.warning("the model cannot see the tools of a required call: %s", _TOOLS_NOT_RENDERED)
+        template.was_asked_for_tools = True
+        return text
 
     def check_room(self) -> None:
         """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
@@ -469,10 +476,11 @@ def check_seconds(
 
 def _tools_not_rendered(tools: Sequence[Mapping[str, Any]] | None) -> InvalidRequestError:
     limit = "omitted, or used with tool_choice='required' or a named function"
-    message = f"this model's chat template does not render tools; they must be {limit}"
+    message = f"{_TOOLS_NOT_RENDERED}; they must be {limit}"
     return InvalidRequestError(message, "tools", tools, limit)
 
 
+_TOOLS_NOT_RENDERED = "this model's chat template does not render tools"
 _NOT_OPEN = "the engine is not open; use `async with engine`, or `with engine` without an event loop"
 _CLOSED = "the engine was closed; create a new one"
 #: The errors for requests in the phases of an engine that was opened and takes none.

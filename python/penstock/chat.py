@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import reprlib
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,12 @@ _PROBE = "\ue0a7penstock\ue0a7"
 # Keys of reasoning in messages. Templates read the first one; the template of gpt-oss reads the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
+# Names that have another meaning in a template, whatever the variables are.
+_NO_VARIABLES = frozenset(("self", "not", "true", "false", "none", "True", "False", "None"))
+
+# The roles of messages whose content may be null: a model's message can be empty, and so can a tool's result.
+_MAY_BE_SILENT = ("assistant", "tool")
+
 
 class ChatTemplate:
     """A compiled chat template.
@@ -66,14 +73,16 @@ class ChatTemplate:
             raise InvalidRequestError(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
         self._template = _compiled(source)
         self._special_tokens = dict(special_tokens)
+        #: Whether a prompt with tools was compared with one without; see the session.
+        self.was_asked_for_tools = False
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
         *,
         add_generation_prompt: bool = True,
         check_cancelled: Callable[[], None] | None = None,
-        **variables: Any,
     ) -> str:
         """Render a conversation. The text contains the special tokens, so encode it without adding any.
 
@@ -83,21 +92,70 @@ class ChatTemplate:
 
         Raises `InvalidRequestError` if a message is malformed or the template rejects the conversation.
         """
+        values = self._values(messages, variables, add_generation_prompt=add_generation_prompt)
+        return self._render_chat(values, check_cancelled)
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        check_cancelled: Callable[[], None] | None = None,
+    ) -> str:
+        """Render a conversation up to the end of the last message's content, which the model continues.
+
+        The end is found by a mark behind the content, which is random so that no other text has it. White
+        space that ends the content is rendered without the mark, because the template may strip it; only
+        such content is rendered twice.
+
+        Raises `InvalidRequestError` as `render` does, and if the template changes the content.
+        """
+        values = self._values(messages, variables, add_generation_prompt=False)
+        *before, last = values["messages"]
+        content = _last_text(last)
+        visible = content.rstrip()
+        mark = f"_{secrets.randbits(128):039d}_"
+        marked = {**values, "messages": [*before, _with_last_text(last, visible + mark)]}
+        head, found, rest = self._render_chat(marked, check_cancelled).rpartition(mark)
+        head = head.replace(mark, "")  # of a template that writes the content more than once
+        if not found or not head.endswith(visible.lstrip()):
+            reason = "the chat template does not write its content unchanged"
+            message = f"the last message cannot be continued: {reason}"
+            limit = "False with this chat template"
+            raise InvalidRequestError(message, "continue_final_message", value=True, limit=limit)
+        if visible == content:
+            return head
+        text = self._render_chat(values, check_cancelled)
+        end = len(text) - len(rest)
+        # A template can leave out a message that is blank.
+        return text[:end] if text.endswith(rest) and end >= len(head) else head
+
+    def _values(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> dict[str, Any]:
+        """The variables of the template, as plain copies."""
         taken = self._special_tokens.keys() | self._template.environment.globals.keys()
-        if clash := sorted(taken & variables.keys()):
-            message = f"chat template variable {clash[0]!r} is reserved by the template"
-            raise InvalidRequestError(message, clash[0], variables[clash[0]], "another name")
         values: dict[str, Any] = {"tools": None, "documents": None}
-        values.update({name: _plain(value, name) for name, value in variables.items()})
+        for name, value in (variables or {}).items():
+            if name in taken:
+                raise _not_a_variable(name, value, "the template reserves this name")
+            if name in _NO_VARIABLES or not name.isidentifier():
+                raise _not_a_variable(name, value, "no template can read a variable of this name")
+            values[name] = _plain(value, name)
         values.update(self._special_tokens)
-        values["messages"] = checked(messages)
+        values["messages"] = self._with_joined_parts(checked(messages))
         values["add_generation_prompt"] = add_generation_prompt
-        if any(isinstance(message.get("content"), list) for message in values["messages"]):
-            values["messages"] = self._with_joined_parts(values["messages"])
+        return values
+
+    def _render_chat(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None) -> str:
         try:
             return self._render(values, check_cancelled)
         except InvalidRequestError:
-            # Some templates require the content of a message with tool calls, which has none.
+            # Some templates require the content of every message.
             with_content = [_with_content(message) for message in values["messages"]]
             if with_content == values["messages"]:
                 raise
@@ -114,7 +172,8 @@ class ChatTemplate:
 
     def _with_joined_parts(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages, with text parts joined if the template does not support parts."""
-        if self._supports_parts:
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
+        if not has_parts or self._supports_parts:
             return messages
         return [
             {**message, "content": _joined(message["content"], f"messages[{index}].content")}
@@ -136,19 +195,22 @@ class ChatTemplate:
 
 
 class Chat:
-    """Messages, copied, and how they are rendered."""
+    """Messages, copied, and how they are rendered.
+
+    `chat_template` is a template, the name of one of the model's, or `None` for the model's choice.
+    """
 
     def __init__(
         self,
         messages: Iterable[object],
         *,
-        chat_template: str = "default",
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> None:
-        if not isinstance(chat_template, str):
+        if chat_template is not None and not isinstance(chat_template, str):
             raise _wrong("chat_template", chat_template, "a Jinja template or the name of one of the model's")
         if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
             raise _wrong("chat_template_kwargs", chat_template_kwargs, "a mapping with string keys")
@@ -166,10 +228,10 @@ class Chat:
         self._variables = _plain(chat_template_kwargs or {}, "chat_template_kwargs")
         for name in ("messages", "tools", "documents", "add_generation_prompt"):
             if name in self._variables:
-                raise _wrong(f"chat_template_kwargs[{name!r}]", self._variables[name], "left out")
+                raise _not_a_variable(name, self._variables[name], "another argument sets it")
         if documents is not None:
             self._variables["documents"] = _plain(documents, "documents")
-        self._adds_generation_prompt = add_generation_prompt in (None, True) and not continue_final_message
+        self._adds_generation_prompt = add_generation_prompt in (None, True)
         self._continues = bool(continue_final_message)
 
     @staticmethod
@@ -191,27 +253,15 @@ class Chat:
         check_cancelled: Callable[[], None] | None = None,
     ) -> str:
         """The text of the chat."""
-        text = template.render(
+        variables = {**self._variables, "tools": tools}
+        if self._continues:
+            return template.render_open(self.messages, variables, check_cancelled=check_cancelled)
+        return template.render(
             self.messages,
+            variables,
             add_generation_prompt=self._adds_generation_prompt,
             check_cancelled=check_cancelled,
-            tools=tools,
-            **self._variables,
         )
-        return self._cut(text) if self._continues else text
-
-    def _cut(self, text: str) -> str:
-        """The text up to the end of the last message's content, as Hugging Face cuts it."""
-        content = self.messages[-1].get("content")
-        if isinstance(content, list):
-            content = content[-1].get("text") if content else None
-        content = content if isinstance(content, str) else ""
-        begin = text.rfind(content.strip()) if content.strip() else -1
-        if begin < 0:
-            expected = "False, or the chat template must write the content of the last message unchanged"
-            raise _wrong("continue_final_message", value=True, expected=expected)
-        end = begin + len(content.lstrip())
-        return text[:end] if text[begin:end] == content.lstrip() else text[: begin + len(content.strip())]
 
 
 def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any] | MessageModel]]:
@@ -294,8 +344,27 @@ def _message(message: object, field: str) -> dict[str, Any]:
 
 
 def _with_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message, with empty content if it has tool calls and no content."""
-    return {"content": "", **message} if "tool_calls" in message else message
+    """The message, with empty content if it has none and may have none."""
+    return {"content": "", **message} if message["role"] in _MAY_BE_SILENT else message
+
+
+def _last_text(message: dict[str, Any]) -> str:
+    """The text that ends the content of a message; empty if no text does."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    text = content[-1].get("text") if content else None
+    return text if isinstance(text, str) else ""
+
+
+def _with_last_text(message: dict[str, Any], text: str) -> dict[str, Any]:
+    """The message, with another text at the end of its content."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return {**message, "content": text}
+    has_text = content and isinstance(content[-1].get("text"), str)
+    last = content[-1] if has_text else {"type": "text"}
+    return {**message, "content": [*(content[:-1] if has_text else content), {**last, "text": text}]}
 
 
 def _joined(parts: list[dict[str, Any]], field: str) -> str:
@@ -309,20 +378,31 @@ def _joined(parts: list[dict[str, Any]], field: str) -> str:
 
 
 def _tool_call(call: Any) -> Any:
-    """A call in the form that templates expect: OpenAI's JSON text of the arguments becomes a mapping.
+    """A call in the form that templates expect, in which the arguments are a mapping."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(function := call.get("function"), dict):
+        return {**call, "function": _with_arguments(function)}
+    return _with_arguments(call) if "name" in call else call
 
-    Arguments that are not a JSON object remain text.
+
+def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
+    """The function of a call, with its arguments as a mapping.
+
+    OpenAI's JSON text of an object is decoded. Other arguments become empty: a model can make them, and the
+    caller repeats them in every later turn.
     """
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    if not isinstance(arguments, dict):
-        return call
-    return {**call, "function": {**function, "arguments": _plain(arguments, "arguments")}}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            given, arguments = arguments, json.loads(arguments)
+            if "\\u" in given:  # perhaps a lone surrogate, which becomes U+FFFD
+                text = json.dumps(arguments, ensure_ascii=False).encode("utf-16", "surrogatepass")
+                arguments = json.loads(text.decode("utf-16", "replace"))
+            arguments = _plain(arguments, "arguments")
+        except (ValueError, RecursionError):
+            arguments = None
+    return {**function, "arguments": arguments if isinstance(arguments, dict) else {}}
 
 
 def _plain(value: object, field: str, depth: int = 0) -> Any:
@@ -362,6 +442,11 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
     raise _wrong(field, value, "a JSON value: a string, number, boolean, list, mapping or None")
+
+
+def _not_a_variable(name: str, value: object, reason: str) -> InvalidRequestError:
+    field = f"chat_template_kwargs[{reprlib.repr(name)}]"
+    return InvalidRequestError(f"{field} is not allowed: {reason}", field, value, "left out")
 
 
 def _wrong(field: str, value: object, expected: str) -> InvalidRequestError:

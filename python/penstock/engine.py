@@ -519,7 +519,7 @@ class Engine:
         self,
         messages: Iterable[object],
         *,
-        chat_template: str = "default",
+        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,

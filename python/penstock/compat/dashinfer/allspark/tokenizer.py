@@ -160,7 +160,7 @@ class LoaderTokenizer:
         text = self._tokenizer.apply_chat_template(
             conversation,
             tools=tools,
-            chat_template=chat_template or "default",
+            chat_template=chat_template or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=kwargs or None,
