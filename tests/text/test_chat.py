@@ -748,7 +748,7 @@ def test_comparisons_are_those_of_python() -> None:
     )
     values = {"x": 1, "y": 3, "z": [1, 3]}
     expected = [False, True, True, False, True, False, False, True, True, False, 1, 2, True, 1, True]
-    assert ChatTemplate(source, {}).render([{"role": "user", "content": ""}], **values) == str(expected)
+    assert ChatTemplate(source, {}).render([{"role": "user", "content": ""}], values) == str(expected)
 
 
 @pytest.mark.parametrize(
