@@ -20,8 +20,10 @@ __all__ = ["Probe", "health", "ping", "state_of"]
 
 logger = logging.getLogger("penstock.server")
 
-#: Before all other requests; it leaves no entry in the prefix cache.
-_PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, priority=-(2**31), use_prefix_cache=False)
+#: After all other requests, so that it preempts none; it leaves no entry in the prefix cache.
+_PARAMS = penstock.SamplingParams(max_tokens=1, temperature=0.0, priority=2**31 - 1, use_prefix_cache=False)
+#: Seconds between two looks at the steps of an engine.
+_WATCH_INTERVAL = 0.02
 #: Seconds for which the result of a probe holds, so that probes of many clients cost little.
 _MAX_AGE = 1.0
 
@@ -35,7 +37,10 @@ class _Run:
 
 
 class Probe:
-    """Generates a token to see whether a model works. Probes at the same time share one request."""
+    """Sees whether a model works: a step ends, of other requests or of one that generates a token.
+
+    Probes at the same time share one request.
+    """
 
     def __init__(self) -> None:
         self._running: _Run | None = None
@@ -43,7 +48,7 @@ class Probe:
         self._result: dict[str, Any] = {}
 
     async def run(self, engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
-        """The state of the model, with the time for the token."""
+        """The state of the model, with the time until a step has ended."""
         while (running := self._running) is not None:
             await running.ended.wait()
             if running.result is not None:
@@ -51,7 +56,7 @@ class Probe:
         if time.monotonic() - self._end >= _MAX_AGE:
             running = self._running = _Run()
             try:
-                self._result = running.result = await _generate(engine, timeout)
+                self._result = running.result = await _compute(engine, timeout)
                 self._end = time.monotonic()
             finally:
                 self._running = None
@@ -59,18 +64,41 @@ class Probe:
         return self._result
 
 
-async def _generate(engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
+async def _compute(engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109 - anyio's scope
     begin = time.perf_counter()  # the clock of an event loop can be as coarse as a millisecond
-    try:
-        with anyio.move_on_after(timeout):
+    found: dict[str, Any] = {"status": "stuck"}
+
+    async def generate() -> None:
+        try:
             await engine.generate([0], _PARAMS)
-            return {"status": "ok", "probe_seconds": round(time.perf_counter() - begin, 6)}
-    except penstock.OverloadedError:
-        return {"status": "ok"}  # its steps end, as `state_of` has seen
-    except penstock.PenstockError as error:
-        logger.warning("the probe failed: %s", error)
-        return {"status": "failed"}
-    return {"status": "stuck"}
+            found["status"] = "ok"
+        except penstock.OverloadedError:
+            return  # the steps of other requests are watched
+        except penstock.PenstockError as error:
+            logger.warning("the probe failed: %s", error)
+            found["status"] = "failed"
+        group.cancel_scope.cancel()
+
+    async def watch() -> None:
+        before = _num_computed(engine)
+        while _num_computed(engine) == before:
+            await anyio.sleep(_WATCH_INTERVAL)
+        found["status"] = "ok"
+        group.cancel_scope.cancel()
+
+    with anyio.move_on_after(timeout):
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            group.start_soon(generate)
+    if found["status"] == "ok":
+        found["probe_seconds"] = round(time.perf_counter() - begin, 6)
+    return found
+
+
+def _num_computed(engine: penstock.Engine) -> int:
+    """The number of tokens that steps have computed; a step that fails computes none."""
+    stats = engine.stats()
+    return stats.prompt_tokens + stats.recomputed_tokens + stats.generation_tokens
 
 
 def state_of(model: Model, state: State) -> dict[str, Any]:

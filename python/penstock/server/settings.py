@@ -64,7 +64,7 @@ class ServerSettings:
     send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
     stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0
-    probe_timeout: Annotated[float, "Time for the token that /health?deep=1 generates."] = 5.0
+    probe_timeout: Annotated[float, "Time for the step that /health?deep=1 sees."] = 5.0
     max_prompts: Annotated[int, "Maximum number of prompts of a completions or embeddings request."] = 1024
     max_outputs: Annotated[
         int, "Maximum number of outputs of a request: prompts times n, best_of or beams."
