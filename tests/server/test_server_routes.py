@@ -71,7 +71,7 @@ def test_invalid_field_is_status_400(server: Served, path: str, fields: dict[str
     ("path", "fields", "param"),
     [
         ("/tokenize", {"prompt": "a" * 300_000}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "messages"),
         ("/detokenize", {"tokens": [1] * ((1 << 18) + 1)}, "tokens"),
         ("/v1/completions", {"prompt": "a" * 300_000, "truncate_prompt_tokens": 1}, "prompt"),
     ],
@@ -83,6 +83,8 @@ def test_input_of_tokenizers_has_a_bound(
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
         status, answer, _ = server.ask(path, fields)
         assert (status, answer["error"]["param"]) == (400, param)
+        is_prompt = path != "/detokenize"
+        assert answer["error"]["code"] == ("context_length_exceeded" if is_prompt else None)
         if path == "/tokenize":
             assert server.ask(path, {"prompt": "a" * 200_000})[1]["count"] == 200_000
 

@@ -53,7 +53,7 @@ async def messages(state: State, exchange: Exchange) -> None:
     fields, request = await read_request(state, exchange, MessagesRequest, LABELS, UNSUPPORTED)
     with fields_named(_NAMES):
         call = await exchange.in_body_thread(_call, state, request, fields)
-        generation = begin(state, exchange, "msg", request.model, call)
+        generation = begin(state, exchange, "msg", request.model, call, prompt="messages")
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
             return

@@ -58,7 +58,7 @@ async def create_response(state: State, exchange: Exchange) -> None:
     context = _context(state, exchange, request)
     with fields_named(_NAMES):
         call = await exchange.in_body_thread(_call, state, request, fields, context)
-        generation = begin(state, exchange, "resp", request.model, call)
+        generation = begin(state, exchange, "resp", request.model, call, prompt="input")
         is_stored = request.store and state.settings.store_responses
         answer = Answer(generation, request, is_stored=is_stored)
 
