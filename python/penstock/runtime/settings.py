@@ -53,7 +53,7 @@ class RuntimeSettings:
     tokens: Annotated[
         tuple[str, ...],
         "Token that requests need, except /healthz, /ready and /metrics; repeat the option for several. "
-        "Without one, only clients of this machine can change anything.",
+        "Without one, only clients of this machine can change anything, and no one can start engines.",
     ] = field(default=(), repr=False)
     engine_key: Annotated[
         str | None,
