@@ -335,6 +335,53 @@ def test_malformed_edits_are_named(server: Served, path: str, edits: object, nam
     assert name in message
 
 
+def test_request_of_a_coding_agent_is_answered(thinking: Served) -> None:
+    """The fields and headers that Claude Code sends by default."""
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    extra = {"eager_input_streaming": True, "defer_loading": False, "input_examples": [{"city": "Rome"}]}
+    body = {
+        "model": "default",
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "Be brief.", **cached}, {"type": "text", "text": "", **cached}],
+        "messages": [
+            *TURNS[:3],
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": [], **cached},
+                    {"type": "text", "text": "<system-reminder>Hm.</system-reminder>", "citations": None},
+                ],
+            },
+        ],
+        "tools": [{**WEATHER, **extra, **cached, "type": "custom", "strict": False}],
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "user_a_account__session_b"},
+        "thinking": {"type": "enabled", "budget_tokens": 31_999, "display": "summarized"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [ALL_THINKING]},
+        "mcp_servers": [],
+        "container": None,
+        "speed": "standard",
+        "diagnostics": {"previous_message_id": None},
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,context-management-2025-06-27,effort-2025-11-24",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+        "X-Stainless-Helper-Method": "stream",
+        "Authorization": "Bearer none",
+    }
+    for stream in (False, True):
+        sent = {**body, "stream": stream}
+        status, answer, _ = thinking.ask(f"{PATH}?beta=true", sent, headers=headers)
+        assert status == 200, answer
+    fields = {name: value for name, value in body.items() if name != "max_tokens"}
+    status, answer, _ = thinking.ask(f"{COUNT}?beta=true", fields, headers=headers)
+    assert status == 200, answer
+    assert thinking.ask("/", method="HEAD", headers=headers)[0] == 200
+
+
 def test_client_reads_that_no_edit_was_made(client: anthropic.Anthropic) -> None:
     keywords: Any = {"model": "tiny", "messages": [USER], "context_management": {"edits": [CLEAR_USES]}}
     message = client.beta.messages.create(**keywords, max_tokens=1)
