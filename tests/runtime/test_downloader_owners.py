@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NAME = "acme/tiny"
 MODEL = {"config.json": b"{}", "model.safetensors": b"w" * 5000, "nested/notes.txt": b"notes"}
 STATE = ".cache/penstock"
-NOBODY = 65534
+STRANGER = 65533
 ALL = ["", ".cache", STATE, f"{STATE}/lock", f"{STATE}/manifest.jsonl", "nested", *MODEL]
 COMPLETE = ("complete", "huggingface")
 
@@ -58,14 +58,14 @@ def give(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
     def give(path: Path) -> None:
         if os.geteuid() == 0:
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, STRANGER, STRANGER)
             return
         facts, real = path.stat(), (os.stat_result, os.fstat, Path.stat, Path.lstat)
 
         def other(found: os.stat_result) -> os.stat_result:
             values = list(found)
             if (found.st_dev, found.st_ino) == (facts.st_dev, facts.st_ino):
-                values[stat.ST_UID] = NOBODY
+                values[stat.ST_UID] = STRANGER
             return real[0](values)
 
         monkeypatch.setattr(os, "fstat", lambda file: other(real[1](file)))
@@ -128,7 +128,7 @@ def test_what_another_user_owns_is_not_used(
         return
     with pytest.raises(ForeignFileError) as caught:
         fetch(server, tmp_path / "m")
-    assert str(caught.value).startswith(f"{path}: it belongs to nobody (uid {NOBODY}) and has the mode 0")
+    assert str(caught.value).startswith(f"{path}: it belongs to uid {STRANGER} and has the mode 0")
     assert fetched(server) == set()
 
 
@@ -174,7 +174,7 @@ def test_default_directory_of_another_user_is_refused(
         fetch(server, folder / "models" / "m")
     folder.chmod(0o700)
     give(folder)
-    with pytest.raises(ForeignFileError, match="belongs to nobody"):
+    with pytest.raises(ForeignFileError, match="belongs to uid"):
         fetch(server, folder / "models" / "m")
     folder.rmdir()
     (shared / "elsewhere").mkdir()
@@ -197,4 +197,4 @@ def test_runtime_names_the_directory_of_another_user(
         body = {"model_uri": NAME, "model_name": "m"}
         status, error, _ = runtime.ask("/v1/model/download", body)
         assert (status, error["type"]) == (403, "ForeignFileError")
-        assert f"{tmp_path}/models/m: it belongs to nobody (uid {NOBODY})" in error["message"]
+        assert f"{tmp_path}/models/m: it belongs to uid {STRANGER}" in error["message"]
