@@ -332,7 +332,7 @@ def test_function_of_aibrix_downloads(server: FileServer, tmp_path: Path) -> Non
 
 
 def test_default_directory_is_that_of_aibrix() -> None:
-    assert default_local_dir({}) == Path(tempfile.gettempdir()) / "aibrix" / "models"
+    assert default_local_dir({}) == Path(tempfile.gettempdir()) / f"aibrix-{os.geteuid()}" / "models"
     assert default_local_dir({"DOWNLOADER_LOCAL_DIR": "/models"}) == Path("/models")
 
 

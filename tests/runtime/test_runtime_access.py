@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from typing import Any
 
 import pytest
@@ -26,27 +28,45 @@ def request_from(client: str | None, **headers: str) -> Request:
     return Request({"type": "http", "method": "POST", "headers": pairs, "client": address})
 
 
+LEVELS = ("open", "read", "change", "engines")
+
+
 def is_allowed(settings: RuntimeSettings, level: Any, client: str | None, **headers: str) -> bool:
     """Whether a request of this client is allowed."""
     try:
-        Access(settings).check(request_from(client, host="localhost", **headers), level)
+        Access(settings).check(request_from(client, **{"host": "localhost", **headers}), level)
     except ApiError as error:
         return error.status not in (401, 403)
     return True
 
 
-@pytest.mark.parametrize("client", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
 def test_clients_of_this_machine_may_change_without_tokens(client: str) -> None:
-    for level in ("open", "read", "change", "engines"):
-        assert is_allowed(RuntimeSettings(), level, client)
+    for host in ("localhost", "LOCALHOST:8080", "localhost.", "127.0.0.1:8080", "[::1]:8080", "127.0.0.2"):
+        found = {level: is_allowed(RuntimeSettings(), level, client, host=host) for level in LEVELS}
+        assert found == {"open": True, "read": True, "change": True, "engines": False}
 
 
-@pytest.mark.parametrize("client", ["10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1", None, "localhost", ""])
+@pytest.mark.parametrize(
+    "client",
+    ["10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1", None, "localhost", "", "127.0.0.6", "127.9.9.9"],
+)
 def test_other_clients_may_read_only_without_tokens(client: str | None) -> None:
-    found = {
-        level: is_allowed(RuntimeSettings(), level, client) for level in ("open", "read", "change", "engines")
-    }
+    found = {level: is_allowed(RuntimeSettings(), level, client) for level in LEVELS}
     assert found == {"open": True, "read": True, "change": False, "engines": False}
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "10.0.0.1"])
+def test_engines_always_need_a_token(client: str) -> None:
+    assert is_allowed(RuntimeSettings(tokens=("secret",)), "engines", client, authorization="Bearer secret")
+    assert not is_allowed(RuntimeSettings(tokens=("secret",)), "engines", client)
+    assert not is_allowed(RuntimeSettings(open_changes=True), "engines", client)
+    with runtime_of(FakeEngine(), open_changes=True) as runtime:
+        body = {"model_name": "m", "artifact_url": "org/name"}
+        for path, sent in (("/v1/runtime/models/activate", body), ("/v1/runtime/snapshot", None)):
+            status, error, _ = runtime.ask(path, sent)
+            assert (status, error["type"]) == (403, "PermissionError")
+            assert "start it with --token-file or PENSTOCK_RUNTIME_TOKEN" in error["message"]
 
 
 def test_open_changes_do_not_open_the_lifecycle() -> None:
@@ -59,7 +79,16 @@ def test_open_changes_do_not_open_the_lifecycle() -> None:
     "headers",
     [
         {"x_forwarded_for": "127.0.0.1"},
+        {"x_forwarded_host": "localhost"},
+        {"X_Forwarded_Proto": "http"},
         {"forwarded": "for=127.0.0.1"},
+        {"via": "1.1 proxy"},
+        {"x_real_ip": "127.0.0.1"},
+        {"x_client_ip": "127.0.0.1"},
+        {"x_envoy_expected_rq_timeout_ms": "15000"},
+        {"cf_connecting_ip": "127.0.0.1"},
+        {"true_client_ip": "127.0.0.1"},
+        {"x_original_forwarded_for": "127.0.0.1"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
     ],
@@ -68,10 +97,40 @@ def test_proxies_and_web_pages_of_this_machine_are_not_local(headers: dict[str, 
     assert not is_allowed(RuntimeSettings(), "change", "127.0.0.1", **headers)
 
 
-def test_rebound_name_of_this_machine_is_refused() -> None:
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "10.1.2.3:8080",
+        "[2001:db8::1]",
+        "169.254.169.254",
+        "localhost.evil.example",
+        "",
+        "x.localhost",
+    ],
+)
+def test_other_name_of_this_machine_is_refused(host: str) -> None:
     access = Access(RuntimeSettings())
     with pytest.raises(ApiError, match="Host or Origin"):
-        access.check(request_from("127.0.0.1", host="evil.example"), "change")
+        access.check(request_from("127.0.0.1", host=host), "change")
+    with pytest.raises(ApiError, match="Host or Origin"):
+        access.check(request_from("127.0.0.1"), "change")
+
+
+def test_client_of_a_proxy_on_this_machine_changes_nothing() -> None:
+    engine = FakeEngine()
+    engine.answer(ENGINE_LOAD, Answer())
+    with runtime_of(engine) as runtime:
+        for headers in ({"Via": "1.1 proxy"}, {"Host": "10.1.2.3:8080"}, {"X-Envoy-Attempt-Count": "1"}):
+            assert runtime.ask(LOAD, BODY, headers=headers)[0] == 403
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", runtime.port, timeout=60, source_address=("127.0.0.6", 0)
+        )
+        connection.request("POST", LOAD, json.dumps(BODY), {"Content-Type": "application/json"})
+        assert connection.getresponse().status == 403
+        connection.close()
+        assert engine.calls == []
+        assert runtime.ask(LOAD, BODY)[0] == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/model/list", LOAD, "/unknown", "//v1/models"])

@@ -12,7 +12,7 @@ import pytest
 from support.api.engines import wait_until
 from support.paths import TESTS
 from support.runtime.remote import COMMIT, FileServer, Sent, files_of, held_at, serving_files
-from support.runtime.runtime import Answer, FakeEngine, Runtime, runtime_of
+from support.runtime.runtime import TOKEN, Answer, FakeEngine, Runtime, runtime_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime
     engine.answer("/v1/load_lora_adapter", Answer(body=b"loaded"))
     engine.answer("/v1/unload_lora_adapter", Answer(body=b"unloaded"))
     folders = {name: str(tmp_path / name) for name in ("model_dir", "adapter_dir", "secret_dir")}
-    with runtime_of(engine, **folders, artifact_hosts=("127.0.0.1",)) as runtime:
+    with runtime_of(engine, **folders, artifact_hosts=("127.0.0.1",), tokens=(TOKEN,)) as runtime:
         yield runtime
 
 
@@ -327,7 +327,7 @@ def test_engine_of_another_url_with_the_same_name_is_a_conflict(hub: FileServer,
     command = f"{sys.executable} {TESTS / 'support' / 'runtime' / 'engine_script.py'} {tmp_path}"
     folders = {"registry_path": str(tmp_path / "engines.json"), "model_dir": str(tmp_path / "models")}
     with runtime_of(
-        FakeEngine(), engine_command=command, artifact_hosts=("127.0.0.1",), **folders
+        FakeEngine(), engine_command=command, artifact_hosts=("127.0.0.1",), tokens=(TOKEN,), **folders
     ) as runtime:
         path = "/v1/runtime/models/activate"
         secret = hub.url.replace("//", "//user:PASSWORD@") + "/a/m?signature=SIGNATURE"

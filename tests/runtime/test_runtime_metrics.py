@@ -173,10 +173,15 @@ def test_raw_mode_returns_the_text_of_the_engine() -> None:
 def test_both_paths_answer_without_a_redirect() -> None:
     engine = FakeEngine()
     engine.show_metrics(gauge("vllm:num_requests_waiting", 3))
+    engine.answer("/v1/models", Answer(body=b"{}"))
     with runtime_of(engine) as runtime:
         for path in ("/metrics", "/metrics/"):
             status, body, _ = runtime.ask(path)
             assert (status, b"aibrix:queue_size" in body) == (200, True)
+        for path in ("/healthz/", "/ready/", "/v1/models/", "/v1/model/list/"):
+            assert runtime.ask(path)[0] == 200
+        assert runtime.ask("/v1/lora_adapter/load/", {})[0] == 422
+        assert runtime.value("aibrix:api_request_total", endpoint="/metrics") >= 1
 
 
 def failures(runtime: Runtime) -> dict[str, float]:

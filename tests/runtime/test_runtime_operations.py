@@ -21,7 +21,7 @@ from penstock.runtime.serve import serve
 from penstock.server.listener import Address
 from support.api.engines import BACKENDS, wait_until
 from support.runtime.remote import Asked, Sent, serving_files
-from support.runtime.runtime import Answer, FakeEngine, runtime_of
+from support.runtime.runtime import TOKEN, Answer, FakeEngine, runtime_of, with_token
 from support.server.serving import post
 
 if TYPE_CHECKING:
@@ -305,10 +305,11 @@ def test_client_that_leaves_ends_the_download_of_its_activation(tmp_path: Path) 
     with serving_files() as hub:
         hub.files["/m.gguf"] = b"m" * 100_000
         hub.stop_after(1)
-        with runtime_of(FakeEngine(), artifact_hosts=("127.0.0.1",), max_downloads=1, **folders) as runtime:
+        settings = {"artifact_hosts": ("127.0.0.1",), "max_downloads": 1, "tokens": (TOKEN,), **folders}
+        with runtime_of(FakeEngine(), **settings) as runtime:
             body = {"model_name": "m", "artifact_url": f"{hub.url}/m.gguf"}
             state = runtime.application.state
-            with runtime.send(post("/v1/runtime/models/activate", body)):
+            with runtime.send(with_token(post("/v1/runtime/models/activate", body))):
                 assert hub.is_stopped.wait(20)
                 assert state.downloads.num_running() == 1
             wait_until(lambda: state.num_changes == 0 and state.downloads.num_running() == 0)
@@ -320,7 +321,8 @@ def test_client_that_leaves_ends_the_download_of_its_activation(tmp_path: Path) 
 
 def test_change_of_an_engine_is_not_interrupted(tmp_path: Path) -> None:
     """A client leaves while its engine is being stopped: the process still ends."""
-    with runtime_of(FakeEngine(), registry_path=str(tmp_path / "engines.json")) as runtime:
+    registry = str(tmp_path / "engines.json")
+    with runtime_of(FakeEngine(), registry_path=registry, tokens=(TOKEN,)) as runtime:
         state = runtime.application.state
         may_end, ended = threading.Event(), threading.Event()
 
@@ -329,7 +331,7 @@ def test_change_of_an_engine_is_not_interrupted(tmp_path: Path) -> None:
             ended.set()
 
         state.supervisor.deactivate = deactivate
-        with runtime.send(post("/v1/runtime/models/deactivate", {"model_name": "m"})):
+        with runtime.send(with_token(post("/v1/runtime/models/deactivate", {"model_name": "m"}))):
             wait_until(lambda: state.num_changes == 1)
         wait_until(lambda: state.num_changes == 0)
         assert not ended.is_set()

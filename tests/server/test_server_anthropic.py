@@ -273,6 +273,147 @@ def test_thinking_and_effort_are_template_variables(fields: dict[str, Any], opti
     assert template_variables(request) == options
 
 
+# ---- edits of the context
+
+ALL_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+CLEAR_USES: dict[str, Any] = {
+    "type": "clear_tool_uses_20250919",
+    "trigger": {"type": "input_tokens", "value": 30_000},
+    "keep": {"type": "tool_uses", "value": 3},
+    "clear_at_least": {"type": "input_tokens", "value": 5000},
+    "exclude_tools": ["weather"],
+    "clear_tool_inputs": False,
+}
+EDITS = [
+    {},
+    {"edits": []},
+    {"edits": [ALL_THINKING]},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}]},
+    {"edits": [CLEAR_USES, {**CLEAR_USES, "clear_tool_inputs": ["weather"], "exclude_tools": None}]},
+    {"edits": [{"type": "compact_20260112", "instructions": "Be brief.", "pause_after_compaction": True}]},
+    {"edits": [{"type": "another_20270101", "more": [1]}]},
+]
+
+
+@pytest.mark.parametrize("edits", EDITS)
+def test_edits_of_the_context_are_not_made(server: Served, edits: dict[str, Any]) -> None:
+    _, plain, _ = server.ask(PATH, MESSAGE)
+    body = {**MESSAGE, "context_management": edits}
+    status, answer, _ = server.ask(f"{PATH}?beta=true", body)
+    assert (status, answer["content"]) == (200, plain["content"])
+    assert "context_management" not in plain
+    assert answer["context_management"] == {"applied_edits": []}
+    [delta] = [event for event in events_of(server, body) if event["type"] == "message_delta"]
+    assert delta["context_management"] == {"applied_edits": []}
+    status, count, _ = server.ask(f"{COUNT}?beta=true", {"messages": [USER], "context_management": edits})
+    assert status == 200
+    assert count["context_management"] == {"original_input_tokens": count["input_tokens"]}
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+@pytest.mark.parametrize(
+    ("edits", "name"),
+    [
+        ("all", "context_management"),
+        ([ALL_THINKING], "context_management"),
+        ({"edits": ALL_THINKING}, "context_management.edits"),
+        ({"edits": ["clear_thinking_20251015"]}, "context_management.edits[0]"),
+        ({"edits": [{"keep": "all"}]}, "context_management.edits[0].type"),
+        ({"edits": [ALL_THINKING, {"type": 1}]}, "context_management.edits[1].type"),
+        ({"edits": [{**ALL_THINKING, "keep": "none"}]}, "context_management.edits[0].keep"),
+        ({"edits": [{**ALL_THINKING, "keep": 1}]}, "context_management.edits[0].keep"),
+        ({"edits": [{**CLEAR_USES, "keep": {"value": 1}}]}, "context_management.edits[0].keep.type"),
+        ({"edits": [{**CLEAR_USES, "trigger": {"type": "tool_uses", "value": -1}}]}, "trigger.value"),
+        ({"edits": [{**CLEAR_USES, "exclude_tools": "weather"}]}, "exclude_tools"),
+        ({"edits": [ALL_THINKING] * 65}, "context_management.edits"),
+    ],
+)
+def test_malformed_edits_are_named(server: Served, path: str, edits: object, name: str) -> None:
+    status, answer, _ = server.ask(path, {**MESSAGE, "context_management": edits})
+    kind, message = error_of(answer)
+    assert (status, kind) == (400, "invalid_request_error")
+    assert name in message
+
+
+def test_request_of_a_coding_agent_is_answered(thinking: Served) -> None:
+    """The fields and headers that Claude Code sends by default."""
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    extra = {"eager_input_streaming": True, "defer_loading": False, "input_examples": [{"city": "Rome"}]}
+    body = {
+        "model": "default",
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "Be brief.", **cached}, {"type": "text", "text": "", **cached}],
+        "messages": [
+            *TURNS[:3],
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": [], **cached},
+                    {"type": "text", "text": "<system-reminder>Hm.</system-reminder>", "citations": None},
+                ],
+            },
+        ],
+        "tools": [{**WEATHER, **extra, **cached, "type": "custom", "strict": False}],
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "user_a_account__session_b"},
+        "thinking": {"type": "enabled", "budget_tokens": 31_999, "display": "summarized"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [ALL_THINKING]},
+        "mcp_servers": [],
+        "container": None,
+        "speed": "standard",
+        "diagnostics": {"previous_message_id": None},
+    }
+    headers = {
+        "anthropic-version": "2023-06-01",
+        "anthropic-beta": "claude-code-20250219,context-management-2025-06-27,effort-2025-11-24",
+        "anthropic-dangerous-direct-browser-access": "true",
+        "x-app": "cli",
+        "X-Stainless-Helper-Method": "stream",
+        "Authorization": "Bearer none",
+    }
+    for stream in (False, True):
+        sent = {**body, "stream": stream}
+        status, answer, _ = thinking.ask(f"{PATH}?beta=true", sent, headers=headers)
+        assert status == 200, answer
+    fields = {name: value for name, value in body.items() if name != "max_tokens"}
+    status, answer, _ = thinking.ask(f"{COUNT}?beta=true", fields, headers=headers)
+    assert status == 200, answer
+    assert thinking.ask("/", method="HEAD", headers=headers)[0] == 200
+
+
+def test_client_reads_that_no_edit_was_made(client: anthropic.Anthropic) -> None:
+    keywords: Any = {"model": "tiny", "messages": [USER], "context_management": {"edits": [CLEAR_USES]}}
+    message = client.beta.messages.create(**keywords, max_tokens=1)
+    assert message.context_management is not None
+    assert message.context_management.applied_edits == []
+    count = client.beta.messages.count_tokens(**keywords)
+    assert count.context_management is not None
+    assert count.context_management.original_input_tokens == count.input_tokens
+
+
+def test_former_name_of_the_output_format_is_honoured(server: Served) -> None:
+    form = {"type": "json_schema", "schema": {"enum": ["yes"]}}
+    body = {**MESSAGE, "max_tokens": 50, "ignore_eos": False, "output_format": form}
+    _, answer, _ = server.ask(PATH, body)
+    assert json.loads(answer["content"][0]["text"]) == "yes"
+    both = {**body, "output_config": {"format": form}}
+    for wrong, name in ((both, "output_format="), ({**body, "output_format": {}}, "output_format.type=")):
+        status, answer, _ = server.ask(PATH, wrong)
+        assert (status, error_of(answer)[1].startswith(name)) == (400, True)
+
+
+@pytest.mark.parametrize("path", [PATH, COUNT])
+def test_too_long_prompt_has_the_phrase_of_anthropic(server: Served, path: str) -> None:
+    size = 9000 if path == PATH else 300_000
+    body = {**MESSAGE, "messages": [{"role": "user", "content": "ab" * size}]}
+    with serving(penstock.server.app(server.application.state.models["tiny"].engine)) as open_server:
+        status, answer, _ = open_server.ask(path, body)
+    kind, message = error_of(answer)
+    assert (status, kind) == (400, "invalid_request_error")
+    assert message.startswith("prompt is too long: ")
+
+
 # ---- the official client
 
 

@@ -45,7 +45,9 @@ def delta(index: int, arguments: str, call_id: str | None = None) -> penstock.To
 
 
 def events_of(engine: penstock.Engine, api: str) -> Events:
-    generation = Generation("x", Model("tiny", engine), "tiny", Call([[1]], penstock.SamplingParams()), b"")
+    generation = Generation(
+        "x", Model("tiny", engine), "tiny", Call([[1]], penstock.SamplingParams()), b"", "prompt"
+    )
     if api == "messages":
         fields = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         return MessageEvents(generation, converted(fields, MessagesRequest))

@@ -211,6 +211,34 @@ def test_chat_returns_prompt_logprobs_if_they_are_asked_for(server: Served) -> N
     assert "prompt_logprobs" not in server.ask(CHAT, fields)[1]
 
 
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "logprobs": 0}])
+def test_prompt_logprobs_of_no_top_tokens_have_each_token(server: Served, more: dict[str, Any]) -> None:
+    fields = {"prompt": "ABC", "max_tokens": 1, "return_token_ids": True}
+    for body in ({**fields, **more, "prompt_logprobs": 0}, {**fields, **more, "prompt_logprobs": 1}):
+        _, answer, _ = server.ask(PATH, body)
+        [choice] = answer["choices"]
+        token_ids = [str(token_id) for token_id in choice["prompt_token_ids"]]
+        first, *others = choice["prompt_logprobs"]
+        assert first is None
+        if body["prompt_logprobs"] == 0:
+            assert [list(position) for position in others] == [[token_id] for token_id in token_ids[1:]]
+            own = [entry["logprob"] for position in others for entry in position.values()]
+        else:
+            assert own == [
+                position[token_id]["logprob"]
+                for token_id, position in zip(token_ids[1:], others, strict=True)
+            ]
+
+
+def test_chat_returns_prompt_logprobs_without_top_tokens(server: Served) -> None:
+    fields = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, "prompt_logprobs": 0}
+    _, answer, _ = server.ask(CHAT, fields)
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    token_ids = answer["prompt_token_ids"][1:]
+    assert [list(position) for position in others] == [[str(token_id)] for token_id in token_ids]
+
+
 # ---- large responses
 
 

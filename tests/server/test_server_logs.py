@@ -14,7 +14,13 @@ import pytest
 
 import penstock.server
 from penstock.server.keys import digest_of
-from penstock.server.logs import AccessRecord, configure_logging, request_id
+from penstock.server.logs import (
+    AccessRecord,
+    client_of,
+    configure_logging,
+    request_id,
+    unknown_path_of,
+)
 from support import hooks
 from support.api.engines import make_engine, wait_until
 from support.server.process import started
@@ -112,6 +118,55 @@ def test_refused_request_is_logged_without_its_key(server: Served, caplog: pytes
     assert "\n" not in text
 
 
+FORGED = [
+    "FAKE client=1.2.3.4 key=admin",
+    "fe80::1%eth0 client=1.2.3.4",
+    "1.2.3.4 ",
+    "[::1",
+    "a.example",
+    "1.2.3.4:70000",
+    "1.2.3.4:x",
+]
+
+
+@pytest.mark.parametrize("header", FORGED)
+def test_client_is_logged_as_an_address_only(
+    server: Served, caplog: pytest.LogCaptureFixture, header: str
+) -> None:
+    server.ask(
+        "/v1/models", headers={**KEY, "X-Forwarded-For": header}
+    )  # the outer server trusts this machine
+    [found] = access(caplog)
+    assert found.client in ("", "1.2.3.4", "[fe80::1]")
+    assert str(found).count("client=") == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "text"),
+    [
+        (None, ""),
+        (("", 0), ""),
+        (("testclient", 5), ""),
+        (("10.0.0.1", 80), "10.0.0.1:80"),
+        (("10.0.0.1", 0), "10.0.0.1"),
+        (("10.0.0.1", None), "10.0.0.1"),
+        (("10.0.0.1", -5), "10.0.0.1"),
+        (("::1", 80), "[::1]:80"),
+        (("0:0::1", 0), "[::1]"),
+        (("fe80::1%a b=c", 80), "[fe80::1]:80"),
+    ],
+)
+def test_client_has_one_form(client: Any, text: str) -> None:
+    assert client_of({"client": client}) == text
+
+
+def test_unknown_path_is_logged_in_printable_ascii() -> None:
+    path = "/a\x85b c\u2028\x1b[0m"
+    assert unknown_path_of({"raw_path": path.encode()}) == "/a%C2%85b%20c%E2%80%A8%1B[0m"
+    assert len(unknown_path_of({"raw_path": b"\x85" * 1000})) == 128
+    assert unknown_path_of({}) == ""
+
+
 def test_disconnected_request_is_logged_with_its_tokens(
     server: Served, engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,6 +251,35 @@ def test_process_logs_json_lines(tiny_model: Path) -> None:
     assert [(found["path"], found["status"]) for found in requests] == [(PATH, 200), ("/none", 404)]
     assert requests[1]["request_id"] == "mine"
     assert not re.search(rb"Hidden|secret", log)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"),
+    [
+        (None, "127.0.0.1:"),
+        ("10.0.0.0/8", "127.0.0.1:"),
+        ("10.0.0.0/8, 127.0.0.1", "9.9.9.9"),
+        ("*", "8.8.8.8"),
+    ],
+)
+def test_process_knows_clients_of_its_proxies_only(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, proxies: str | None, client: str
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # of uvicorn
+    options = () if proxies is None else ("--forwarded-allow-ips", proxies)
+    with started(tiny_model, "--log-format", "json", *options) as server:
+        headers = {"X-Forwarded-For": "8.8.8.8, 9.9.9.9, 10.1.2.3"}
+        server.ask("/v1/models", headers=headers)
+        server.process.send_signal(signal.SIGTERM)
+        log = server.log()
+    [found] = [line for line in map(json.loads, log.splitlines()) if line["logger"] == ACCESS]
+    assert found["client"].startswith(client)
+
+
+@pytest.mark.parametrize("proxies", ["", "localhost", "10.0.0.1/8", "10.0.0.1,*", "1.2.3.4,"])
+def test_names_of_proxies_are_no_addresses(proxies: str) -> None:
+    with pytest.raises(penstock.ConfigError, match="forwarded_allow_ips="):
+        penstock.server.ServerSettings(forwarded_allow_ips=proxies)
 
 
 def test_process_logs_no_requests_on_demand(tiny_model: Path) -> None:

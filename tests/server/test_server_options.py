@@ -290,6 +290,41 @@ def test_invalid_value_is_named(server: Served, fields: dict[str, Any], param: s
     assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            CHAT,
+            {"seed": 1.0, "max_tokens": 4.0, "n": 2.0, "top_k": 5.0, "top_logprobs": 2.0, "logprobs": True},
+        ),
+        (CHAT, {"max_completion_tokens": 3.0, "seed": -1.0, "prompt_logprobs": 1.0}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0.0, "echo": True, "logprobs": 1.0}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 3.0, "top_logprobs": 1.0, "seed": 1.0}),
+        ("/v1/messages", {"max_tokens": 4.0, "min_tokens": 2.0}),
+        ("/v1/embeddings", {"input": "a", "dimensions": 2.0}),
+    ],
+)
+def test_number_without_a_fraction_is_an_integer(server: Served, path: str, fields: dict[str, Any]) -> None:
+    body = {**(BODY if path in (CHAT, "/v1/messages") else {"seed": 1}), **fields}
+    plain = {name: int(value) if type(value) is float else value for name, value in body.items()}
+    names = ("choices", "content", "data")
+    found = []
+    for form in (plain, body):
+        status, answer, _ = server.ask(path, form)
+        assert status == 200, answer
+        found.append([answer.get(name) for name in names])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", 1.5), ("max_tokens", 2.5), ("top_k", 1e300), ("n", 0.0), ("top_logprobs", 0.5)],
+)
+def test_other_number_is_no_integer(server: Served, name: str, value: float) -> None:
+    status, answer, _ = server.ask(CHAT, {**BODY, name: value})
+    assert (status, answer["error"]["param"]) == (400, name)
+
+
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-Infinity"])
 def test_number_that_is_not_finite_is_named(server: Served, value: str) -> None:
     body = f'{{"messages": [{{"role": "user", "content": "a"}}], "temperature": {value}}}'

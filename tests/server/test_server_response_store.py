@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
 import penstock.server
-from penstock.server.responses.store import ResponseStore, Stored
+from penstock.server.responses.store import Items, ResponseStore, Stored
 from support.api.engines import make_engine
 from support.server.serving import Served, serving
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATH = "/v1/responses"
+USER = {"role": "user", "content": "Hello"}
 BODY: dict[str, Any] = {"input": "Hello", "max_output_tokens": 3, "seed": 1, "ignore_eos": True}
 KEYS = ("first", "second")
 
@@ -101,6 +103,38 @@ def test_items_of_one_id_are_listed_in_pages(server: Served, client: openai.Open
     assert texts == ["a", "b", "c"]
 
 
+def test_stored_items_are_read_by_their_size(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.server.responses import handlers
+
+    parts = [{"type": "input_text", "text": ""}] * 4000
+    _, large = asked(server, PATH, {**BODY, "input": [{"role": "user", "content": parts}, {**USER}]})
+    _, small = asked(server, PATH, BODY)
+    on_loop: list[str] = []
+
+    def watched(name: str) -> Any:
+        function = getattr(handlers, name)
+
+        def call(*arguments: Any) -> Any:
+            if asyncio._get_running_loop() is not None:
+                on_loop.append(name)
+            return function(*arguments)
+
+        return call
+
+    for name in ("_decode_item", "_decode_output", "_decode_id", "_input", "_listed"):
+        monkeypatch.setattr(handlers, name, watched(name))
+    status, page = asked(server, f"{PATH}/{large['id']}/input_items?limit=1")
+    assert (status, len(page["data"]), page["has_more"]) == (200, 1, True)
+    status, page = asked(server, f"{PATH}/{large['id']}/input_items?after={page['last_id']}")
+    assert (status, len(page["data"]), page["has_more"]) == (200, 1, False)
+    for stream in (False, True):
+        body = {**BODY, "previous_response_id": large["id"], "stream": stream}
+        assert asked(server, PATH, body)[0] == 200
+    assert on_loop == []
+    assert asked(server, PATH, {**BODY, "previous_response_id": small["id"]})[0] == 200
+    assert "_decode_item" in on_loop
+
+
 @pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])
 def test_only_the_key_of_a_response_can_use_it(server: Served, path: str) -> None:
     _, made = asked(server, PATH, BODY)
@@ -136,6 +170,11 @@ def test_server_can_store_no_responses(tiny_model: Path) -> None:
 # ---- bounds
 
 
+def stored(body: bytes, *items: bytes) -> Stored:
+    """A response with items that have no ids."""
+    return Stored(body, Items.of([""] * len(items), items))
+
+
 def store_of(number: int, size: int) -> ResponseStore:
     """A store with these bounds."""
     settings = penstock.server.ServerSettings(max_stored_responses=number, max_stored_bytes=size)
@@ -150,30 +189,30 @@ def kept(store: ResponseStore, names: str) -> str:
 def test_least_recently_used_response_makes_room() -> None:
     store = store_of(2, 1000)
     for name in "abc":
-        store.add(b"", name, Stored(b"x", ()))
+        store.add(b"", name, stored(b"x"))
     assert kept(store, "abc") == "bc"
     assert store.get(b"", "b") is not None
-    store.add(b"", "d", Stored(b"x", ()))
+    store.add(b"", "d", stored(b"x"))
     assert kept(store, "abcd") == "bd"
 
 
 def test_bytes_of_stored_responses_are_bounded() -> None:
     store = store_of(100, 10)
-    store.add(b"", "a", Stored(b"12345", (b"6",)))
-    store.add(b"", "b", Stored(b"1234", ()))
+    store.add(b"", "a", stored(b"12345", b"6"))
+    store.add(b"", "b", stored(b"1234"))
     assert kept(store, "ab") == "ab"
-    store.add(b"", "c", Stored(b"1", ()))
+    store.add(b"", "c", stored(b"1"))
     assert kept(store, "abc") == "bc"
-    store.add(b"", "d", Stored(b"12345678901", ()))
+    store.add(b"", "d", stored(b"12345678901"))
     assert kept(store, "abcd") == "bc"
     store.remove(b"", "b")
-    store.add(b"", "e", Stored(b"123456789", ()))
+    store.add(b"", "e", stored(b"123456789"))
     assert kept(store, "abcde") == "ce"
 
 
 def test_bounds_are_those_of_one_key() -> None:
     store = store_of(1, 10)
-    store.add(b"", "a", Stored(b"1234567890", ()))
-    store.add(b"other", "b", Stored(b"1234567890", ()))
+    store.add(b"", "a", stored(b"1234567890"))
+    store.add(b"other", "b", stored(b"1234567890"))
     assert store.get(b"", "a") is not None
     assert store.get(b"other", "a") is None

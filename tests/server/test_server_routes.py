@@ -71,7 +71,7 @@ def test_invalid_field_is_status_400(server: Served, path: str, fields: dict[str
     ("path", "fields", "param"),
     [
         ("/tokenize", {"prompt": "a" * 300_000}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 300_000}]}, "messages"),
         ("/detokenize", {"tokens": [1] * ((1 << 18) + 1)}, "tokens"),
         ("/v1/completions", {"prompt": "a" * 300_000, "truncate_prompt_tokens": 1}, "prompt"),
     ],
@@ -83,6 +83,8 @@ def test_input_of_tokenizers_has_a_bound(
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
         status, answer, _ = server.ask(path, fields)
         assert (status, answer["error"]["param"]) == (400, param)
+        is_prompt = path != "/detokenize"
+        assert answer["error"]["code"] == ("context_length_exceeded" if is_prompt else None)
         if path == "/tokenize":
             assert server.ask(path, {"prompt": "a" * 200_000})[1]["count"] == 200_000
 
@@ -110,6 +112,36 @@ def test_disconnect_ends_the_wait_for_a_tokenizer_thread(
     for connection in running:
         assert b" 200 " in connection.recv(1000)
         connection.close()
+
+
+def test_path_is_the_same_with_a_slash_at_its_end(engine: penstock.Engine) -> None:
+    from penstock.server.application import _ROUTES
+
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        "/v1/completions": {"prompt": "a", "max_tokens": 1},
+        "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        "/v1/responses": {"input": "a", "max_output_tokens": 1},
+        "/tokenize": {"prompt": "a"},
+    }
+    settings = penstock.server.ServerSettings(api_keys=("a",))
+    headers = {"X-Api-Key": "a"}
+    with serving(penstock.server.app({"org/tiny": engine}, settings)) as server:
+        for path, body in bodies.items():
+            assert server.ask(f"{path}/", body)[0] == 401
+            assert server.ask(f"{path}/", body, headers=headers)[0] == 200
+        for method, path, _, access in _ROUTES:
+            given = path.replace("{name:path}", "org/tiny").replace("{response_id}", "x")
+            status = server.ask(f"{given}/", method=method)[0]
+            assert status == (200 if access == "open" else 401), given
+        for path in ("/v1/models", "/v1/models/org/tiny"):
+            found = [server.ask(form, headers=headers)[:2] for form in (path, f"{path}/")]
+            assert found[0][0] == 200
+            assert found[0] == found[1]
+        status, _, allowed = server.ask("/v1/models/", {}, headers=headers)
+        assert (status, allowed["allow"]) == (405, "GET, HEAD, OPTIONS")
+        counted = server.application.state.http.requests
+        assert {path for path, *_ in counted} <= {path for _, path, *_ in _ROUTES}
 
 
 def test_version_is_that_of_the_package(server: Served) -> None:

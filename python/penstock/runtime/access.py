@@ -1,17 +1,16 @@
 """Access to the routes: tokens, and clients of the same machine.
 
-Everything that changes something needs a token, or comes from the same machine if there are no tokens. The
-engine's key goes to the engine only, and only for such clients.
+Processes of engines need a token. Everything else that changes something needs one, too, or comes from the
+same machine if there are no tokens. The engine's key goes to the engine only, and only for such clients.
 """
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from penstock.runtime.errors import ApiError
 from penstock.server.errors import ApiError as HostError
-from penstock.server.hosts import Hosts
+from penstock.server.hosts import Hosts, names_this_machine
 from penstock.server.keys import Keys, digest_of
 from penstock.server.settings import ServerSettings
 
@@ -23,11 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["Access", "Level"]
 
 #: Requests to a route: all; those with a token if there are tokens; those that change adapters and models;
-#: those that start processes.
+#: those about processes.
 Level: TypeAlias = Literal["open", "read", "change", "engines"]
 
-#: A proxy on this machine has clients of others.
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
+#: The addresses of clients on this machine. Proxies of service meshes connect from others of 127.0.0.0/8.
+_LOCAL = ("127.0.0.1", "::1")
+#: The names of headers begin so that proxies add: one on this machine has clients of others.
+_FORWARDED = (
+    *("cf-connecting-ip", "client-ip", "fastly-client-ip", "forwarded", "true-client-ip", "via"),
+    *("x-client-ip", "x-cluster-client-ip", "x-envoy", "x-forwarded", "x-original-forwarded", "x-real-ip"),
+)
+_REMEDY = "needs a token, and the runtime has none: start it with --token-file or PENSTOCK_RUNTIME_TOKEN"
 
 
 class Access:
@@ -49,6 +54,8 @@ class Access:
             raise ApiError(401, "AuthenticationError", "a valid token is required")
         if level == "read" or (level == "change" and self._is_open):
             return
+        if level == "engines":
+            raise ApiError(403, "PermissionError", f"a request about processes of engines {_REMEDY}")
         self._check_is_local(request)
 
     def authorization(self, request: Request, level: Level, key: str | None = None) -> str | None:
@@ -80,26 +87,19 @@ class Access:
 
     def _check_is_local(self, request: Request) -> None:
         """A web page in a browser of this machine is no local client, either: its host or origin shows it."""
-        remedy = "needs a token, and the runtime has none: start it with --token-file"
-        is_forwarded = any(name in request.headers for name in _FORWARDED)
-        if is_forwarded or request.client is None or not _is_loopback(request.client.host):
-            raise ApiError(403, "PermissionError", f"a client of another machine {remedy}")
+        is_forwarded = any(name.lower().startswith(_FORWARDED) for name in request.headers)
+        if is_forwarded or request.client is None or request.client.host not in _LOCAL:
+            raise ApiError(403, "PermissionError", f"a client of another machine or of a proxy {_REMEDY}")
+        message = f"a request with this Host or Origin {_REMEDY}"
+        hosts = request.headers.getlist("host")
+        if not hosts or not all(map(names_this_machine, hosts)):
+            raise ApiError(403, "PermissionError", message)
         try:
             self._hosts.check(request.headers)
         except HostError as error:
-            message = f"a request with this Host or Origin {remedy}"
             raise ApiError(403, "PermissionError", message) from error
 
 
 def _bearer(header: str) -> bytes:
     scheme, _, token = header.partition(" ")
     return token.strip().encode() if scheme.lower() == "bearer" else b""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -32,7 +32,8 @@ from penstock.runtime.metrics import metrics
 from penstock.runtime.settings import RuntimeSettings
 from penstock.runtime.state import State
 from penstock.server.disconnects import DisconnectedError
-from penstock.server.logs import AccessRecord, access_logger, request_id
+from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
+from penstock.server.paths import forms_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,6 @@ _ROUTES: tuple[tuple[str, str, Handler, Level], ...] = (
     ("GET", "/healthz", healthz, "open"),
     ("GET", "/ready", ready, "open"),
     ("GET", "/metrics", metrics, "open"),
-    ("GET", "/metrics/", metrics, "open"),
     ("GET", "/v1/models", models, "read"),
     ("POST", "/v1/lora_adapter/load", load_adapter, "change"),
     ("POST", "/v1/lora_adapter/unload", unload_adapter, "change"),
@@ -73,9 +73,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Level], ...] = (
     ("GET", "/v1/runtime/snapshot", engines.snapshot, "engines"),
 )
 #: Routes that are logged only for debugging.
-_PROBES = frozenset({"/healthz", "/ready", "/metrics", "/metrics/"})
-#: Characters of an unknown path in the log.
-_MAX_PATH = 128
+_PROBES = frozenset({"/healthz", "/ready", "/metrics"})
 _DISCONNECTED = 499
 _DISCONNECTS = (ClientDisconnect, DisconnectedError)
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -174,15 +172,13 @@ class _Endpoint:
         level = logging.DEBUG if self._path in _PROBES else logging.INFO
         if not access_logger.isEnabledFor(level):
             return
-        path = self._path or (request.scope.get("raw_path") or b"").decode("latin-1")[:_MAX_PATH]
-        client = request.client
         record = AccessRecord(
             method=request.method[:16],
-            path=path,
+            path=self._path or unknown_path_of(request.scope),
             status=status,
             milliseconds=round(1000 * seconds, 1),
             bytes=size,
-            client="" if client is None else f"{client.host}:{client.port}",
+            client=client_of(request.scope),
             key=None,
             model=None,
             prompt_tokens=None,
@@ -200,7 +196,8 @@ class Application:
         described = _described_routes() if settings.enable_fastapi_docs else ()
         for method, path, handler, level in (*_ROUTES, *described):
             actions.setdefault(path, {})[method] = _Action(handler, level)
-        routes = [Route(path, _Endpoint(self.state, path, found)) for path, found in actions.items()]
+        endpoints = {path: _Endpoint(self.state, path, found) for path, found in actions.items()}
+        routes = [Route(form, endpoint) for path, endpoint in endpoints.items() for form in forms_of(path)]
         self._router = Router(
             routes,
             redirect_slashes=False,

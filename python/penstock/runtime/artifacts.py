@@ -14,6 +14,7 @@ from penstock._hub_ids import parse_hub_id
 from penstock.runtime.downloader import (
     AccessDeniedError,
     DownloadError,
+    ForeignFileError,
     InsufficientSpaceError,
     InvalidArgumentError,
     ModelNotFoundError,
@@ -77,6 +78,7 @@ _ERRORS: tuple[tuple[type[DownloadError], int, str], ...] = (
     (ModelNotFoundError, 404, "ModelNotFoundError"),
     (AccessDeniedError, 403, "AccessDeniedError"),
     (UnsafeNameError, 422, "UnsafeNameError"),
+    (ForeignFileError, 403, "ForeignFileError"),
     (TooLargeError, 422, "TooLargeError"),
     (InsufficientSpaceError, 507, "InsufficientSpaceError"),
 )

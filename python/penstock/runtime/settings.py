@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import penstock
+from penstock.runtime.downloader.ownership import private_folder
 from penstock.runtime.truth import truth_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RuntimeSettings", "settings_of_environment"]
 
-_TEMPORARY = Path(tempfile.gettempdir()) / "aibrix"
+_TEMPORARY = private_folder()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class RuntimeSettings:
     tokens: Annotated[
         tuple[str, ...],
         "Token that requests need, except /healthz, /ready and /metrics; repeat the option for several. "
-        "Without one, only clients of this machine can change anything.",
+        "Without one, only clients of this machine can change anything, and no one can start engines.",
     ] = field(default=(), repr=False)
     engine_key: Annotated[
         str | None,

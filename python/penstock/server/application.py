@@ -28,6 +28,7 @@ from penstock.server.limits import Action, Endpoint, RouteRow
 from penstock.server.metrics import metrics
 from penstock.server.openapi import openapi_handler
 from penstock.server.page import page, page_file
+from penstock.server.paths import forms_of
 from penstock.server.probes import health, ping
 from penstock.server.responses.handlers import (
     cancel_response,
@@ -98,9 +99,8 @@ class Application:
         pages = _PAGE_ROUTES if state.settings.chat_page else ()
         for method, path, handler, access in (*described, openapi, *pages):
             actions.setdefault(path, {})[method] = Action(handler, access)
-        routes = [
-            Route(path, Endpoint(state, path, found, _error_body(path))) for path, found in actions.items()
-        ]
+        endpoints = {path: Endpoint(state, path, found, _error_body(path)) for path, found in actions.items()}
+        routes = [Route(form, endpoint) for path, endpoint in endpoints.items() for form in forms_of(path)]
         self._application: ASGIApp = Router(routes, redirect_slashes=False, default=Endpoint(state, None, {}))
         if origins := state.settings.cors_origins:
             self._application = CORSMiddleware(

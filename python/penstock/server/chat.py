@@ -46,7 +46,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
     names = _NAMES if request.max_completion_tokens is not None else {}
     with fields_named({**names, **beam_names(fields)}):
         call = await exchange.in_body_thread(_call, state, request, fields)
-        generation = begin(state, exchange, "chatcmpl", request.model, call)
+        generation = begin(state, exchange, "chatcmpl", request.model, call, prompt="messages")
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
             return

@@ -16,7 +16,7 @@ from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin
 from penstock.server.prompts import text_prompts
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
-from penstock.server.sampling import fields_named, read_request
+from penstock.server.sampling import read_request
 from penstock.server.sse import json_bytes
 from penstock.server.state import Call
 
@@ -39,7 +39,7 @@ async def embeddings(state: State, exchange: Exchange) -> None:
     _, request = await read_request(state, exchange, EmbeddingsRequest)
     prompts = text_prompts("input", request.input, state.max_prompts)
     call = Call(prompts, _PARAMS.replace(priority=request.priority))
-    generation = begin(state, exchange, "embd", request.model, call)
+    generation = begin(state, exchange, "embd", request.model, call, prompt="input")
     batch = _EmbeddingBatch(state, generation, request)
     with state.running(generation):
         await while_connected(exchange.receive, batch.run)
@@ -83,9 +83,8 @@ class _EmbeddingBatch:
         async with items:
             async for item in items:
                 if item.result is None:
-                    place = "input" if len(call.prompts) == 1 else f"input[{item.index}]"
-                    with fields_named({"prompt": place}):
-                        raise item.error or AssertionError
+                    place = None if len(call.prompts) == 1 else f"input[{item.index}]"
+                    raise self._generation.error_of(item.error or AssertionError(), place)
                 self._generation.end(item.result)
                 self._count(item.result.usage.prompt_tokens)
                 pooled = partial(_pooled, _states(item.result), request)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
+from collections.abc import Sized
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import penstock
 
-__all__ = ["ApiError", "api_error", "invalid"]
+__all__ = ["ApiError", "api_error", "invalid", "prompt_error", "prompt_too_long"]
 
 logger = logging.getLogger("penstock.server")
 
@@ -37,6 +38,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+#: The limit in the engine's error of a prompt that is too long.
+_PROMPT_LIMIT = re.compile("at most ([0-9]+) (tokens|bytes|ids)")
 #: Parts of a value that a message shows.
 _shown = reprlib.Repr()
 _shown.maxlevel = 3
@@ -99,6 +102,29 @@ class ApiError(Exception):
 def invalid(field: str, value: object, limit: str) -> ApiError:
     """The error of an invalid field."""
     return ApiError(400, f"{field}={_shown.repr(value)} is not allowed: it must be {limit}", param=field)
+
+
+def prompt_too_long(field: str, size: int, limit: int, unit: str, max_model_len: int) -> ApiError:
+    """The error of a prompt that is longer than the model can read.
+
+    Clients shorten a conversation after OpenAI's code, or after a phrase of the message: "maximum context
+    length" is OpenAI's, "prompt is too long" Anthropic's.
+    """
+    message = (
+        f"prompt is too long: {size} {unit} > {limit} maximum; this model's maximum context length is "
+        f"{max_model_len} tokens, output included; {field} must be shorter"
+    )
+    return ApiError(400, message, param=field, code="context_length_exceeded")
+
+
+def prompt_error(error: penstock.InvalidRequestError, field: str, max_model_len: int | None) -> ApiError:
+    """The response for an invalid prompt, which has the name `field` in the request."""
+    found = _PROMPT_LIMIT.fullmatch(error.limit or "")
+    if found is None:
+        return ApiError(400, str(error).replace("prompt", field, 1), param=field)
+    size = len(error.value) if isinstance(error.value, Sized) else error.value
+    limit, unit = int(found[1]), found[2].replace("ids", "tokens")
+    return prompt_too_long(field, cast("int", size), limit, unit, max_model_len or limit)
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -41,8 +41,13 @@ __all__ = ["begin", "generate", "stream"]
 _RETRY_INTERVAL = 0.02
 
 
-def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None, call: Call) -> Generation:
-    """The generation of a call, with a new id that has this prefix. Checks the limits of the server."""
+def begin(
+    state: State, exchange: Exchange, prefix: str, model_name: str | None, call: Call, *, prompt: str
+) -> Generation:
+    """The generation of a call, with a new id that has this prefix. Checks the limits of the server.
+
+    `prompt` is the field of the request that makes the prompt.
+    """
     model, name, adapter = state.select(model_name)
     settings = state.settings
     params = call.params if adapter is None else call.params.replace(adapter=adapter.name)
@@ -56,7 +61,7 @@ def begin(state: State, exchange: Exchange, prefix: str, model_name: str | None,
     if params.use_prefix_cache:
         params = params.replace(cache_salt=state.cache_salt(exchange.key, params.cache_salt))
     call = replace(call, params=params)
-    exchange.generation = Generation(prefix, model, name, call, exchange.key)
+    exchange.generation = Generation(prefix, model, name, call, exchange.key, prompt)
     return exchange.generation
 
 

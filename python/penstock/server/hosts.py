@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from penstock.server.settings import ServerSettings
 
-__all__ = ["Hosts"]
+__all__ = ["Hosts", "names_this_machine"]
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -60,6 +60,17 @@ class Hosts:
         except ValueError:
             return False
         return True
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether this value of `Host` is localhost or a loopback address."""
+    name = _normalised(_without_port(host))
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _without_port(host: str) -> str:

@@ -83,10 +83,14 @@ class Exchange:
         self._is_large = len(body) > LARGE
         return await self.in_body_thread(decoded, body)
 
+    def reads(self, size: int) -> None:
+        """The work for this request reads this number of bytes that the server has stored."""
+        self._is_large |= size > LARGE
+
     async def in_body_thread(
         self, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Returned:
-        """Run this in the thread of large bodies if the body is large, else here."""
+        """Run this in the thread of large bodies if what the request sends or reads is large, else here."""
         if not self._is_large:
             return work(*args, **options)
         bound = partial(work, *args, **options)

@@ -14,7 +14,7 @@ from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import Exchange
 from penstock.server.keys import digest_of
-from penstock.server.logs import AccessRecord, access_logger, request_id
+from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
 from penstock.server.measures import DISCONNECTED, PROBES
 from penstock.server.usage import usage_of
 
@@ -45,15 +45,12 @@ class Action(NamedTuple):
     access: Access = "key"
 
 
-def _client_of(exchange: Exchange) -> int:
+def _client_id(exchange: Exchange) -> int:
     """Identifies the client to the engine: by its key or, without one, by its address."""
     address = exchange.scope.get("client")
     name = exchange.key or ("" if address is None else address[0]).encode()
     return int.from_bytes(digest_of(name)[:8])
 
-
-#: Characters of an unknown path in the log.
-_MAX_PATH = 128
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -112,16 +109,14 @@ class Endpoint:
     def _access(self, exchange: Exchange, seconds: float) -> AccessRecord:
         scope, generation = exchange.scope, exchange.generation
         requests = () if generation is None else generation.requests()
-        client = scope.get("client")
-        path = self._path or (scope.get("raw_path") or b"").decode("latin-1")[:_MAX_PATH]
         usage = usage_of(*(request.usage for request in requests))
         return AccessRecord(
             method=scope["method"][:16],
-            path=path,
+            path=self._path or unknown_path_of(scope),
             status=exchange.status or DISCONNECTED,
             milliseconds=round(1000 * seconds, 1),
             bytes=exchange.num_bytes,
-            client="" if client is None else f"{client[0]}:{client[1]}",
+            client=client_of(scope),
             key=exchange.key.hex()[:8] or None,
             model=None if generation is None else generation.name,
             prompt_tokens=None if generation is None else usage["prompt_tokens"],
@@ -136,7 +131,7 @@ class Endpoint:
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)
-            client.set(_client_of(exchange))
+            client.set(_client_id(exchange))
             if action.access == "generate":
                 state.enter()
                 is_counted = True

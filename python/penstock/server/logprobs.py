@@ -160,7 +160,8 @@ def _by_text(tokens: Tokens, top: Tops) -> dict[str, float]:
 
 def prompt_logprobs(tokens: Tokens, result: penstock.Result, count: int) -> list[dict[str, Any] | None]:
     """The `prompt_logprobs` of vLLM: for each position of the prompt, the `count` best tokens by id."""
-    tops = [top and top[:count] for top in result.prompt_top_logprobs or ()]
+    known = result.prompt_top_logprobs or [None] * len(result.prompt_token_ids)  # none without top tokens
+    tops = [top and top[:count] for top in known]
     _load(tokens, result.prompt_token_ids, tops)
     positions: list[dict[str, Any] | None] = []
     given = zip(result.prompt_token_ids, result.prompt_logprobs or (), tops, strict=False)

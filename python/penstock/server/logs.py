@@ -5,19 +5,35 @@ No record has a prompt or an output.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
+import re
 import sys
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["AccessRecord", "access_logger", "configure_logging", "request_id"]
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+__all__ = [
+    "AccessRecord",
+    "access_logger",
+    "client_of",
+    "configure_logging",
+    "request_id",
+    "unknown_path_of",
+]
 
 #: The id of the HTTP request that the current task answers.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 access_logger = logging.getLogger("penstock.server.access")
+
+_MAX_PORT = (1 << 16) - 1
+#: Characters of an unknown path.
+_MAX_PATH = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +48,7 @@ class AccessRecord:
     milliseconds: float
     #: Of the body of the response.
     bytes: int
+    #: As `client_of` returns it.
     client: str
     #: The first digits of the API key's SHA-256, if it is valid.
     key: str | None
@@ -43,6 +60,26 @@ class AccessRecord:
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         words = [fields.pop("method"), fields.pop("path")]
         return " ".join([*words, *(f"{name}={value}" for name, value in fields.items())])
+
+
+def client_of(scope: Scope) -> str:
+    """The address and the port of the client of a request; nothing of one that is no address.
+
+    A server may have the client from a header, which has any text.
+    """
+    host, port = scope.get("client") or ("", 0)
+    try:
+        address = ipaddress.ip_address(str(host).partition("%")[0])  # without the name of an interface
+    except ValueError:
+        return ""
+    text = f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004 - IPv6
+    return f"{text}:{port}" if isinstance(port, int) and 0 < port <= _MAX_PORT else text
+
+
+def unknown_path_of(scope: Scope) -> str:
+    """A part of the path of a request without a route, in printable ASCII without blanks."""
+    path: bytes = scope.get("raw_path") or b""
+    return re.sub(rb"[^!-~]", lambda found: b"%%%02X" % found[0][0], path[:_MAX_PATH]).decode()[:_MAX_PATH]
 
 
 class _TextFormatter(logging.Formatter):

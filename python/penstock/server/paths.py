@@ -1,4 +1,4 @@
-"""Paths that requests name."""
+"""Paths of routes, and paths of files that requests name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["within"]
+__all__ = ["forms_of", "within"]
+
+
+def forms_of(path: str) -> tuple[str, ...]:
+    """The forms of a route's path, which is the same with a slash at its end.
+
+    A redirect to one form could lose the body or the key. The form with the slash is first: a parameter at
+    the end of a path may have any text.
+    """
+    return (path,) if path.endswith("/") else (f"{path}/", path)
 
 
 def within(path: str | Path, roots: Iterable[Path]) -> Path | None:

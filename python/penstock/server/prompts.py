@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio.to_thread
 
-from penstock.server.errors import ApiError, invalid
+from penstock.server.errors import ApiError, invalid, prompt_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -81,14 +81,17 @@ def encode_chat(
 ) -> list[int]:
     """The token ids of a chat."""
     text = engine.apply_chat_template(messages, tools=tools or None, **template)
-    return encode_text(engine, text, add_special_tokens=add_special_tokens)
+    return encode_text(engine, text, add_special_tokens=add_special_tokens, field="messages")
 
 
-def encode_text(engine: penstock.Engine, text: str, *, add_special_tokens: bool) -> list[int]:
+def encode_text(
+    engine: penstock.Engine, text: str, *, add_special_tokens: bool, field: str = "prompt"
+) -> list[int]:
     """The token ids of a text; a million characters take about a second, which nothing interrupts."""
-    limit = max(_MIN_TEXT, _CHARACTERS * engine.info.max_model_len)
+    longest = engine.info.max_model_len
+    limit = max(_MIN_TEXT, _CHARACTERS * longest)
     if len(text) > limit:
-        raise invalid("prompt", f"a text of {len(text)} characters", f"at most {limit} characters")
+        raise prompt_too_long(field, len(text), limit, "characters", longest)
     return engine.encode(text, add_special_tokens=add_special_tokens)
 
 

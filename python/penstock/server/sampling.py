@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -88,6 +89,10 @@ LABELS = frozenset(
         "user",
     }
 )
+#: The fields for `max_tokens`, which checks them.
+_MAX_TOKENS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+#: Larger numbers with a fraction are not exact.
+_MAX_EXACT = 2**53
 _MAX_WARNED = 256
 
 
@@ -124,7 +129,20 @@ def _checked(
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()
             logger.warning("request field %r is unknown and ignored", shown)
+    for name in fields.keys() & _integers(structure):  # type: ignore[arg-type] # a class has a hash
+        value = fields[name]
+        if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT:
+            fields[name] = int(value)  # JSON has one kind of number: 1.0 is 1
     return converted(fields, structure)
+
+
+@cache
+def _integers(structure: type) -> frozenset[str]:
+    """The fields of a request that are integers."""
+    hints = get_type_hints(penstock.SamplingOptions) | get_type_hints(structure)
+    kinds = {name: {hint, *get_args(hint)} for name, hint in hints.items()}
+    found = {name for name, allowed in kinds.items() if int in allowed and float not in allowed}
+    return frozenset(found | _MAX_TOKENS)
 
 
 def sampling_options(fields: dict[str, Any]) -> dict[str, Any]:

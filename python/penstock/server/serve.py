@@ -63,6 +63,8 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=settings.forwarded_allow_ips is not None,
+        forwarded_allow_ips=settings.forwarded_allow_ips,
         # `connection.py` has the bound of a head; that of the parser must not be smaller.
         h11_max_incomplete_event_size=2 * settings.max_header_bytes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -46,6 +47,11 @@ class ServerSettings:
         "Origin of web pages that may use the server, such as https://example.com, or * for all; repeat the "
         "option for several.",
     ] = ()
+    forwarded_allow_ips: Annotated[
+        str | None,
+        "Addresses and networks of proxies, with commas between them, from which `penstock serve` takes the "
+        "client's address for the log out of X-Forwarded-For; * for all. Default: none.",
+    ] = None
     max_body_bytes: Annotated[
         int | None,
         "Maximum size of a request's body. Default: 1K for each token of the longest sequence of a model, at "
@@ -110,10 +116,21 @@ class ServerSettings:
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
                 message = f"{name}={values!r} is not allowed: it must be {limit}"
                 raise penstock.ConfigError(message, name, values, limit)
+        if self.forwarded_allow_ips is not None and not _are_proxies(self.forwarded_allow_ips):
+            limit = "addresses and networks with commas between them, or *"
+            message = f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not allowed: it must be {limit}"
+            raise penstock.ConfigError(message, "forwarded_allow_ips", self.forwarded_allow_ips, limit)
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
                 raise penstock.ConfigError(message, name, value, "a finite number above 0")
+
+
+def _are_proxies(text: str) -> bool:
+    try:
+        return text == "*" or bool([ipaddress.ip_network(item.strip()) for item in text.split(",")])
+    except ValueError:
+        return False
 
 
 def _is_key(key: object) -> bool:

@@ -15,7 +15,7 @@ import anyio
 
 import penstock
 from penstock.server.adapters import Adapters
-from penstock.server.errors import ApiError, api_error
+from penstock.server.errors import ApiError, api_error, prompt_error
 from penstock.server.hosts import Hosts
 from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
@@ -154,7 +154,7 @@ class Ended(NamedTuple):
 class Generation:
     """One generating HTTP request, which can have several requests of the engine."""
 
-    def __init__(self, prefix: str, model: Model, name: str, call: Call, key: bytes) -> None:
+    def __init__(self, prefix: str, model: Model, name: str, call: Call, key: bytes, prompt: str) -> None:
         #: Unpredictable, because it allows to abort the request.
         self.id = f"{prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
@@ -164,6 +164,8 @@ class Generation:
         self.call = call
         #: The digest of the API key of the request.
         self.key = key
+        #: The field of the request that makes the prompt.
+        self._prompt = prompt
         self.is_aborted = False
         self._parts: list[Cancellable] = []
         #: Requests of the engine that have ended with a result.
@@ -175,8 +177,13 @@ class Generation:
         if self.is_aborted:
             part.cancel()
 
-    def error_of(self, error: BaseException) -> ApiError:
-        """The response for an exception. A request with `force` may have unloaded the adapter."""
+    def error_of(self, error: BaseException, place: str | None = None) -> ApiError:
+        """The response for an exception. `place` is that of the prompt in its field, if there are several.
+
+        A request with `force` may have unloaded the adapter.
+        """
+        if isinstance(error, penstock.InvalidRequestError) and error.field == "prompt":
+            return prompt_error(error, place or self._prompt, self.model.max_model_len)
         name = self.call.params.adapter
         is_unloaded = name is not None and name not in self.model.adapters
         if is_unloaded and isinstance(error, penstock.GenerationError):

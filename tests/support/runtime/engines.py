@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.runtime import RuntimeSettings
 from support.api.engines import wait_until
+from support.runtime.runtime import TOKEN
 
 if TYPE_CHECKING:
     from support.runtime.runtime import Runtime
@@ -31,6 +32,7 @@ def settings_of(folder: Path, **more: Any) -> RuntimeSettings:
         "registry_path": str(folder / "engines.json"),
         "model_dir": str(folder / "models"),
         "adapter_dir": str(folder / "adapters"),
+        "tokens": (TOKEN,),
     }
     return RuntimeSettings(**{**found, **more})
 

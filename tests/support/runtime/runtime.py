@@ -15,7 +15,7 @@ from support.api.engines import wait_until
 from support.server.serving import Served, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import uvicorn
     from starlette.types import Receive, Scope, Send
@@ -78,11 +78,33 @@ class FakeEngine:
         await send({"type": "http.response.body", "body": answer.body})
 
 
+#: A token of runtimes that start engines.
+TOKEN = "operator"  # noqa: S105 - of the tests
+
+
+def with_token(request: bytes) -> bytes:
+    """The bytes of a request with the token."""
+    return request.replace(b"\r\nHost:", f"\r\nX-API-Key: {TOKEN}\r\nHost:".encode(), 1)
+
+
 class Runtime(Served):
     """A runtime on a real socket, with its engine."""
 
     engine: FakeEngine
     server: uvicorn.Server
+
+    def ask(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any, dict[str, str]]:
+        """As the base class; without headers, with `TOKEN` if that is one of the runtime."""
+        if headers is None and TOKEN in self.application.state.settings.tokens:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+        return super().ask(path, body, method=method, headers=headers)
 
     def families(self, text: bytes | None = None) -> dict[str, Any]:
         """The metric families of a scrape by name, of a parser that refuses what Prometheus refuses."""

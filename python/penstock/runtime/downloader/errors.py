@@ -5,6 +5,7 @@ DownloadError
 ├── ModelNotFoundError                 the model, bucket, revision or file does not exist
 ├── AccessDeniedError                  the server refuses the credentials, or a host or path is not allowed
 ├── UnsafeNameError                    a remote file's name does not fit below the target directory
+├── ForeignFileError                   a folder or file of the target directory is that of another user
 ├── TooLargeError                      the model has more files or bytes than the limits allow
 ├── InsufficientSpaceError             the disk is full, or has too little free space
 ├── IntegrityError                     the bytes do not match the checksum, or the file keeps changing
@@ -18,6 +19,7 @@ __all__ = [
     "AccessDeniedError",
     "DownloadCancelledError",
     "DownloadError",
+    "ForeignFileError",
     "InsufficientSpaceError",
     "IntegrityError",
     "InvalidArgumentError",
@@ -53,6 +55,10 @@ class AccessDeniedError(DownloadError):
 
 class UnsafeNameError(DownloadError):
     """A remote file's name does not fit below the target directory."""
+
+
+class ForeignFileError(DownloadError):
+    """A folder or file of the target directory belongs to another user, or other users may write to it."""
 
 
 class TooLargeError(DownloadError):

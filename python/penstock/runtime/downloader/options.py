@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from penstock.runtime.downloader.errors import InvalidArgumentError
+from penstock.runtime.downloader.ownership import private_folder
 from penstock.runtime.truth import truth_of
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ def variable_of(scheme: str, field: str) -> str:
 
 
 def default_local_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """`DOWNLOADER_LOCAL_DIR`, or a directory for temporary files."""
-    return Path(environment.get("DOWNLOADER_LOCAL_DIR") or Path(tempfile.gettempdir()) / "aibrix" / "models")
+    """`DOWNLOADER_LOCAL_DIR`, or a directory of this user among the temporary files."""
+    return Path(environment.get("DOWNLOADER_LOCAL_DIR") or private_folder() / "models")
 
 
 def _of_text(field: str, variable: str, text: str) -> object:

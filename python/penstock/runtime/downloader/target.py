@@ -8,7 +8,9 @@ rest:
   model says so; the file is replaced at the beginning and the end of a download, and extended meanwhile,
 - `*.part`, files that are incomplete, and `*.state`, how far each of their parts is (see `parts.py`).
 
-All paths below the directory are opened segment by segment without following links.
+All paths below the directory are opened segment by segment without following links. What other users may have
+written is not used: folders and files of this user are made private and hashed again, files of others are
+replaced, and folders of others are errors.
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from penstock.runtime.downloader.errors import InsufficientSpaceError, InvalidArgumentError, UnsafeNameError
+from penstock.runtime.downloader.errors import (
+    ForeignFileError,
+    InsufficientSpaceError,
+    InvalidArgumentError,
+    UnsafeNameError,
+)
 from penstock.runtime.downloader.names import is_safe, is_state
+from penstock.runtime.downloader.ownership import is_own, is_private, make_folder, make_private
 from penstock.runtime.downloader.parts import hash_file
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ __all__ = ["ModelState", "Target", "check_other_models", "model_directory", "mod
 ModelState = Literal["absent", "downloading", "partial", "complete", "unknown"]
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FOLDER_MODE = 0o755
 _STATE = ".cache/penstock"
 _LOCK, _MANIFEST = "lock", "manifest.jsonl"
 _LOCK_POLL, _LOCK_LOG = 0.1, 10.0
@@ -69,14 +78,21 @@ def check_other_models(directory: Path, names: Iterable[str]) -> None:
 
 
 def model_state(directory: Path) -> tuple[ModelState, str | None]:
-    """The state of a model's directory, and the kind of its source; None for other directories."""
+    """The state of a model's directory, and the kind of its source; None for other directories.
+
+    The directory of another user is `unknown`. One with something that other users can write to is `partial`.
+    """
     if not directory.is_dir():
         return "absent", None
     try:
+        if not is_own(directory.stat()):
+            return "unknown", None
         lock = os.open(directory / _STATE / _LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return "unknown", None
     try:
+        if not is_own(os.fstat(lock)):
+            return "unknown", None
         header: dict[str, Any] = {}
         files: dict[str, dict[str, Any]] = {}
         with suppress(OSError), (directory / _STATE / _MANIFEST).open("rb") as manifest:
@@ -90,28 +106,45 @@ def model_state(directory: Path) -> tuple[ModelState, str | None]:
 
     def is_present(name: str, facts: dict[str, Any]) -> bool:
         with suppress(OSError):
-            return bool((directory / name).stat().st_size == facts["size"])
+            found = (directory / name).lstat()
+            return stat.S_ISREG(found.st_mode) and is_private(found) and bool(found.st_size == facts["size"])
         return False
 
     is_complete = header.get("complete") is True and all(map(is_present, files, files.values()))
+    if is_complete and not _are_private(directory, [f"{_STATE}/{_MANIFEST}", *files]):
+        is_complete = False
     return ("complete" if is_complete else "partial"), header.get("source")
+
+
+def _are_private(directory: Path, names: Iterable[str]) -> bool:
+    """Whether no other user can write to the folders of these files, nor to the files."""
+    folders = {folder for name in names for folder in PurePosixPath(name).parents[:-1]}
+    try:
+        below = [(directory / folder).lstat() for folder in folders]
+        files = [(directory / name).lstat() for name in names]
+        return all(map(is_private, [directory.stat(), *below, *files]))
+    except OSError:
+        return False
 
 
 class Target:
     """The directory of a model, open for a download. Names are those of remote files, which are checked."""
 
     def __init__(self, directory: Path, source: str) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         self.directory = directory
         self._source = source
         self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         self.state = self._manifest = -1
+        self._files: dict[str, dict[str, Any]] = {}
+        #: Whether other users could write to a folder: the records of its files do not hold.
+        self._was_open = False
         try:
+            self._was_open = make_private(self._root, directory)
             self.state, _ = self._open_parent(f"{_STATE}/{_LOCK}", create=True)
         except BaseException:
             self.close()
             raise
-        self._files: dict[str, dict[str, Any]] = {}
 
     def close(self) -> None:
         """Close the directory."""
@@ -124,6 +157,7 @@ class Target:
         """The exclusive right to download to this directory, among all threads and processes."""
         lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=self.state)
         try:
+            make_private(lock, self.directory / _STATE / _LOCK)
             next_log = time.monotonic()
             while True:
                 try:
@@ -145,7 +179,14 @@ class Target:
         with suppress(OSError):
             descriptor = os.open(_MANIFEST, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.state)
             with os.fdopen(descriptor, "rb") as file:
+                self._was_open |= make_private(descriptor, self.directory / _STATE / _MANIFEST)
                 _, self._files = _read_manifest(file)
+        for name in filter(is_safe, {str(PurePosixPath(name).parent / "x") for name in self._files}):
+            with suppress(OSError, UnsafeNameError):
+                os.close(self._open_parent(name, create=False)[0])
+        if self._was_open:
+            self._files = {}
+            self._remove_state()
         self._write_manifest(is_complete=False)
         self._manifest = os.open(_MANIFEST, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self.state)
 
@@ -165,6 +206,10 @@ class Target:
                 del self._files[name]
                 self._remove(name)
         self._write_manifest(is_complete=True)
+        self._remove_state()
+
+    def _remove_state(self) -> None:
+        """Remove what is left of incomplete files."""
         with os.scandir(self.state) as entries:
             for entry in entries:
                 if entry.name not in (_LOCK, _MANIFEST):
@@ -187,33 +232,48 @@ class Target:
     # ---- files
 
     def size_of(self, name: str) -> int | None:
-        """The size of a file; None if there is none. Raises `UnsafeNameError` for a directory or a link."""
+        """The size of a file; None if there is none, -1 for a link, or a file of another user.
+
+        A file of this user to which others could write is made private, and its record is removed. Raises
+        `UnsafeNameError` for a directory.
+        """
         try:
             folder, last = self._open_parent(name, create=False)
         except FileNotFoundError:
             return None
         try:
-            descriptor = os.open(last, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+            descriptor = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
         except FileNotFoundError:
             return None
+        except OSError:  # a link, or unreadable
+            return -1
         finally:
             os.close(folder)
-        facts = os.fstat(descriptor)
-        os.close(descriptor)
-        if stat.S_ISDIR(facts.st_mode):
-            raise UnsafeNameError(f"{name!a}: there is a directory with this name")
-        return facts.st_size if stat.S_ISREG(facts.st_mode) else -1
+        try:
+            facts = os.fstat(descriptor)
+            if stat.S_ISDIR(facts.st_mode):
+                raise UnsafeNameError(f"{name!a}: there is a directory with this name")
+            if not stat.S_ISREG(facts.st_mode):
+                return -1
+            if make_private(descriptor, self.directory / name):
+                self._files.pop(name, None)
+        except ForeignFileError:
+            return -1
+        finally:
+            os.close(descriptor)
+        return facts.st_size
 
     def is_current(self, file: RemoteFile) -> bool:
         """Whether this version of the file is here, from an earlier download."""
-        known = self._files.get(file.name)
-        if known is None or not file.version or known != {"size": file.size, "version": file.version}:
+        if not file.version or file.name not in self._files or self.size_of(file.name) != file.size:
             return False
-        return self.size_of(file.name) == file.size
+        return self._files.get(file.name) == {"size": file.size, "version": file.version}
 
     def may_be_current(self, file: RemoteFile) -> bool:
         """Whether there is a file of this size that no download recorded."""
-        return file.name not in self._files and file.size is not None and self.size_of(file.name) == file.size
+        if file.name in self._files or file.size is None:
+            return False
+        return self.size_of(file.name) == file.size
 
     def hash_file(self, name: str, hasher: Hasher) -> None:
         """Add the content of a file to a digest."""
@@ -264,12 +324,14 @@ class Target:
         """The descriptor of a file's directory, and the last segment of its name."""
         *folders, last = name.split("/")
         descriptor = os.dup(self._root)
+        path = self.directory
         for folder in folders:
             parent = descriptor
+            path /= folder
             try:
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(folder, dir_fd=parent)
+                        os.mkdir(folder, _FOLDER_MODE, dir_fd=parent)
                 descriptor = os.open(folder, _FOLDER, dir_fd=parent)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
@@ -277,6 +339,11 @@ class Target:
                 raise UnsafeNameError(f"{name!a}: {folder!a} is a link or a file") from None
             finally:
                 os.close(parent)
+            try:
+                self._was_open |= make_private(descriptor, path)
+            except ForeignFileError:
+                os.close(descriptor)
+                raise
         return descriptor, last
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from penstock.server.protocol.anthropic import Block, CountRequest, MessagesRequest, Tool, ToolChoice
 
-__all__ = ["chat_messages", "chat_tools", "sampling_fields", "template_variables"]
+__all__ = ["chat_messages", "chat_tools", "check_edits", "sampling_fields", "template_variables"]
 
 #: The block types of each role. Blocks of redacted thinking are accepted and have no effect.
 _TYPES = {
@@ -132,6 +132,14 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     return found
 
 
+def check_edits(request: CountRequest) -> None:
+    """Refuse edits of the context that are malformed. The server makes none of the others."""
+    edits = request.context_management.edits if request.context_management is not None else None
+    for index, edit in enumerate(edits or ()):
+        if isinstance(edit.keep, str) and edit.keep != "all":
+            raise invalid(f"context_management.edits[{index}].keep", edit.keep, '"all" or an object')
+
+
 def template_variables(request: CountRequest) -> dict[str, Any]:
     """The variables of the chat template that fields of the request set."""
     variables: dict[str, Any] = {}
@@ -155,9 +163,13 @@ def sampling_fields(request: MessagesRequest) -> dict[str, Any]:
         if choice.disable_parallel_tool_use is not None:
             found["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     form = request.output_config.format if request.output_config is not None else None
+    field = "output_format" if form is None else "output_config.format"
+    if form is not None and request.output_format is not None:
+        raise invalid("output_format", request.output_format, f"left out beside {field}")
+    form = form or request.output_format
     if form is not None:
         if form.get("type") != "json_schema":
-            raise invalid("output_config.format.type", form.get("type"), "json_schema")
+            raise invalid(f"{field}.type", form.get("type"), "json_schema")
         schema = {"schema": form.get("schema")}
         found["response_format"] = {"type": "json_schema", "json_schema": schema}
     return found

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.server.protocol.anthropic import MessagesRequest
     from penstock.server.state import Generation
 
-__all__ = ["MessageEvents", "is_thinking_shown", "stop_of", "usage_of"]
+__all__ = ["MessageEvents", "edits_of", "is_thinking_shown", "stop_of", "usage_of"]
 
 _PING = named_event({"type": "ping"})
 _STOP = named_event({"type": "message_stop"})
@@ -38,6 +38,7 @@ class MessageEvents(Events):
     def __init__(self, generation: Generation, request: MessagesRequest) -> None:
         self._generation = generation
         self._shows_thinking = is_thinking_shown(request)
+        self._edits = edits_of(request)
         self._is_started = False
         #: The type of the open block, and the number of blocks that were opened.
         self._open: str | None = None
@@ -85,7 +86,7 @@ class MessageEvents(Events):
         except ApiError as error:
             return self.error(error)
         usage = usage_of(requests[0].usage)
-        return named_event({"type": "message_delta", "delta": stop, "usage": usage}) + _STOP
+        return named_event({"type": "message_delta", "delta": stop, "usage": usage, **self._edits}) + _STOP
 
     def error(self, error: ApiError) -> bytes:
         """The event of an error, which ends the stream."""
@@ -129,6 +130,11 @@ class MessageEvents(Events):
             stop = named_event({"type": "content_block_delta", "index": index, "delta": signature}) + stop
         self._open = None
         return stop
+
+
+def edits_of(request: MessagesRequest) -> dict[str, Any]:
+    """The report of edits of the context for a request that names some: the server has made none."""
+    return {} if request.context_management is None else {"context_management": {"applied_edits": []}}
 
 
 def is_thinking_shown(request: MessagesRequest) -> bool:

@@ -11,10 +11,11 @@ import penstock
 from penstock.server.anthropic.conversion import (
     chat_messages,
     chat_tools,
+    check_edits,
     sampling_fields,
     template_variables,
 )
-from penstock.server.anthropic.events import MessageEvents, is_thinking_shown, stop_of, usage_of
+from penstock.server.anthropic.events import MessageEvents, edits_of, is_thinking_shown, stop_of, usage_of
 from penstock.server.disconnects import while_connected
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
@@ -43,7 +44,6 @@ LABELS = frozenset(
 UNSUPPORTED: Unsupported = {
     **ONE_OUTPUT,
     "container": ((), "left out: the server runs no code"),
-    "context_management": ((), "left out: the server does not edit the context"),
     "mcp_servers": (([],), "left out: the server runs no tools itself"),
 }
 
@@ -51,9 +51,10 @@ UNSUPPORTED: Unsupported = {
 async def messages(state: State, exchange: Exchange) -> None:
     """Answer with a message."""
     fields, request = await read_request(state, exchange, MessagesRequest, LABELS, UNSUPPORTED)
+    check_edits(request)
     with fields_named(_NAMES):
         call = await exchange.in_body_thread(_call, state, request, fields)
-        generation = begin(state, exchange, "msg", request.model, call)
+        generation = begin(state, exchange, "msg", request.model, call, prompt="messages")
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
             return
@@ -68,12 +69,16 @@ def _call(state: State, request: MessagesRequest, fields: dict[str, Any]) -> Cal
 async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
     _, request = await read_request(state, exchange, CountRequest, LABELS | _FIELDS, UNSUPPORTED)
+    check_edits(request)
     model = state.select(request.model).model
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = await exchange.in_body_thread(chat_messages, request)
     count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)
     token_ids = await while_connected(exchange.receive, count)
-    await exchange.send_json({"input_tokens": len(token_ids)})
+    count_of: dict[str, Any] = {"input_tokens": len(token_ids)}
+    if request.context_management is not None:
+        count_of["context_management"] = {"original_input_tokens": len(token_ids)}
+    await exchange.send_json(count_of)
 
 
 def _template(state: State, request: CountRequest) -> dict[str, Any]:
@@ -107,6 +112,7 @@ def _message(generation: Generation, request: MessagesRequest, result: penstock.
         "content": content,
         **stop_of(result),
         "usage": usage_of(result.usage),
+        **edits_of(request),
     }
 
 

@@ -8,7 +8,9 @@ import msgspec
 
 __all__ = [
     "Block",
+    "ContextManagement",
     "CountRequest",
+    "Edit",
     "Message",
     "MessagesRequest",
     "OutputConfig",
@@ -73,6 +75,32 @@ class OutputConfig(msgspec.Struct):
     effort: str | None = None
 
 
+class Threshold(msgspec.Struct):
+    """A number of tokens, tool uses or turns."""
+
+    type: str
+    value: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Edit(msgspec.Struct):
+    """An edit of the context, with the fields of all types."""
+
+    type: str
+    keep: str | Threshold | None = None
+    trigger: Threshold | None = None
+    clear_at_least: Threshold | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+    exclude_tools: list[str] | None = None
+    instructions: str | None = None
+    pause_after_compaction: bool | None = None
+
+
+class ContextManagement(msgspec.Struct):
+    """Edits that a server may make before the model reads the messages."""
+
+    edits: Annotated[list[Edit], msgspec.Meta(max_length=64)] | None = None
+
+
 class CountRequest(msgspec.Struct):
     """The fields that make the prompt; `null` equals an omitted field."""
 
@@ -83,6 +111,7 @@ class CountRequest(msgspec.Struct):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -91,4 +120,6 @@ class MessagesRequest(CountRequest, kw_only=True):
 
     max_tokens: Any
     stop_sequences: list[str] | None = None
+    #: The former name of the format in `output_config`.
+    output_format: dict[str, Any] | None = None
     stream: bool = False

@@ -171,6 +171,18 @@ class MessageUsage(msgspec.Struct):
     cache_creation_input_tokens: int
 
 
+class AppliedEdits(msgspec.Struct):
+    """The edits of the context that were made: none."""
+
+    applied_edits: list[dict[str, Any]]
+
+
+class OriginalTokens(msgspec.Struct):
+    """The number of tokens before edits of the context."""
+
+    original_input_tokens: int
+
+
 class AnthropicMessage(msgspec.Struct):
     """A message in Anthropic's API."""
 
@@ -182,12 +194,16 @@ class AnthropicMessage(msgspec.Struct):
     stop_reason: str
     stop_sequence: str | None
     usage: MessageUsage
+    #: Only if the request has the field.
+    context_management: AppliedEdits | None = None
 
 
 class InputTokens(msgspec.Struct):
     """The number of tokens of a prompt."""
 
     input_tokens: int
+    #: Only if the request has the field.
+    context_management: OriginalTokens | None = None
 
 
 class Embedding(msgspec.Struct):

@@ -40,7 +40,7 @@ UNSUPPORTED: Unsupported = {
     "access_programs": ((), "left out: the server has none"),
     "background": ((False,), "false: a response is computed while the client is connected"),
     "background_options": ((), "left out: a response is computed while the client is connected"),
-    "context_management": ((), "left out: the server does not compact the input"),
+    "context_management": (([],), "left out: the server does not compact the input"),
     "conversation": ((), "left out: use previous_response_id"),
     "image": ((), "left out: the model reads text only"),
     "moderation": ((), "left out: the server does not moderate"),

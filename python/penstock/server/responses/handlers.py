@@ -23,14 +23,12 @@ from penstock.server.responses.conversion import (
 )
 from penstock.server.responses.events import ResponseEvents
 from penstock.server.responses.output import Answer
-from penstock.server.responses.store import Stored
+from penstock.server.responses.store import Items, Stored
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.sse import json_bytes
 from penstock.server.state import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.server.http import Exchange
     from penstock.server.state import Generation, State
 
@@ -48,24 +46,31 @@ class _Output(msgspec.Struct):
     output: list[msgspec.Raw]
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
 _decode_output = msgspec.json.Decoder(_Output).decode
+_decode_id = msgspec.json.Decoder(_Named).decode
 
 
 async def create_response(state: State, exchange: Exchange) -> None:
     """Answer with a response."""
     fields, request = await read_request(state, exchange, ResponsesRequest, (), UNSUPPORTED)
     check_fields(request)
-    context = _context(state, exchange, request)
+    previous = _previous(state, exchange, request)
     with fields_named(_NAMES):
-        call = await exchange.in_body_thread(_call, state, request, fields, context)
-        generation = begin(state, exchange, "resp", request.model, call)
+        call, context = await exchange.in_body_thread(_call, state, request, fields, previous)
+        generation = begin(state, exchange, "resp", request.model, call, prompt="input")
         is_stored = request.store and state.settings.store_responses
         answer = Answer(generation, request, is_stored=is_stored)
+        items = Items()
+        if is_stored:
+            items = context + await exchange.in_body_thread(_input, answer.id, fields["input"])
 
         def keep(status: str, body: bytes) -> None:
             if is_stored and status != "failed":
-                stored = Stored(body, (*context, *_input(answer.id, fields["input"])))
-                state.responses.add(exchange.key, answer.id, stored)
+                state.responses.add(exchange.key, answer.id, Stored(body, items))
 
         if request.stream:
             events = ResponseEvents(answer, generation.model.engine, keep)
@@ -77,24 +82,34 @@ async def create_response(state: State, exchange: Exchange) -> None:
     await exchange.send_bytes(body, "application/json")
 
 
-def _call(state: State, request: ResponsesRequest, fields: dict[str, Any], context: Sequence[bytes]) -> Call:
+def _call(
+    state: State, request: ResponsesRequest, fields: dict[str, Any], previous: Stored | None
+) -> tuple[Call, Items]:
+    """The computation of a request, and the input and the output of the responses that it continues."""
     given = request.input
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
-    prompt = chat_messages(request.instructions, [_decode_item(item) for item in context], items)
+    context = Items() if previous is None else _context(previous)
+    prompt = chat_messages(request.instructions, [_decode_item(text) for text in context.texts], items)
     template = template_options(state.settings, request, template_variables(request))
-    return Call([prompt], _params(request, fields), template)
+    return Call([prompt], _params(request, fields), template), context
 
 
-def _context(state: State, exchange: Exchange, request: ResponsesRequest) -> tuple[bytes, ...]:
-    """The input and the output of the responses that the request continues."""
+def _context(stored: Stored) -> Items:
+    output = _decode_output(stored.body).output
+    return stored.items + Items.of([_decode_id(item).id for item in output], list(map(bytes, output)))
+
+
+def _previous(state: State, exchange: Exchange, request: ResponsesRequest) -> Stored | None:
+    """The response that the request continues."""
     previous = request.previous_response_id
     if previous is None:
-        return ()
+        return None
     stored = state.responses.get(exchange.key, previous)
     if stored is None:
         message = f"Previous response with id {previous[:64]!r} not found."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-    return (*stored.items, *map(bytes, _decode_output(stored.body).output))
+    exchange.reads(stored.size)
+    return stored
 
 
 def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
@@ -123,19 +138,20 @@ async def _response(
     return make()
 
 
-def _input(response_id: str, given: str | list[dict[str, Any]]) -> list[bytes]:
+def _input(response_id: str, given: str | list[dict[str, Any]]) -> Items:
     """The items of a request as OpenAI's API lists them: with ids of the server, and messages with parts."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     label = response_id.rpartition("-")[2]
-    found = []
+    ids, texts = [], []
     for index, fields in enumerate(items):
         kind = fields.get("type") or "message"
-        item = {"status": "completed"} | fields | {"id": f"in_{label}_{index}", "type": kind}
+        ids.append(f"in_{label}_{index}")
+        item = {"status": "completed"} | fields | {"id": ids[-1], "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             item["content"] = [{"type": part, "text": item["content"]}]
-        found.append(json_bytes(item))
-    return found
+        texts.append(json_bytes(item))
+    return Items.of(ids, texts)
 
 
 def _stored(state: State, exchange: Exchange) -> tuple[str, Stored]:
@@ -177,21 +193,27 @@ async def input_items(state: State, exchange: Exchange) -> None:
         raise invalid("limit", limit, f"a number from 1 to {_MAX_LISTED}")
     if order not in ("asc", "desc"):
         raise invalid("order", order, "asc or desc")
-    items = stored.items if order == "asc" else stored.items[::-1]
-    ids = [_decode_item(item).id for item in items]
+    exchange.reads(stored.size)
+    found = await exchange.in_body_thread(_listed, stored.items, order, query.get("after"), number)
+    await exchange.send_bytes(found, "application/json")
+
+
+def _listed(items: Items, order: str, after: str | None, number: int) -> bytes:
+    """A page of items: at most this number of them, after the one with this id."""
+    step = 1 if order == "asc" else -1
+    ids, texts = items.ids[::step], items.texts[::step]
     first = 0
-    if (after := query.get("after")) is not None:
+    if after is not None:
         if after not in ids:
             raise invalid("after", after, "the id of an item of the response")
         first = ids.index(after) + 1
     end = first + number
     listed = ids[first:end]
-    await exchange.send_json(
-        {
-            "object": "list",
-            "data": [msgspec.Raw(item) for item in items[first:end]],
-            "first_id": listed[0] if listed else None,
-            "last_id": listed[-1] if listed else None,
-            "has_more": end < len(ids),
-        }
-    )
+    page = {
+        "object": "list",
+        "data": [msgspec.Raw(text) for text in texts[first:end]],
+        "first_id": listed[0] if listed else None,
+        "last_id": listed[-1] if listed else None,
+        "has_more": end < len(ids),
+    }
+    return json_bytes(page)

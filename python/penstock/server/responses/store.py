@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.server.settings import ServerSettings
 
-__all__ = ["ResponseStore", "Stored"]
+__all__ = ["Items", "ResponseStore", "Stored"]
 
 
-class Stored(NamedTuple):
-    """A response and its input, as JSON texts, which take less memory than objects."""
+@dataclass(frozen=True)
+class Items:
+    """Items of the input as JSON texts, which take less memory than objects, and their ids."""
 
-    body: bytes
-    #: The items of the input, after those of the former responses, which share them.
-    items: tuple[bytes, ...]
+    ids: tuple[str, ...] = ()
+    texts: tuple[bytes, ...] = ()
+    #: Number of bytes of both.
+    size: int = 0
 
-    @property
-    def size(self) -> int:
-        """Number of bytes that it keeps in memory."""
-        return len(self.body) + sum(map(len, self.items))
+    @classmethod
+    def of(cls, ids: Sequence[str], texts: Sequence[bytes]) -> Items:
+        """The items with these ids and texts."""
+        return cls(tuple(ids), tuple(texts), sum(map(len, ids)) + sum(map(len, texts)))
+
+    def __add__(self, others: Items) -> Items:
+        """These items, and the others after them."""
+        return Items(self.ids + others.ids, self.texts + others.texts, self.size + others.size)
+
+
+class Stored:
+    """A response, as a JSON text, and the items of its input."""
+
+    def __init__(self, body: bytes, items: Items) -> None:
+        self.body = body
+        #: Those of the former responses, which share them, and then its own.
+        self.items = items
+        #: Number of bytes that it keeps in memory.
+        self.size = len(body) + items.size
 
 
 class ResponseStore:
