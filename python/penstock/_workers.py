@@ -34,8 +34,8 @@ Returned = TypeVar("Returned")
 #: Number of worker threads of an event loop, as in the standard library's thread pools.
 MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
-#: Number of threads of an event loop that may wait for others.
-MAX_WAITING = 128
+#: Number of threads of an event loop that may wait for others, beside those that have slots.
+MAX_WAITING = 32
 
 #: Identifies the client on whose behalf a task works. Clients share the threads that compile grammars.
 client: ContextVar[int | None] = ContextVar("penstock.client", default=None)
@@ -60,11 +60,16 @@ class SlowCall:
             raise AbandonedError
 
     def begin_wait(self) -> None:
-        """Leave the slot. Called in the thread, before it waits for other threads."""
+        """Leave the slot. Called in the thread, before it waits for other threads.
+
+        If too many wait, a client is refused. The application itself, which is no client, keeps the slot: its
+        further calls wait for one.
+        """
         self()
         if not self._is_waiting:
-            self._workers.leave()
-            self._is_waiting = True
+            self._is_waiting = self._workers.leave()
+            if not self._is_waiting and self.client is not None:
+                raise OverloadedError(f"{MAX_WAITING} requests wait for their grammars; try again later")
 
     def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in the thread."""
@@ -101,14 +106,15 @@ class Workers:
         finally:
             call.abandon()
 
-    def leave(self) -> None:
-        """Free the slot of a thread that waits for other threads."""
+    def leave(self) -> bool:
+        """Free the slot of a thread that waits for other threads; returns whether one more can wait."""
         with self._lock:
             if self._num_waiting >= MAX_WAITING:
-                raise OverloadedError(f"{MAX_WAITING} requests wait for their grammars; try again later")
+                return False
             self._num_waiting += 1
             self._num_free += 1
         self._port.ring()
+        return True
 
     def end(self, *, is_waiting: bool) -> None:
         """Free the slot, or the place among those that wait, of a thread that has ended."""

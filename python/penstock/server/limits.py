@@ -51,6 +51,7 @@ def _client_id(exchange: Exchange) -> int:
     name = exchange.key or ("" if address is None else address[0]).encode()
     return int.from_bytes(digest_of(name)[:8])
 
+
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
