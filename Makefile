@@ -55,7 +55,7 @@ MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin devel
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
-        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-python \
+        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-schemas test-python \
         test-oracle oracle test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
@@ -153,6 +153,10 @@ test-rust-doc: rust  ## Warnings of rustdoc, and doc tests
 
 test-release: rust  # the engine in the profile of the wheel
 	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release --tests)
+
+test-schemas: rust  # a million random schemas, which take longer than a share of the rare tests
+	cargo test -p penstock-guidance --release --locked --test all -- --ignored --exact \
+	    random_schemas::a_million_random_schemas_are_compiled_or_rejected
 
 test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
 	@mkdir -p $(REPORTS)

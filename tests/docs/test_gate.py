@@ -185,7 +185,8 @@ def test_all_runs_each_step_and_each_share(checkout: Path, tmp_path: Path) -> No
     beside = {step: other for other, step in TABLE["beside"].items()}
     checks = [f"{name} and {beside[name]}" if name in beside else name for name in names_of_checks]
     parts = [[*shares.targets_of(share), f"test-python REPORT=python-share-{share}"] for share in range(16)]
-    assert sorted(names) == sorted([*checks, "test-python", *(name for part in parts for name in part)])
+    whole = [*checks, "test-python", *TABLE["long"]]
+    assert sorted(names) == sorted([*whole, *(name for part in parts for name in part)])
     assert sum(" s, more than 0 s" in line for line in lines) == 16
 
 

@@ -79,8 +79,8 @@ def run() -> None:
 
 
 def run_all() -> None:
-    """Run all checks, then each share."""
-    all_steps = [*checks(areas.everything()), Step("test-python")]
+    """Run all checks, those that take too long for a share, then each share."""
+    all_steps = [*checks(areas.everything()), Step("test-python"), *map(Step, areas.TABLE["long"])]
     for share in range(shares.NUM_SHARES):
         all_steps += [Step(unit) for unit in shares.targets_of(share)]
         variables = (f"PART=--share {share}", f"REPORT=python-share-{share}")
