@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import logging
@@ -41,6 +42,13 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
 def server(engine: penstock.Engine) -> Iterator[Served]:
     with serving(penstock.server.app({"tiny": engine}, SETTINGS)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tiny_model: Path) -> Iterator[tuple[penstock.Engine, Served]]:
+    """An engine that computes one request at a time, and its server."""
+    with make_engine(tiny_model, max_num_seqs=1) as engine, serving(penstock.server.app(engine)) as server:
+        yield engine, server
 
 
 @pytest.fixture(scope="module", params=["h11", "httptools"])
@@ -178,6 +186,27 @@ def test_malformed_body_is_status_400(open_server: Served, body: bytes) -> None:
     status, answer, _ = open_server.ask(PATH, body)
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert open_server.ask(PATH, SHORT)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        (PATH, {"prompt": "Hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+@pytest.mark.parametrize("field", ["prediction", "unknown", "stop"])
+def test_decoded_fields_are_not_kept_while_a_request_waits(
+    narrow_server: tuple[penstock.Engine, Served], path: str, prompt: dict[str, Any], field: str
+) -> None:
+    engine, server = narrow_server
+    body = post(path, {**prompt, "max_tokens": 1, "stream": True, field: ["mark"]})
+    with held(engine), server.send(body):
+        wait_until(lambda: engine.stats().waiting == 1)
+        gc.collect()
+        assert [found for found in gc.get_objects() if type(found) is list and found == ["mark"]] == []
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"1e999", b"-Infinity", b'"hot"', b"3", b"[0]"])

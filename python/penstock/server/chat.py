@@ -47,6 +47,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
     with fields_named({**names, **beam_names(fields)}):
         call = await exchange.in_body_thread(_call, state, request, fields)
         generation = begin(state, exchange, "chatcmpl", request.model, call, prompt="messages")
+        fields.clear()
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
             return

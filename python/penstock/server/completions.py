@@ -41,6 +41,7 @@ async def completions(state: State, exchange: Exchange) -> None:
         params = await exchange.in_body_thread(_params, request, fields)
         call = Call(await _prepared(state, exchange, request), params)
         generation = begin(state, exchange, "cmpl", request.model, call, prompt="prompt")
+        fields.clear()
         if request.stream:
             await stream(state, generation, _CompletionEvents(generation, request), exchange)
             return

@@ -103,9 +103,10 @@ async def read_request(
     labels: Collection[str] = (),
     unsupported: Unsupported = MappingProxyType({}),
 ) -> tuple[dict[str, Any], Structure]:
-    """The fields of a generating request, without those that are null, and its structure.
+    """The fields of a generating request that are not null and have an effect, and its structure.
 
-    The log names each unknown field once; `labels` are further fields that have no effect.
+    The log names each unknown field once; `labels` are further fields that have no effect. The route clears
+    the fields before the request waits for the engine.
     """
     fields = await exchange.read_object()
     request = await exchange.in_body_thread(_checked, state, fields, structure, labels, unsupported)
@@ -129,6 +130,9 @@ def _checked(
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()
             logger.warning("request field %r is unknown and ignored", shown)
+    # What has no effect is not kept while the request waits: decoded, it can be far larger than its JSON.
+    for name in fields.keys() - structure.__struct_fields__ - SAMPLING_FIELDS:  # type: ignore[attr-defined]
+        del fields[name]
     for name in fields.keys() & _integers(structure):  # type: ignore[arg-type] # a class has a hash
         value = fields[name]
         if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT:

@@ -55,6 +55,7 @@ async def messages(state: State, exchange: Exchange) -> None:
     with fields_named(_NAMES):
         call = await exchange.in_body_thread(_call, state, request, fields)
         generation = begin(state, exchange, "msg", request.model, call, prompt="messages")
+        fields.clear()
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
             return

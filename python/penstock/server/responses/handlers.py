@@ -67,6 +67,7 @@ async def create_response(state: State, exchange: Exchange) -> None:
         items = Items()
         if is_stored:
             items = context + await exchange.in_body_thread(_input, answer.id, fields["input"])
+        fields.clear()
 
         def keep(status: str, body: bytes) -> None:
             if is_stored and status != "failed":
