@@ -53,8 +53,12 @@ fn every_named_pre_tokenizer_matches_the_library() {
         ("default", byte_level_json()),
         ("smollm", expression_json(GPT2, true, json!({}), Value::Null)),
         ("llama-bpe", expression_json(LLAMA3, false, json!({"ignore_merges": true}), Value::Null)),
+        ("mpt", expression_json(GPT2, false, json!({}), json!({"type": "NFC"}))),
+        ("command-r", expression_json(GPT2, true, json!({}), json!({"type": "NFC"}))),
+        ("smaug-bpe", expression_json(LLAMA3, false, json!({}), Value::Null)),
+        ("glm4", expression_json(LLAMA3, false, json!({"ignore_merges": true}), Value::Null)),
         ("qwen2", expression_json(QWEN2, false, json!({}), json!({"type": "NFC"}))),
-        ("qwen35", expression_json(&qwen35, false, json!({}), json!({"type": "NFC"}))),
+        ("qwen35", expression_json(&qwen35, false, json!({}), Value::Null)),
         ("tekken", expression_json(TEKKEN, false, json!({"ignore_merges": true}), Value::Null)),
     ];
     for (pre, json) in cases {
@@ -65,6 +69,35 @@ fn every_named_pre_tokenizer_matches_the_library() {
             prop_assert_eq!(&from_json.encode(&text, false).unwrap(), &expected, "{} from JSON", pre);
         });
     }
+}
+
+#[test]
+fn aliases_of_a_pre_tokenizer_have_its_ids() {
+    let text = "Don't  stop123 cafe\u{301} hello world\n\n x";
+    for (name, aliases) in [
+        ("gpt-2", &["phi-2", "gigachat", "exaone4", "granite-docling"][..]),
+        ("smollm", &["starcoder", "refact", "codeshell", "exaone", "minerva-7b"]),
+        ("mpt", &["olmo"]),
+        ("llama-bpe", &["llama3", "llama-v3", "falcon3", "pixtral", "lfm2"]),
+        ("smaug-bpe", &["dbrx", "chatglm-bpe"]),
+        ("glm4", &["glm5"]),
+        ("qwen2", &["deepseek-r1-qwen", "megrez", "kormo", "stablelm2", "hunyuan", "solar-open"]),
+    ] {
+        let expected = gguf(byte_level(name)).encode(text, true).unwrap();
+        for alias in aliases {
+            assert_eq!(gguf(byte_level(alias)).encode(text, true).unwrap(), expected, "{alias}");
+        }
+    }
+}
+
+#[test]
+fn only_some_pre_tokenizers_compose_accents() {
+    let composed = |name: &str| {
+        let tokenizer = gguf(byte_level(name));
+        tokenizer.encode("e\u{301}", false).unwrap() == tokenizer.encode("\u{e9}", false).unwrap()
+    };
+    let names = ["qwen2", "deepseek-r1-qwen", "mpt", "command-r", "qwen35", "llama-bpe", "gpt-2"];
+    assert_eq!(names.map(composed), [true, true, true, true, false, false, false]);
 }
 
 #[test]
@@ -90,6 +123,42 @@ fn sentencepiece_scores_choose_between_merges() {
     assert_eq!(spelt("hello"), ["▁hello"]);
     assert_eq!(spelt("x  hello"), ["▁", "x", "▁", "▁hello"]);
     assert_eq!(spelt("ü"), ["▁", "<0xC3>", "<0xBC>"]);
+}
+
+#[test]
+fn sentencepiece_marks_every_text_between_special_tokens() {
+    let vocabulary = || {
+        let mut vocabulary = sentencepiece();
+        vocabulary.tokens.push("<|user|>".into());
+        vocabulary.types.push(TokenType::UserDefined);
+        vocabulary.scores.push(0.0);
+        vocabulary
+    };
+    let without = GgufVocabulary { add_space_prefix: Some(false), ..vocabulary() };
+    let (marked, unmarked) = (gguf(vocabulary()), gguf(without));
+    let spelt = |tokenizer: &Tokenizer, text: &str| -> Vec<String> {
+        let ids = tokenizer.encode(text, false).unwrap();
+        ids.into_iter().map(|id| tokenizer.id_to_token(id).unwrap()).collect()
+    };
+    for (text, expected, expected_unmarked) in [
+        ("<s>hello", &["<s>", "▁hello"][..], &["<s>", "hell", "o"][..]),
+        ("<s> hello", &["<s>", "▁", "▁hello"], &["<s>", "▁hello"]),
+        (" hello", &["▁", "▁hello"], &["▁hello"]),
+        ("  hello", &["▁▁", "▁hello"], &["▁", "▁hello"]),
+        (
+            "x</s>x<|user|>x",
+            &["▁", "x", "</s>", "▁", "x", "<|user|>", "▁", "x"],
+            &["x", "</s>", "x", "<|user|>", "x"],
+        ),
+        ("<s></s>", &["<s>", "</s>"], &["<s>", "</s>"]),
+        (" ", &["▁▁"], &["▁"]),
+        ("", &[], &[]),
+        ("▁hello", &["▁", "▁hello"], &["▁hello"]),
+    ] {
+        assert_eq!(spelt(&marked, text), expected, "{text:?}");
+        assert_eq!(spelt(&unmarked, text), expected_unmarked, "{text:?}");
+    }
+    assert_eq!(marked.decode(&marked.encode("  hello", false).unwrap(), skipping(false)), "  hello");
 }
 
 #[test]
@@ -194,8 +263,11 @@ fn gguf_vocabulary_errors_name_field_and_value() {
     let unknown = error(byte_level("missing"));
     assert_eq!(
         unknown,
-        "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are gpt-2, default, smollm, starcoder, llama-bpe, \
-         llama3, llama-v3, qwen2, qwen35, tekken"
+        "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are gpt-2, default, phi-2, gigachat, a.x-4.0, \
+         mellum, exaone4, jais, trillion, granite-docling, mpt, olmo, smollm, starcoder, refact, codeshell, exaone, minerva-7b, \
+         mellum2, command-r, llama-bpe, llama3, llama-v3, falcon3, falcon-h1, pixtral, midm-2.0, lfm2, jina-v5-nano, glm4, glm5, \
+         chatglm-bpe, smaug-bpe, dbrx, qwen2, deepseek-r1-qwen, kormo, f2llmv2, megrez, stablelm2, hunyuan, solar-open, qwen35, \
+         tekken"
     );
     let model = error(GgufVocabulary { model: "bert".into(), ..sentencepiece() });
     assert!(model.starts_with("GGUF field tokenizer.ggml.model: \"bert\" is not supported"), "{model}");
