@@ -46,6 +46,7 @@ impl ModelConfig {
         if overrides.is_empty() {
             return Self::from_json(config);
         }
+        check_rope_override(config, overrides)?;
         let mut merged = config.clone();
         if let Value::Object(merged) = &mut merged {
             merge(merged, overrides);
@@ -58,6 +59,19 @@ impl ModelConfig {
             None => Ok(model),
         }
     }
+}
+
+/// Refuses an override of `rope_scaling` beside the file's `rope_parameters`: it would replace them, `rope_theta`
+/// included.
+fn check_rope_override(config: &Value, overrides: &Map<String, Value>) -> Result<(), ModelError> {
+    let is_set = |value: Option<&Value>| value.is_some_and(|value| !value.is_null());
+    let Some(scaling) = overrides.get("rope_scaling").filter(|scaling| is_set(Some(scaling))) else { return Ok(()) };
+    let parameters = overrides.get("rope_parameters").or(config.get("rope_parameters"));
+    if is_set(config.get("rope_scaling")) || !is_set(parameters) {
+        return Ok(());
+    }
+    let limit = "left out: the file has rope_parameters; override these, or set them to null";
+    Err(Fields::new(config).error("rope_scaling", scaling, limit))
 }
 
 /// Merges `overrides` into `config`, recursively where both values are objects.
@@ -221,6 +235,19 @@ mod tests {
         assert_eq!(replaced, ModelConfig::from_json(&file).expect("valid"));
     }
 
+    #[test]
+    fn rope_scaling_may_replace_rope_parameters_that_are_removed() {
+        let file = with("rope_parameters", json!({"rope_type": "default", "rope_theta": 5e5}));
+        let scaling = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5});
+        let overrides = json!({"rope_scaling": scaling, "rope_parameters": null});
+        let expected = ModelConfig::from_json(&with("rope_scaling", scaling)).expect("valid");
+        assert_eq!(overridden(&file, overrides).expect("valid"), expected);
+        let mut both = file;
+        both["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5});
+        let found = overridden(&both, json!({"rope_scaling": {"factor": 2.0}})).expect("valid");
+        assert_eq!(found, expected);
+    }
+
     fn file_scaling(file: &Value) -> Value {
         json!({ "rope_scaling": file["rope_scaling"] })
     }
@@ -228,7 +255,8 @@ mod tests {
     #[test]
     fn override_that_is_not_read_error_names_the_field() {
         let scaling = |scaling: Value| json!({ "rope_scaling": scaling });
-        let mut both = with("rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+        let linear = with("rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+        let mut both = linear.clone();
         both["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0});
         for (file, overrides, field) in [
             (llama(), json!({"max_positions": 8}), "max_positions"),
@@ -239,6 +267,7 @@ mod tests {
                 scaling(json!({"rope_type": "linear", "factor": 2.0, "facto": 3.0})),
                 "rope_scaling.facto",
             ),
+            (linear, scaling(json!({"rope_type": "linear", "factor": 2.0})), "rope_scaling"),
             (both, json!({"rope_parameters": {"factor": 3.0}}), "rope_parameters.factor"),
             (llama(), json!({"hidden_size": {"x": 1}}), "hidden_size"),
             (llama(), scaling(json!({"rope_type": "linear", "factor": 0})), "rope_scaling.factor"),
