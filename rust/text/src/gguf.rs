@@ -56,7 +56,8 @@ fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(config.ignore_merges);
     let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
     if config.nfc {
-        pipeline.with_normalizer(Some(NFC)).map_err(|error| gguf_error("pre", &error))?;
+        let composed = NormalizerWrapper::from(NFC);
+        pipeline.with_normalizer(Some(composed)).map_err(|error| gguf_error("pre", &error))?;
     }
     let splitter =
         config.pre_tokenizer().and_then(Splitter::new).map_err(|error| gguf_error("pre", &error))?;
@@ -90,7 +91,7 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
         decoders.push(Strip::new(' ', 1, 0).into());
     }
     pipeline
-        .with_normalizer(Some(NormalizerSequence::new(normalizers)))
+        .with_normalizer(Some(NormalizerWrapper::from(NormalizerSequence::new(normalizers))))
         .map_err(|error| gguf_error("tokens", &error))?
         .with_decoder(Some(Sequence::new(decoders)));
     Ok(pipeline)

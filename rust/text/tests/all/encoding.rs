@@ -313,6 +313,114 @@ fn malformed_tokenizer_json_is_an_error() {
     assert!(message.contains("\"type\":\"CTC\""), "{message}");
 }
 
+/// A step that replaces a text.
+fn replace(text: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": text}, "content": content})
+}
+
+fn sequence(kind: &str, steps: Vec<Value>) -> Value {
+    json!({"type": "Sequence", kind: steps})
+}
+
+#[test]
+fn parts_that_make_texts_much_longer_are_refused_when_the_file_is_opened() {
+    let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+    let prepend = |text: &str| json!({"type": "Prepend", "prepend": text});
+    let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
+    let special = json!({"SpecialToken": {"id": "x", "type_id": 0}});
+    let own = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let template = |parts: Vec<&Value>, ids: usize| {
+        let tokens = json!({"x": {"id": "x", "ids": vec![0; ids], "tokens": vec!["x"; ids]}});
+        json!({"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": tokens})
+    };
+    let twice = template(vec![&own, &own], 0);
+    let regex = json!({"type": "Replace", "pattern": {"Regex": "a|b"}, "content": "123456789"});
+    // A trie of no bytes, then a mapping of 75 bytes.
+    let mapping = format!("AAAAAG{}", "Fh".repeat(50));
+    for (part, value, expected) in [
+        (
+            "normalizer",
+            replace("a", &"a".repeat(1000)),
+            "the content of a Replace has 1000 bytes; the limit is 8",
+        ),
+        (
+            "normalizer",
+            sequence("normalizers", vec![replace("abc", &"a".repeat(25))]),
+            "25 bytes; the limit is 24",
+        ),
+        ("normalizer", regex, "9 bytes; the limit is 8"),
+        ("normalizer", replace("", "aaaa"), "the pattern of a Replace is empty"),
+        ("normalizer", sequence("normalizers", vec![prepend("a"); 65]), "more than 64 steps"),
+        ("normalizer", prepend(&"a".repeat(65)), "prepend has 65 bytes; the limit is 64"),
+        (
+            "normalizer",
+            charsmap("/////w=="),
+            "precompiled_charsmap has a trie of 4294967295 bytes; there are 0",
+        ),
+        ("normalizer", charsmap(&mapping), "precompiled_charsmap has a mapping of"),
+        ("normalizer", charsmap(&"A".repeat(4000)), "its parts are inconsistent"),
+        ("pre_tokenizer", sequence("pretokenizers", vec![bytes(true); 200]), "400 steps; the limit is 64"),
+        (
+            "pre_tokenizer",
+            sequence("pretokenizers", vec![bytes(false); 5]),
+            "steps that make 32 bytes of one; the limit is 16",
+        ),
+        ("post_processor", template(vec![&special; 100_000], 1000), "100000000 added ids; the limit is 256"),
+        ("post_processor", template(vec![&own; 1000], 0), "the text 1000 times; the limit is 4"),
+        ("post_processor", sequence("processors", vec![twice; 3]), "the text 8 times; the limit is 4"),
+        ("post_processor", sequence("processors", vec![bytes(true); 65]), "more than 64 steps"),
+        ("decoder", sequence("decoders", vec![replace("a", "aa"); 65]), "decoder: more than 64 steps"),
+        (
+            "decoder",
+            sequence("decoders", vec![replace("e", "ee"); 40]),
+            "decoder: it makes a token more than 16 times longer",
+        ),
+        ("decoder", sequence("decoders", vec![replace("a", &"a".repeat(9))]), "9 bytes; the limit is 8"),
+    ] {
+        let mut json = byte_level_json();
+        json[part] = value;
+        let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err();
+        let message = error.expect(expected).to_string();
+        assert!(
+            message.starts_with("tokenizer.json: ") && message.contains(expected),
+            "{message}\nexpected: {expected}"
+        );
+    }
+}
+
+#[test]
+fn text_that_a_normalizer_makes_much_longer_is_an_error() {
+    let mut json = byte_level_json();
+    json["normalizer"] = sequence("normalizers", vec![replace("a", "aa"); 40]);
+    let tokenizer = ours(&json);
+    let error = tokenizer.encode(&"a".repeat(30), false).unwrap_err().to_string();
+    let expected =
+        "text of 30 bytes cannot be encoded: its normalizer makes the text more than 16 times longer";
+    assert_eq!(error, expected);
+    assert_eq!(tokenizer.encode("bcd", false).unwrap().len(), 3, "the next text is encoded");
+    json["normalizer"] = sequence("normalizers", vec![replace("a", "aa"); 2]);
+    assert_eq!(ours(&json).encode("aab", false).unwrap().len(), 9);
+}
+
+#[test]
+fn growing_parts_of_published_files_are_accepted() {
+    let mut json = byte_level_json();
+    // The longest mapping of Unicode, of 3 bytes to 33.
+    for form in ["NFKC", "NFKD"] {
+        json["normalizer"] = json!({"type": form});
+        let text = "\u{fdfa}".repeat(1000);
+        let expected = library(&json).encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        assert_eq!(ours(&json).encode(&text, false).unwrap(), expected);
+    }
+    let part = json!({"SpecialToken": {"id": "<|begin|>", "type_id": 0}});
+    json["post_processor"] = json!({"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+        {"type": "TemplateProcessing", "single": [part, {"Sequence": {"id": "A", "type_id": 0}}, part], "pair": [],
+         "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [271], "tokens": ["<|begin|>"]}}},
+    ]});
+    assert_eq!(ours(&json).encode("x", true).unwrap(), [271, u32::from(b'x'), 271]);
+}
+
 #[test]
 fn expression_with_look_behind_matches_the_library() {
     let json = expression_json(r"(?<=a)b+|[^\s]++|\s+(?!\S)|\s+", false, json!({}), Value::Null);
