@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
+use crate::generation::remove_unfitting;
 use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
@@ -255,7 +256,7 @@ fn generation(
         };
         Ok::<_, CheckpointError>(ids.and_then(|ids| ids.first().copied()))
     };
-    Ok(GenerationConfig {
+    let mut generation = GenerationConfig {
         eos_token_ids,
         bos_token_id: first("bos_token_id")?,
         pad_token_id: first("pad_token_id")?,
@@ -269,10 +270,12 @@ fn generation(
         no_repeat_ngram_size: fitting(file.u32("no_repeat_ngram_size")),
         max_length: fitting(file.u32("max_length")),
         max_new_tokens: fitting(file.u32("max_new_tokens")),
-    })
+    };
+    remove_unfitting(&mut generation, &file.path);
+    Ok(generation)
 }
 
-/// A generation default; none, with a warning, if it does not fit its field.
+/// A generation default; none, with a warning, if its type does not fit.
 fn fitting<T>(value: Result<Option<T>, CheckpointError>) -> Option<T> {
     value.unwrap_or_else(|error| {
         log::warn!("{error}; the value is ignored");

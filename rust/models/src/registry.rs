@@ -65,7 +65,9 @@ impl ModelConfig {
 /// included.
 fn check_rope_override(config: &Value, overrides: &Map<String, Value>) -> Result<(), ModelError> {
     let is_set = |value: Option<&Value>| value.is_some_and(|value| !value.is_null());
-    let Some(scaling) = overrides.get("rope_scaling").filter(|scaling| is_set(Some(scaling))) else { return Ok(()) };
+    let Some(scaling) = overrides.get("rope_scaling").filter(|scaling| is_set(Some(scaling))) else {
+        return Ok(());
+    };
     let parameters = overrides.get("rope_parameters").or(config.get("rope_parameters"));
     if is_set(config.get("rope_scaling")) || !is_set(parameters) {
         return Ok(());

@@ -148,7 +148,8 @@ pub(crate) fn replacement_growth(step: &Value) -> Result<usize, String> {
     if growth > MAX_REPLACEMENT {
         let (content, limit) = (content.len(), replaced * MAX_REPLACEMENT);
         return Err(format!(
-            "the content of a Replace has {content} bytes; the limit is {limit}, {MAX_REPLACEMENT} for each byte of its pattern"
+            "the content of a Replace has {content} bytes; the limit is {limit}, {MAX_REPLACEMENT} for each byte of \
+             its pattern"
         ));
     }
     Ok(growth + usize::from(step.get("pattern").is_some_and(|pattern| pattern.get("Regex").is_some())))

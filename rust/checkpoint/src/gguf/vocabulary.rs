@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
+use crate::generation::remove_unfitting;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
 use penstock_types::GenerationConfig;
 
@@ -135,6 +136,7 @@ pub(super) fn generation(
         repetition_penalty: number("general.sampling.penalty_repeat")?,
         ..GenerationConfig::default()
     };
+    remove_unfitting(&mut generation, metadata.file());
     let Some(vocabulary) = vocabulary else { return Ok(generation) };
     generation.bos_token_id = vocabulary.bos;
     generation.pad_token_id = vocabulary.pad;

@@ -186,6 +186,13 @@ fn values_of_generation_config_that_do_not_fit_are_ignored_with_a_warning() {
         ("top_k", "-5", "-5; a non-negative integer"),
         ("do_sample", "1", "1; true or false"),
         ("max_new_tokens", "Infinity", "\"Infinity\"; a non-negative integer"),
+        ("temperature", "-0.5", "-0.5 is not allowed: it must be finite and at least 0"),
+        ("top_p", "0", "0 is not allowed: it must be above 0 and at most 1"),
+        ("typical_p", "1.5", "1.5 is not allowed: it must be above 0 and at most 1"),
+        ("repetition_penalty", "0.0", "0 is not allowed: it must be finite and above 0"),
+        ("no_repeat_ngram_size", "2000", "2000 is not allowed: it must be at most 1024"),
+        ("max_new_tokens", "0", "0 is not allowed: it must be at least 1"),
+        ("max_length", "0", "0 is not allowed: it must be at least 1"),
     ] {
         let scratch = model();
         scratch.write("generation_config.json", format!(r#"{{"{field}":{value},"min_p":0.5}}"#));
@@ -198,7 +205,8 @@ fn values_of_generation_config_that_do_not_fit_are_ignored_with_a_warning() {
         };
         assert_eq!(*checkpoint.text().generation(), defaults, "{field}");
         let [warning] = &warnings[..] else { panic!("{warnings:?}") };
-        let expected = format!("generation_config.json: {field}: {expected}");
+        let separator = if expected.contains("is not allowed") { "=" } else { ": " };
+        let expected = format!("generation_config.json: {field}{separator}{expected}");
         assert!(warning.contains(&expected) && warning.ends_with("; the value is ignored"), "{warning}");
     }
 }
@@ -232,7 +240,8 @@ fn end_of_text_of_the_tokenizer_ends_generation_without_generation_config() {
 #[test]
 fn non_finite_numbers_of_python_are_accepted_in_unused_fields() {
     let scratch = model();
-    let config = r#"{"model_type": "llama", "a\\\"": [NaN, {"b": Infinity}], "limit": -Infinity, "text": "NaN \\\" NaN"}"#;
+    let config = r#"{"model_type": "llama", "a\\\"": [NaN, {"b": Infinity}],
+        "limit": -Infinity, "text": "NaN \\\" NaN"}"#;
     scratch.write("config.json", config);
     let checkpoint = scratch.open().unwrap();
     assert_eq!(checkpoint.config()["limit"], json!("-Infinity"));

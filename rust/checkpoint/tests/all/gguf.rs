@@ -6,7 +6,9 @@ use penstock_checkpoint::{
 use penstock_types::Dtype;
 use serde_json::json;
 
-use crate::common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read};
+use crate::common::{
+    Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read, warnings_of,
+};
 
 fn vocabulary(checkpoint: &Checkpoint) -> &GgufVocabulary {
     match checkpoint.text().tokenizer().unwrap() {
@@ -298,6 +300,10 @@ fn sampling_defaults_and_chat_templates_are_read() {
         (checkpoint.text().generation().temperature, checkpoint.text().generation().top_k),
         (Some(0.7), Some(20))
     );
+    let file = Gguf::model("llama").with("general.sampling.temp", Field::F32(-1.0));
+    let (checkpoint_without, warnings) = warnings_of(|| file.open().unwrap());
+    assert_eq!(checkpoint_without.text().generation().temperature, None);
+    assert!(warnings[0].contains("model.gguf: temperature=-1 is not allowed"), "{warnings:?}");
     assert_eq!(checkpoint.text().chat_template(), Some("{{ messages }}"));
     assert_eq!(checkpoint.text().chat_templates().keys().collect::<Vec<_>>(), ["default", "tool_use"]);
 }

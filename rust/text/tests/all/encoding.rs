@@ -261,14 +261,13 @@ fn error(vocabulary: GgufVocabulary) -> String {
 #[test]
 fn gguf_vocabulary_errors_name_field_and_value() {
     let unknown = error(byte_level("missing"));
-    assert_eq!(
-        unknown,
-        "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are gpt-2, default, phi-2, gigachat, a.x-4.0, \
-         mellum, exaone4, jais, trillion, granite-docling, mpt, olmo, smollm, starcoder, refact, codeshell, exaone, minerva-7b, \
-         mellum2, command-r, llama-bpe, llama3, llama-v3, falcon3, falcon-h1, pixtral, midm-2.0, lfm2, jina-v5-nano, glm4, glm5, \
-         chatglm-bpe, smaug-bpe, dbrx, qwen2, deepseek-r1-qwen, kormo, f2llmv2, megrez, stablelm2, hunyuan, solar-open, qwen35, \
-         tekken"
-    );
+    let names = "gpt-2, default, phi-2, gigachat, a.x-4.0, mellum, exaone4, jais, trillion, granite-docling, mpt, olmo, \
+                 smollm, starcoder, refact, codeshell, exaone, minerva-7b, mellum2, command-r, llama-bpe, llama3, \
+                 llama-v3, falcon3, falcon-h1, pixtral, midm-2.0, lfm2, jina-v5-nano, glm4, glm5, chatglm-bpe, \
+                 smaug-bpe, dbrx, qwen2, deepseek-r1-qwen, kormo, f2llmv2, megrez, stablelm2, hunyuan, solar-open, \
+                 qwen35, tekken";
+    let expected = "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are ";
+    assert_eq!(unknown, format!("{expected}{names}"));
     let model = error(GgufVocabulary { model: "bert".into(), ..sentencepiece() });
     assert!(model.starts_with("GGUF field tokenizer.ggml.model: \"bert\" is not supported"), "{model}");
     let merge = error(GgufVocabulary { merges: vec!["h e".into(), "h z".into()], ..byte_level("gpt-2") });
