@@ -24,7 +24,7 @@ A, B = (f"{PREFIX}{MODULE}.lora_{part}.weight" for part in "AB")
 
 
 def zeros(*shape: int, dtype: str = "F32") -> Typed:
-    numbers = {"F32": np.float32, "F64": np.float64, "I8": np.int8, "F8_E4M3": np.uint8}
+    numbers = {"F32": np.float32, "I8": np.int8, "F8_E4M3": np.uint8}
     return dtype, np.zeros(shape, numbers[dtype])
 
 
@@ -65,7 +65,6 @@ CHANGES: dict[str, tuple[Mapping[str, Typed | None], str]] = {
     "negative infinity": ({B: filled(-float("inf"))}, f"{B} of the adapter has the value -inf"),
     "large A": ({A: ("F32", np.full((8, INPUTS), 2e19, np.float32))}, TOO_LARGE + "1e0"),
     "large B": ({B: filled(-2e20)}, TOO_LARGE + "1e0"),
-    "float64": ({A: zeros(8, INPUTS, dtype="F64")}, f"{A} is F64; supported: F32, F16, BF16"),
     "8-bit integers": ({A: zeros(8, INPUTS, dtype="I8")}, f"{A} is I8; supported: F32, F16, BF16"),
     "8-bit floats": ({A: zeros(8, INPUTS, dtype="F8_E4M3")}, f"{A} is F8_E4M3; supported: F32, F16, BF16"),
     "unknown tensor": ({f"{PREFIX}extra.weight": zeros(8, 8)}, "extra.weight: is neither lora_A nor lora_B"),

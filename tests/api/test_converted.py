@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -241,6 +242,50 @@ def test_cache_entry_that_is_damaged_or_old_is_replaced(
     write_checkpoint(model, make_config("llama"), seed=9)
     other = weights_of(model, weights_cache_bytes=1 << 30)
     assert other[0] == weights_of(model)[0] != expected[0]
+
+
+def test_cache_distinguishes_weights_of_the_same_size_and_time(
+    tiny_model: Path, cache: Path, tmp_path: Path
+) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    shutil.copytree(tiny_model, model)
+    write_checkpoint(other, make_config("llama"), seed=9)
+    expected = weights_of(model, weights_cache_bytes=1 << 30)
+    weights = model / "model.safetensors"
+    before = weights.stat()
+    weights.write_bytes((other / "model.safetensors").read_bytes())
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (weights.stat().st_size, weights.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    replaced = weights_of(model, weights_cache_bytes=1 << 30)
+    assert replaced[0] == weights_of(model)[0] != expected[0]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_cache_that_others_may_write_to_is_not_used(
+    tiny_model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    direct = weights_of(tiny_model)
+    with caplog.at_level("WARNING", logger="penstock"):
+        assert weights_of(tiny_model, weights_cache_bytes=1 << 30) == direct
+    assert not list(cache.iterdir())
+    assert f"weights are not cached in {cache}: other users may write to it" in caplog.text
+
+
+@pytest.mark.parametrize("name", [".", "weights.safetensors"])
+def test_cache_entry_that_others_may_change_is_replaced(
+    name: str, tiny_model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = weights_of(tiny_model, weights_cache_bytes=1 << 30)
+    [entry] = cache.iterdir()
+    changed = entry / name
+    changed.chmod(0o777)
+    with caplog.at_level("WARNING", logger="penstock"):
+        assert weights_of(tiny_model, weights_cache_bytes=1 << 30) == expected
+    assert list(cache.iterdir()) == [entry]
+    assert changed.stat().st_mode & 0o022 == 0
+    assert "other users may write to it" in caplog.text
 
 
 def test_cache_keeps_to_its_size(tiny_model: Path, cache: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 import penstock
 from penstock._options import EngineOptions, SamplingOptions
+from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import (
     BACKENDS,
     LONG,
@@ -435,6 +436,36 @@ def test_too_many_blocks_error_names_the_number_that_fits(tiny_model: Path) -> N
     assert match is not None
     with make_engine(tiny_model, memory_ratio=0.005, kv_cache_blocks=int(match[1]) // 2) as engine:
         assert engine.info.num_blocks == int(match[1]) // 2
+
+
+def test_model_without_head_has_the_outputs_of_one_with_a_tied_head(tmp_path: Path) -> None:
+    config = make_config("qwen3", tie_word_embeddings=True)
+    whole = write_checkpoint(tmp_path / "whole", config)
+    base = shutil.copytree(whole, tmp_path / "base")
+    config |= {"architectures": ["Qwen3Model"], "tie_word_embeddings": False}
+    (base / "config.json").write_text(json.dumps(config))
+    weights = base / "model.safetensors"
+    data = weights.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = {name.removeprefix("model."): tensor for name, tensor in json.loads(data[8:end]).items()}
+    assert "embed_tokens.weight" in header
+    text = json.dumps(header).encode()
+    weights.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    results = []
+    for model in (whole, base):
+        with make_engine(model) as engine:
+            results.append(engine.blocking.generate(PROMPT, max_tokens=4, temperature=0.0, logprobs=True))
+    assert results[0].token_ids == results[1].token_ids
+    assert results[0].logprobs == results[1].logprobs
+
+
+def test_unused_head_is_a_warning_that_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = write_checkpoint(tmp_path, make_config("llama", tie_word_embeddings=False))
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("WARNING", logger="penstock"), make_engine(model) as engine:
+        engine.stats()
+    assert "lm_head.weight is not used: tie_word_embeddings is true" in caplog.text
 
 
 OVERRIDES = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 2048}

@@ -207,7 +207,6 @@ CONFIGS: dict[str, bytes] = {
     "nan": b'{"r": 8, "lora_alpha": NaN}',
     "another method": b'{"peft_type": "LOHA"}',
     "dora": b'{"r": 8, "use_dora": true}',
-    "unknown field": b'{"r": 8, "future": true}',
     "large pattern": b'{"r": 8, "rank_pattern": {"a{1000}{1000}": 4}}',
 }
 

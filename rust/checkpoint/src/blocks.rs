@@ -64,7 +64,13 @@ pub(crate) fn grid(storage: Storage) -> Option<Grid> {
         Storage::Q4K => (Four, 32, Nested, Stored),
         Storage::Q5K => (Five, 32, Nested, Stored),
         Storage::Q6K => (Six, 16, Nested, Centred),
-        Storage::F32 | Storage::F16 | Storage::Bf16 | Storage::Q2K | Storage::Q3K | Storage::Iq4Xs => {
+        Storage::F64
+        | Storage::F32
+        | Storage::F16
+        | Storage::Bf16
+        | Storage::Q2K
+        | Storage::Q3K
+        | Storage::Iq4Xs => {
             return None;
         }
     };
@@ -83,7 +89,13 @@ pub(crate) fn read_row(storage: Storage, bytes: &[u8], row: usize, out: &mut Gri
         Storage::Q4K => each_block(bytes, row, out, q4_k),
         Storage::Q5K => each_block(bytes, row, out, q5_k),
         Storage::Q6K => each_block(bytes, row, out, q6_k),
-        Storage::F32 | Storage::F16 | Storage::Bf16 | Storage::Q2K | Storage::Q3K | Storage::Iq4Xs => {
+        Storage::F64
+        | Storage::F32
+        | Storage::F16
+        | Storage::Bf16
+        | Storage::Q2K
+        | Storage::Q3K
+        | Storage::Iq4Xs => {
             panic!("{storage} has no grid; this is a bug")
         }
     }

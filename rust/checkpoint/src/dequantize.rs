@@ -13,6 +13,9 @@ use crate::storage::Storage;
 /// Converts complete blocks. `bytes` contains exactly the elements of `out`.
 pub(crate) fn to_f32(storage: Storage, bytes: &[u8], out: &mut [f32]) {
     match storage {
+        Storage::F64 => each_block(bytes, out, |block: &[u8; 8], out: &mut [f32; 1]| {
+            out[0] = f64::from_le_bytes(*block) as f32;
+        }),
         Storage::F32 => each_block(bytes, out, |block: &[u8; 4], out: &mut [f32; 1]| {
             out[0] = f32::from_le_bytes(*block);
         }),

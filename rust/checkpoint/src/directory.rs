@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, FileFormat};
 use crate::error::{CheckpointError, shown};
+use crate::generation::remove_unfitting;
 use crate::json::{self, JsonObject};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
@@ -36,7 +37,7 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         return gguf::open(&only_gguf(path, CONFIG)?);
     };
     let (files, tensors) = weights(path)?;
-    let (tensors, quantization) = quantization::apply(path, &mut config, &files, tensors)?;
+    let (tensors, quantization) = quantization::apply(path, &mut config, &files, with_base_prefix(tensors))?;
     Ok(Checkpoint {
         text: text_files(path, &config)?,
         files,
@@ -76,11 +77,13 @@ fn text_files(path: &Path, config: &JsonObject) -> Result<TextFiles, CheckpointE
     let empty = |name: &str| JsonObject::empty(path.join(name));
     let object = |name: &str| Ok(json::read_object(&path.join(name))?.unwrap_or_else(|| empty(name)));
     let tokenizer_config = object("tokenizer_config.json")?;
-    let generation = generation(&object("generation_config.json")?, config)?;
     let special_tokens = special_tokens(&tokenizer_config, &object("special_tokens_map.json")?)?;
     let added_tokens = added_tokens(&tokenizer_config, &object("added_tokens.json")?)?;
     let chat_templates = chat_templates(path, &tokenizer_config)?;
-    let tokenizer = json::read(&path.join(TOKENIZER), TOKENIZER_LIMIT)?.map(TokenizerSource::Json);
+    let tokenizer = json::read(&path.join(TOKENIZER), TOKENIZER_LIMIT)?;
+    let end_of_text = || end_of_text(&special_tokens, &added_tokens, tokenizer.as_deref());
+    let generation = generation(&object("generation_config.json")?, config, end_of_text)?;
+    let tokenizer = tokenizer.map(TokenizerSource::Json);
 
     Ok(TextFiles {
         path: path.to_owned(),
@@ -153,7 +156,25 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry
         };
         tensors.insert(name.clone(), entry);
     }
-    Ok((files, tensors))
+    // The rest are tensors that the index does not list, or lists in another shard.
+    let mut all: BTreeMap<_, _> = shard_tensors.into_values().flatten().collect();
+    all.append(&mut tensors);
+    Ok((files, all))
+}
+
+/// The prefix of the model without its head in the names of a causal language model.
+const BASE: &str = "model.";
+/// The beginnings of the names of that model, as `AutoModel` writes them.
+const BASE_PARTS: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
+
+/// The tensors by their names in a causal language model.
+fn with_base_prefix(tensors: BTreeMap<String, TensorEntry>) -> BTreeMap<String, TensorEntry> {
+    let (base, mut others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        tensors.into_iter().partition(|(name, _)| BASE_PARTS.iter().any(|part| name.starts_with(part)));
+    for (name, entry) in base {
+        others.entry(format!("{BASE}{name}")).or_insert(entry);
+    }
+    others
 }
 
 #[derive(serde::Deserialize)]
@@ -212,27 +233,75 @@ fn list_names(names: &[String]) -> String {
     text
 }
 
-fn generation(file: &JsonObject, config: &JsonObject) -> Result<GenerationConfig, CheckpointError> {
-    let ids = |field| match file.token_ids(field)? {
-        None => config.token_ids(field),
-        ids => Ok(ids),
+/// The generation defaults of `generation_config.json`, and token ids also of `config.json`. The end tokens of the
+/// former are complete; to those of the latter `end_of_text` of the tokenizer is added.
+fn generation(
+    file: &JsonObject,
+    config: &JsonObject,
+    end_of_text: impl FnOnce() -> Option<u32>,
+) -> Result<GenerationConfig, CheckpointError> {
+    let eos_token_ids = match fitting(file.token_ids("eos_token_id")) {
+        Some(ids) => ids,
+        None => {
+            let mut ids = config.token_ids("eos_token_id")?.unwrap_or_default();
+            let added = end_of_text().filter(|id| !ids.contains(id));
+            ids.extend(added);
+            ids
+        }
     };
-    let first = |ids: Option<Vec<u32>>| ids.and_then(|ids| ids.first().copied());
-    Ok(GenerationConfig {
-        eos_token_ids: ids("eos_token_id")?.unwrap_or_default(),
-        bos_token_id: first(ids("bos_token_id")?),
-        pad_token_id: first(ids("pad_token_id")?),
-        do_sample: file.bool("do_sample")?,
-        temperature: file.f32("temperature")?,
-        top_k: file.u32("top_k")?,
-        top_p: file.f32("top_p")?,
-        min_p: file.f32("min_p")?,
-        typical_p: file.f32("typical_p")?,
-        repetition_penalty: file.f32("repetition_penalty")?,
-        no_repeat_ngram_size: file.u32("no_repeat_ngram_size")?,
-        max_length: file.u32("max_length")?,
-        max_new_tokens: file.u32("max_new_tokens")?,
+    let first = |field| {
+        let ids = match fitting(file.token_ids(field)) {
+            None => config.token_ids(field)?,
+            ids => ids,
+        };
+        Ok::<_, CheckpointError>(ids.and_then(|ids| ids.first().copied()))
+    };
+    let mut generation = GenerationConfig {
+        eos_token_ids,
+        bos_token_id: first("bos_token_id")?,
+        pad_token_id: first("pad_token_id")?,
+        do_sample: fitting(file.bool("do_sample")),
+        temperature: fitting(file.f32("temperature")),
+        top_k: fitting(file.u32("top_k")),
+        top_p: fitting(file.f32("top_p")),
+        min_p: fitting(file.f32("min_p")),
+        typical_p: fitting(file.f32("typical_p")),
+        repetition_penalty: fitting(file.f32("repetition_penalty")),
+        no_repeat_ngram_size: fitting(file.u32("no_repeat_ngram_size")),
+        max_length: fitting(file.u32("max_length")),
+        max_new_tokens: fitting(file.u32("max_new_tokens")),
+    };
+    remove_unfitting(&mut generation, &file.path);
+    Ok(generation)
+}
+
+/// A generation default; none, with a warning, if its type does not fit.
+fn fitting<T>(value: Result<Option<T>, CheckpointError>) -> Option<T> {
+    value.unwrap_or_else(|error| {
+        log::warn!("{error}; the value is ignored");
+        None
     })
+}
+
+/// The id of the tokenizer's end-of-text token. It is an added token, of the configuration or of `tokenizer.json`.
+fn end_of_text(special: &SpecialTokens, added: &[AddedToken], tokenizer: Option<&[u8]>) -> Option<u32> {
+    #[derive(serde::Deserialize)]
+    struct Tokens {
+        #[serde(default)]
+        added_tokens: Vec<Token>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Token {
+        id: u32,
+        content: String,
+    }
+    let text = special.eos.as_ref()?;
+    if let Some(token) = added.iter().find(|token| token.content == *text) {
+        return Some(token.id);
+    }
+    // If the file is not valid, the error is that of the tokenizer.
+    let Tokens { added_tokens } = serde_json::from_slice(tokenizer?).ok()?;
+    added_tokens.into_iter().find(|token| token.content == *text).map(|token| token.id)
 }
 
 /// The text of a token: a string, or the `content` of an object.

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{CheckpointError, TRUNCATED, shown};
@@ -51,8 +52,53 @@ pub(crate) fn read_text(path: &Path, limit: u64) -> Result<Option<String>, Check
 /// The JSON object in a file, or `None` if it does not exist.
 pub(crate) fn read_object(path: &Path) -> Result<Option<JsonObject>, CheckpointError> {
     let Some(bytes) = read(path, CONFIG_LIMIT)? else { return Ok(None) };
-    let fields = serde_json::from_slice(&bytes).map_err(|error| parse_error(path, "JSON object", &error))?;
-    Ok(Some(JsonObject { path: path.to_owned(), fields }))
+    Ok(Some(JsonObject { path: path.to_owned(), fields: parse_object(path, &bytes)? }))
+}
+
+/// Numbers that Python's `json` writes and reads, and that are not JSON.
+const CONSTANTS: [&[u8]; 3] = [b"NaN", b"Infinity", b"-Infinity"];
+
+/// Parses a JSON object. [`CONSTANTS`] become strings, so that they are refused only in fields that are read.
+pub(crate) fn parse_object<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, CheckpointError> {
+    let parsed = serde_json::from_slice(bytes).or_else(|error| match quote_constants(bytes) {
+        Some(quoted) => serde_json::from_slice(&quoted),
+        None => Err(error),
+    });
+    parsed.map_err(|error| parse_error(path, "JSON object", &error))
+}
+
+/// The text with [`CONSTANTS`] in quotation marks; `None` if it has none outside of strings.
+fn quote_constants(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (mut quoted, mut copied) = (Vec::new(), 0);
+    let (mut at, mut in_string) = (0, false);
+    while let Some(byte) = bytes.get(at) {
+        let constant = match byte {
+            b'"' => {
+                in_string = !in_string;
+                None
+            }
+            b'\\' if in_string => {
+                at += 1;
+                None
+            }
+            _ if in_string => None,
+            _ => CONSTANTS.into_iter().find(|constant| bytes[at..].starts_with(constant)),
+        };
+        match constant {
+            None => at += 1,
+            Some(constant) => {
+                quoted.extend_from_slice(&bytes[copied..at]);
+                quoted.extend([b"\"", constant, b"\""].concat());
+                at += constant.len();
+                copied = at;
+            }
+        }
+    }
+    if copied == 0 {
+        return None;
+    }
+    quoted.extend_from_slice(&bytes[copied..]);
+    Some(quoted)
 }
 
 /// The error of a file that is not valid JSON.

@@ -19,6 +19,7 @@ mod converted;
 mod dequantize;
 mod directory;
 mod error;
+mod generation;
 mod gguf;
 mod json;
 mod lfs;

@@ -122,7 +122,7 @@ impl TensorDeclaration {
 
 /// Bits per element of a dtype, and its stored type.
 fn stored(dtype: &str) -> Option<(usize, StoredType)> {
-    const OTHER: [(usize, &str); 19] = [
+    const OTHER: [(usize, &str); 18] = [
         (4, "F4"),
         (6, "F6_E2M3"),
         (6, "F6_E3M2"),
@@ -140,10 +140,10 @@ fn stored(dtype: &str) -> Option<(usize, StoredType)> {
         (32, "U32"),
         (64, "I64"),
         (64, "U64"),
-        (64, "F64"),
         (64, "C64"),
     ];
     Some(match dtype {
+        "F64" => (64, StoredType::Weights(Storage::F64)),
         "F32" => (32, StoredType::Weights(Storage::F32)),
         "F16" => (16, StoredType::Weights(Storage::F16)),
         "BF16" => (16, StoredType::Weights(Storage::Bf16)),

@@ -8,6 +8,8 @@ use penstock_types::Dtype;
 /// scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Storage {
+    /// IEEE double precision, rounded to single precision when it is read.
+    F64,
     /// IEEE single precision.
     F32,
     /// IEEE half precision.
@@ -43,12 +45,12 @@ pub(crate) enum Storage {
 impl Storage {
     /// Names of all types, for error messages.
     pub(crate) const SUPPORTED: &'static str =
-        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS";
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, F64";
 
     /// Elements per block; 1 for plain types.
     pub(crate) const fn block_elements(self) -> usize {
         match self {
-            Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
+            Storage::F64 | Storage::F32 | Storage::F16 | Storage::Bf16 => 1,
             Storage::Q4_0
             | Storage::Q4_1
             | Storage::Q5_0
@@ -62,6 +64,7 @@ impl Storage {
     /// Bytes per block.
     pub(crate) const fn block_bytes(self) -> usize {
         match self {
+            Storage::F64 => 8,
             Storage::F32 => 4,
             Storage::F16 | Storage::Bf16 => 2,
             Storage::Q4_0 | Storage::Iq4Nl => 2 + 16,
@@ -83,7 +86,7 @@ impl Storage {
     pub(crate) const fn dtype(self) -> Dtype {
         match self {
             Storage::F16 => Dtype::F16,
-            Storage::F32 => Dtype::F32,
+            Storage::F64 | Storage::F32 => Dtype::F32,
             _ => Dtype::Bf16,
         }
     }
@@ -101,6 +104,7 @@ impl Storage {
 impl fmt::Display for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Storage::F64 => "F64",
             Storage::F32 => "F32",
             Storage::F16 => "F16",
             Storage::Bf16 => "BF16",

@@ -69,7 +69,7 @@ impl StoredType {
     /// The type of plain numbers; `None` for all others.
     pub(crate) fn plain(&self) -> Option<Dtype> {
         match self {
-            StoredType::Weights(storage @ (Storage::F32 | Storage::F16 | Storage::Bf16)) => {
+            StoredType::Weights(storage @ (Storage::F64 | Storage::F32 | Storage::F16 | Storage::Bf16)) => {
                 Some(storage.dtype())
             }
             _ => None,

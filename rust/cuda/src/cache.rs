@@ -5,16 +5,18 @@
 //! folder that other users may write to is not used, and a file has a checksum.
 
 use std::ffi::{CStr, OsStr};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::mem;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
+
+use crate::ownership::{others_may_change, own_folder};
 
 /// Bytes at the beginning of a file.
 const MAGIC: &[u8; 8] = b"PENSTKCU";
@@ -61,24 +63,8 @@ pub struct KernelCache {
 impl KernelCache {
     /// The cache in a folder, which is created with access for the user alone. An error if other users may change it.
     pub fn open(folder: &Path, most_bytes: u64) -> io::Result<Self> {
-        if let Some(parent) = folder.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        match DirBuilder::new().mode(0o700).create(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let metadata = folder.symlink_metadata()?;
-        let reason = if !metadata.is_dir() {
-            "it is not a directory"
-        } else if metadata.uid() != user() {
-            "it belongs to another user"
-        } else if metadata.mode() & 0o022 != 0 {
-            "other users may write to it"
-        } else {
-            return Ok(Self { folder: folder.to_owned(), most_bytes });
-        };
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+        own_folder(folder)?;
+        Ok(Self { folder: folder.to_owned(), most_bytes })
     }
 
     /// An image. Removes its file if that is damaged.
@@ -213,7 +199,7 @@ fn is_damage(error: &io::Error) -> bool {
 fn read_own(path: &Path, entry: Entry) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.uid() != user() || metadata.mode() & 0o022 != 0 {
+    if !metadata.is_file() || others_may_change(&metadata).is_some() {
         return Err(damaged("it is not a file of this user alone"));
     }
     let image = read(&file, entry)?;
@@ -248,17 +234,12 @@ fn mark_used(file: &File) {
     let _ = file.set_modified(SystemTime::now());
 }
 
-/// The owner of the files that this process creates.
-fn user() -> u32 {
-    // SAFETY: the function has no requirements and always succeeds.
-    unsafe { libc::geteuid() }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
+    use crate::ownership::user;
 
     /// An empty folder, removed when it is dropped.
     struct Scratch(PathBuf);

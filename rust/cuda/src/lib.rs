@@ -19,6 +19,7 @@ mod library;
 mod memory;
 mod module;
 mod nvrtc;
+mod ownership;
 mod sources;
 mod stream;
 #[cfg(feature = "testing")]
@@ -40,6 +41,7 @@ pub use library::{NotFound, Search};
 pub use memory::{DeviceMemory, DevicePointer, PinnedBlock, PinnedMemory};
 pub use module::{Argument, Grid, Kernel, Module, Parameter};
 pub use nvrtc::{Nvrtc, NvrtcError};
+pub use ownership::{others_may_change, own_folder};
 pub use sources::Sources;
 pub use stream::{Event, Stream};
 pub use unavailable::Unavailable;

@@ -13,7 +13,7 @@ use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::formats::WeightFormats;
 use crate::fused::{Fused, Slice, fused_weights, runs};
-use crate::weights::{ProgressCallback, sources, vector};
+use crate::weights::{ProgressCallback, sources, vector, warn_of_unused_head};
 
 /// Minimum of packed bytes that are written at once, except at the end of a matrix.
 const WRITTEN_AT_ONCE: u64 = 8 << 20;
@@ -45,6 +45,7 @@ pub fn convert<B: Backend>(
         let reason = "is converted already; convert the original model".to_owned();
         return Err(CheckpointError::NotAModel { path, reason }.into());
     }
+    warn_of_unused_head(checkpoint, config);
     let weights = fused_weights(config);
     let mut conversion = Conversion {
         layout: backend.packed_layout().name.to_owned(),

@@ -38,6 +38,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Whether the object has no fields.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.object.as_object().is_none_or(serde_json::Map::is_empty)
+    }
+
     /// The value; `None` if missing or null.
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
         self.value(name).filter(|value| !value.is_null())

@@ -32,8 +32,10 @@ impl ModelConfig {
     }
 
     fn from_fields(fields: Fields<'_>) -> Result<Self, ModelError> {
-        let family = find_family(fields)?;
+        let (family, has_head) = find_family(fields)?;
         let mut model = read_common_fields(family, fields)?;
+        // A model without a head is one for embeddings.
+        model.tied_head |= !has_head;
         (family.read_fields)(fields, &mut model)?;
         Ok(model)
     }
@@ -44,6 +46,7 @@ impl ModelConfig {
         if overrides.is_empty() {
             return Self::from_json(config);
         }
+        check_rope_override(config, overrides)?;
         let mut merged = config.clone();
         if let Value::Object(merged) = &mut merged {
             merge(merged, overrides);
@@ -56,6 +59,21 @@ impl ModelConfig {
             None => Ok(model),
         }
     }
+}
+
+/// Refuses an override of `rope_scaling` beside the file's `rope_parameters`: it would replace them, `rope_theta`
+/// included.
+fn check_rope_override(config: &Value, overrides: &Map<String, Value>) -> Result<(), ModelError> {
+    let is_set = |value: Option<&Value>| value.is_some_and(|value| !value.is_null());
+    let Some(scaling) = overrides.get("rope_scaling").filter(|scaling| is_set(Some(scaling))) else {
+        return Ok(());
+    };
+    let parameters = overrides.get("rope_parameters").or(config.get("rope_parameters"));
+    if is_set(config.get("rope_scaling")) || !is_set(parameters) {
+        return Ok(());
+    }
+    let limit = "left out: the file has rope_parameters; override these, or set them to null";
+    Err(Fields::new(config).error("rope_scaling", scaling, limit))
 }
 
 /// Merges `overrides` into `config`, recursively where both values are objects.
@@ -78,20 +96,21 @@ fn paths(object: &Map<String, Value>) -> Vec<String> {
     object.iter().flat_map(nested).collect()
 }
 
-/// The family named by `architectures`, or else by `model_type`.
-fn find_family(fields: Fields<'_>) -> Result<&'static Family, ModelError> {
+/// The family named by `architectures`, or else by `model_type`, and whether the architecture has a head.
+fn find_family(fields: Fields<'_>) -> Result<(&'static Family, bool), ModelError> {
     let architecture = fields.optional_list("architectures")?.and_then(|list| list.first()?.as_str());
     let model_type = fields.optional_text("model_type")?;
-    FAMILIES
-        .iter()
-        .find(|family| match architecture {
-            Some(name) => name == family.architecture,
-            None => model_type == Some(family.model_type),
-        })
-        .ok_or_else(|| ModelError::UnknownArchitecture {
-            found: architecture.or(model_type).unwrap_or("(none)").to_owned(),
-            supported: FAMILIES.map(|family| family.architecture).join(", "),
-        })
+    let find = |is_it: &dyn Fn(&Family) -> bool| FAMILIES.iter().find(|family| is_it(family));
+    let found = match architecture {
+        Some(name) => find(&|family| name == family.architecture)
+            .map(|family| (family, true))
+            .or_else(|| find(&|family| family.is_without_head(name)).map(|family| (family, false))),
+        None => find(&|family| model_type == Some(family.model_type)).map(|family| (family, true)),
+    };
+    found.ok_or_else(|| ModelError::UnknownArchitecture {
+        found: architecture.or(model_type).unwrap_or("(none)").to_owned(),
+        supported: FAMILIES.map(|family| family.architecture).join(", "),
+    })
 }
 
 /// Fields that change the result of the model and are not supported: they must be missing, null or false.
@@ -218,6 +237,19 @@ mod tests {
         assert_eq!(replaced, ModelConfig::from_json(&file).expect("valid"));
     }
 
+    #[test]
+    fn rope_scaling_may_replace_rope_parameters_that_are_removed() {
+        let file = with("rope_parameters", json!({"rope_type": "default", "rope_theta": 5e5}));
+        let scaling = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5});
+        let overrides = json!({"rope_scaling": scaling, "rope_parameters": null});
+        let expected = ModelConfig::from_json(&with("rope_scaling", scaling)).expect("valid");
+        assert_eq!(overridden(&file, overrides).expect("valid"), expected);
+        let mut both = file;
+        both["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5});
+        let found = overridden(&both, json!({"rope_scaling": {"factor": 2.0}})).expect("valid");
+        assert_eq!(found, expected);
+    }
+
     fn file_scaling(file: &Value) -> Value {
         json!({ "rope_scaling": file["rope_scaling"] })
     }
@@ -226,6 +258,8 @@ mod tests {
     fn override_that_is_not_read_error_names_the_field() {
         let scaling = |scaling: Value| json!({ "rope_scaling": scaling });
         let linear = with("rope_parameters", json!({"rope_type": "linear", "factor": 2.0}));
+        let mut both = linear.clone();
+        both["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0});
         for (file, overrides, field) in [
             (llama(), json!({"max_positions": 8}), "max_positions"),
             (llama(), json!({"sliding_window": 8}), "sliding_window"),
@@ -236,6 +270,7 @@ mod tests {
                 "rope_scaling.facto",
             ),
             (linear, scaling(json!({"rope_type": "linear", "factor": 2.0})), "rope_scaling"),
+            (both, json!({"rope_parameters": {"factor": 3.0}}), "rope_parameters.factor"),
             (llama(), json!({"hidden_size": {"x": 1}}), "hidden_size"),
             (llama(), scaling(json!({"rope_type": "linear", "factor": 0})), "rope_scaling.factor"),
         ] {
@@ -283,6 +318,20 @@ mod tests {
         config["architectures"] = Value::Null;
         config["model_type"] = json!("qwen2");
         assert_eq!(ModelConfig::from_json(&config).expect("qwen2").architecture, "Qwen2ForCausalLM");
+    }
+
+    #[test]
+    fn model_without_head_is_that_of_its_family_with_a_tied_one() {
+        for family in FAMILIES {
+            let mut config = with("architectures", json!([family.architecture]));
+            config["tie_word_embeddings"] = json!(true);
+            let tied = ModelConfig::from_json(&config).expect("with a head");
+            config["architectures"] = json!([family.architecture.replace("ForCausalLM", "Model")]);
+            config["tie_word_embeddings"] = json!(false);
+            assert_eq!(ModelConfig::from_json(&config).expect("without"), tied);
+        }
+        let classifier = with("architectures", json!(["LlamaForSequenceClassification"]));
+        assert!(ModelConfig::from_json(&classifier).is_err());
     }
 
     #[test]

@@ -8,6 +8,9 @@
 use crate::error::ModelError;
 use crate::fields::{Fields, MAX_POSITIONS};
 
+/// The base of the frequencies of a configuration without `rope_theta`.
+const DEFAULT_THETA: f64 = 10_000.0;
+
 /// Inverse frequencies, and the factor on cosines and sines.
 pub(crate) type Frequencies = (Vec<f32>, f32);
 
@@ -66,22 +69,33 @@ pub enum RopeScaling {
 }
 
 impl Rope {
-    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    /// Reads `rope_parameters`, or `rope_theta` and `rope_scaling`. As in transformers, `rope_scaling` replaces
+    /// `rope_parameters` with its `rope_theta`, unless it is null or empty.
     pub(crate) fn from_fields(
         fields: Fields<'_>,
         head_dim: usize,
         max_positions: usize,
     ) -> Result<Self, ModelError> {
         let parameters = fields.nested("rope_parameters")?;
-        let scaling = match parameters {
-            Some(parameters) => Some(parameters),
-            None => fields.nested("rope_scaling")?,
+        let replacing = fields.nested("rope_scaling")?.filter(|scaling| !scaling.is_empty());
+        let scaling = replacing.or(parameters);
+        let nested_theta = |place: Option<Fields<'_>>| {
+            Ok::<_, ModelError>(
+                place.map(|place| place.optional_positive("rope_theta")).transpose()?.flatten(),
+            )
         };
-        let theta =
-            match parameters.map(|nested| nested.optional_positive("rope_theta")).transpose()?.flatten() {
-                Some(theta) => theta,
-                None => fields.positive_or("rope_theta", 10_000.0)?,
-            };
+        let theta = match nested_theta(scaling)? {
+            Some(theta) => theta,
+            None => fields.positive_or("rope_theta", DEFAULT_THETA)?,
+        };
+        if replacing.is_some()
+            && let Some(unused) = nested_theta(parameters)?.filter(|unused| *unused != theta)
+        {
+            log::warn!(
+                "config: rope_scaling replaces rope_parameters, whose rope_theta={unused} is not used; rope_theta is \
+                 {theta}. Set rope_theta in rope_scaling."
+            );
+        }
         for place in [Some(fields), scaling].into_iter().flatten() {
             if let Some(share) =
                 place.optional_positive("partial_rotary_factor")?.filter(|share| *share != 1.0)
@@ -325,6 +339,54 @@ mod tests {
             rope(&json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}}));
         assert_eq!(old, new.expect("new"));
         assert_eq!(old.frequencies(0).0[0], 0.25);
+    }
+
+    #[test]
+    fn rope_scaling_replaces_rope_parameters() {
+        let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor});
+        let theta = json!({"rope_type": "default", "rope_theta": 5e5});
+        let with_theta = json!({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6});
+        for (config, expected) in [
+            (
+                json!({"rope_parameters": linear(2.0), "rope_scaling": linear(4.0)}),
+                json!({"rope_scaling": linear(4.0)}),
+            ),
+            (
+                json!({"rope_parameters": linear(2.0), "rope_scaling": linear(2.0)}),
+                json!({"rope_scaling": linear(2.0)}),
+            ),
+            (
+                json!({"rope_parameters": linear(2.0), "rope_scaling": null}),
+                json!({"rope_parameters": linear(2.0)}),
+            ),
+            (
+                json!({"rope_parameters": linear(2.0), "rope_scaling": {}}),
+                json!({"rope_parameters": linear(2.0)}),
+            ),
+            (
+                json!({"rope_parameters": null, "rope_scaling": linear(4.0)}),
+                json!({"rope_scaling": linear(4.0)}),
+            ),
+            // The base is that of rope_scaling, else that beside it, else the default.
+            (
+                json!({"rope_parameters": theta, "rope_scaling": with_theta}),
+                json!({"rope_parameters": with_theta}),
+            ),
+            (
+                json!({"rope_parameters": theta, "rope_scaling": linear(2.0), "rope_theta": 3e5}),
+                json!({"rope_scaling": linear(2.0), "rope_theta": 3e5}),
+            ),
+            (
+                json!({"rope_parameters": theta, "rope_scaling": linear(2.0)}),
+                json!({"rope_scaling": linear(2.0)}),
+            ),
+            (json!({"rope_scaling": with_theta, "rope_theta": 3e5}), json!({"rope_parameters": with_theta})),
+        ] {
+            assert_eq!(rope(&config).expect("valid"), rope(&expected).expect("valid"), "{config}");
+        }
+        let refused = json!({"rope_parameters": {"rope_theta": -1.0}, "rope_scaling": linear(2.0)});
+        let message = rope(&refused).expect_err("refused").to_string();
+        assert!(message.contains("rope_parameters.rope_theta"), "{message}");
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub fn load<B: Backend>(
     if checkpoint.verify(threads, &mut || (loader.progress)(0, total))?.is_break() {
         return Err(ModelError::Cancelled);
     }
+    warn_of_unused_head(checkpoint, &config);
     let hidden = config.hidden_size;
     let embedding = loader.matrix(vec![EMBEDDING.to_owned()], &[config.vocabulary_size], hidden)?;
     let layers =
@@ -48,6 +49,38 @@ pub fn load<B: Backend>(
         Some(loader.matrix(vec![HEAD.to_owned()], &[config.vocabulary_size], hidden)?)
     };
     Ok(Decoder::new(config, embedding, layers, norm, head))
+}
+
+/// Warns if the embedding is the head and the file has a head with other values. The head of a converted model is that
+/// of its embedding.
+pub(crate) fn warn_of_unused_head(checkpoint: &Checkpoint, config: &ModelConfig) {
+    if !config.tied_head || checkpoint.conversion().is_some() || !checkpoint.has(HEAD) {
+        return;
+    }
+    let (Ok(head), Ok(embedding)) = (checkpoint.tensor(HEAD), checkpoint.tensor(EMBEDDING)) else { return };
+    if !is_equal(&head, &embedding) {
+        log::warn!(
+            "{}: {HEAD} is not used: tie_word_embeddings is true, but its values are not those of {EMBEDDING}. Set \
+             tie_word_embeddings=False in config_overrides to use it.",
+            checkpoint.path().display()
+        );
+    }
+}
+
+/// Whether two matrices have the same values. Reads them up to the first row that differs.
+fn is_equal(one: &Tensor<'_>, other: &Tensor<'_>) -> bool {
+    if one.shape() != other.shape() {
+        return false;
+    }
+    let mut rows = [vec![0.0; one.columns()], vec![0.0; one.columns()]];
+    let equal = (0..one.rows()).all(|row| {
+        let [left, right] = &mut rows;
+        one.read_rows(row..row + 1, left);
+        other.read_rows(row..row + 1, right);
+        left == right
+    });
+    one.release();
+    equal
 }
 
 struct Loader<'a, B: Backend> {

@@ -2,15 +2,18 @@
 //!
 //! An entry is written under a temporary name and renamed when it is complete, so processes share a directory without a
 //! lock. If two processes write the same entry, the later process uses the entry of the earlier. Removed files stay
-//! mapped while they are in use.
+//! mapped while they are in use. Weights are used as they are in an entry, so the directory and its entries belong to
+//! the user, and no other user may write to them.
 
 use std::fs::{self, File};
 use std::io;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, WriteError};
+use penstock_cuda::{others_may_change, own_folder};
 use penstock_device::Backend;
 use penstock_models::{
     ConvertOptions, ModelConfig, ModelError, ProgressCallback, WeightFormats, weight_bytes,
@@ -55,6 +58,10 @@ impl<'a> WeightsCache<'a> {
         }
         let layout = backend.packed_layout().name;
         let Ok(name) = entry_name(checkpoint, config, layout) else { return Ok(None) };
+        if let Err(error) = own_folder(self.directory) {
+            log::warn!("weights are not cached in {}: {error}", self.directory.display());
+            return Ok(None);
+        }
         let path = self.directory.join(name);
         let bytes = weight_bytes(backend, model, formats).total();
         if let Some(found) = find(&path, threads, &mut || progress(0, bytes))? {
@@ -87,14 +94,22 @@ impl<'a> WeightsCache<'a> {
     }
 }
 
-/// Opens and verifies an entry. Removes a damaged entry.
+/// Opens and verifies an entry. Removes a damaged entry, and one that other users may change.
 fn find(
     path: &Path,
     threads: usize,
     proceed: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<Option<Checkpoint>, LaunchError> {
-    if !path.exists() {
+    if path.symlink_metadata().is_err() {
         return Ok(None);
+    }
+    match check_own(path) {
+        Ok(()) => {}
+        Err(error) => {
+            log::warn!("the cache entry {} is removed: {error}", path.display());
+            let _ = fs::remove_dir_all(path);
+            return Ok(None);
+        }
     }
     let opened = Checkpoint::open(path).and_then(|found| Ok((found.verify(threads, proceed)?, found)));
     match opened {
@@ -116,6 +131,32 @@ fn find(
     }
 }
 
+/// Checks that an entry is a directory of files, and that no other user may change any of them.
+fn check_own(path: &Path) -> io::Result<()> {
+    let refused = |path: &Path, reason: &str| {
+        let reason = format!("{}: {reason}", path.display());
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+    };
+    let metadata = path.symlink_metadata()?;
+    if !metadata.is_dir() {
+        return refused(path, "it is not a directory");
+    }
+    if let Some(reason) = others_may_change(&metadata) {
+        return refused(path, reason);
+    }
+    for file in path.read_dir()? {
+        let path = file?.path();
+        let metadata = path.symlink_metadata()?;
+        if !metadata.is_file() {
+            return refused(&path, "it is not a file");
+        }
+        if let Some(reason) = others_may_change(&metadata) {
+            return refused(&path, reason);
+        }
+    }
+    Ok(())
+}
+
 /// The name of an entry: a digest of the inputs of the packed weights.
 fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> io::Result<String> {
     let mut key = format!(
@@ -127,12 +168,19 @@ fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> i
         checkpoint.config()
     );
     for file in checkpoint.description().files {
-        let path = file.canonicalize()?;
-        let metadata = path.metadata()?;
-        let modified = metadata.modified()?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        key += &format!(" {path:?} {} {}", metadata.len(), modified.as_nanos());
+        key += &identity(&file)?;
     }
     Ok(format!("{:032x}", xxh3_128(key.as_bytes())))
+}
+
+/// The identity of a file with certain contents. A program can set the time of modification, but not that of the last
+/// change of the file's state, and another file that takes the place of this one has another number.
+fn identity(file: &Path) -> io::Result<String> {
+    let path = file.canonicalize()?;
+    let file = path.metadata()?;
+    let (device, number, size) = (file.dev(), file.ino(), file.size());
+    let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
+    Ok(format!(" {path:?} {device} {number} {size} {times:?}"))
 }
 
 /// Removes the least recently used entries until at most `most_bytes` remain, and abandoned files.
@@ -188,7 +236,94 @@ fn use_and_size(path: &Path) -> (SystemTime, u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use super::*;
+
+    /// An empty directory.
+    fn directory(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        fs::create_dir_all(&directory).expect("a directory");
+        directory
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("permissions");
+    }
+
+    #[test]
+    fn other_contents_of_the_same_size_and_time_have_another_identity() {
+        let directory = directory("identity");
+        let file = directory.join("model.safetensors");
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let write = |path: &Path, contents: &str| {
+            fs::write(path, contents).expect("a file");
+            File::open(path).and_then(|file| file.set_modified(time)).expect("a time");
+        };
+        write(&file, "first");
+        let first = identity(&file).expect("an identity");
+        assert_eq!(identity(&file).expect("an identity"), first);
+        // The clock of the file system has a resolution of some milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        write(&file, "other");
+        let written = identity(&file).expect("an identity");
+        assert_ne!(written, first, "written in place");
+        let other = directory.join("other");
+        write(&other, "third");
+        fs::rename(&other, &file).expect("a file");
+        assert_ne!(identity(&file).expect("an identity"), written, "replaced");
+        fs::remove_dir_all(&directory).expect("a directory");
+    }
+
+    #[test]
+    fn entries_that_others_may_change_are_removed() {
+        let directory = directory("entries");
+        let entry = directory.join("entry");
+        let file = entry.join(USED);
+        let make = || {
+            let _ = fs::remove_dir_all(&entry);
+            let _ = fs::remove_file(&entry);
+            fs::create_dir(&entry).expect("a directory");
+            fs::write(&file, "weights").expect("a file");
+            set_mode(&entry, 0o755);
+            set_mode(&file, 0o644);
+        };
+        make();
+        check_own(&entry).expect("an entry of this user");
+        let refused = |expected: &str| {
+            let error = check_own(&entry).expect_err(expected).to_string();
+            assert!(error.ends_with(expected), "{error}");
+            let found = find(&entry, 1, &mut || ControlFlow::Continue(())).expect("no error");
+            assert!(found.is_none());
+            assert!(entry.symlink_metadata().is_err(), "the entry is removed");
+        };
+        for (path, mode) in
+            [(&entry, 0o775), (&entry, 0o757), (&entry, 0o777), (&file, 0o664), (&file, 0o646)]
+        {
+            make();
+            set_mode(path, mode);
+            refused("other users may write to it");
+        }
+        let nobody = 65534;
+        for path in [&entry, &file] {
+            make();
+            // Only the superuser can give a file away.
+            if chown(path, Some(nobody), None).is_ok() {
+                refused("it belongs to another user");
+            }
+        }
+        make();
+        fs::create_dir(entry.join("directory")).expect("a directory");
+        refused("it is not a file");
+        make();
+        let moved = directory.join("moved");
+        fs::rename(&entry, &moved).expect("a directory");
+        symlink(&moved, &entry).expect("a link");
+        let error = check_own(&entry).expect_err("a link").to_string();
+        assert!(error.ends_with("it is not a directory"), "{error}");
+        fs::remove_dir_all(&directory).expect("a directory");
+    }
 
     #[test]
     fn eviction_removes_the_least_recently_used_entries_only() {

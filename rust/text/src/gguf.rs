@@ -4,18 +4,19 @@
 //! follow from the scores. Both become the pipeline of the model's own `tokenizer.json`.
 
 use penstock_checkpoint::{GgufVocabulary, TokenType};
-use tokenizers::AddedToken;
 use tokenizers::decoders::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::strip::Strip;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::unicode::NFC;
+use tokenizers::normalizers::utils::Sequence as NormalizerSequence;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
+use tokenizers::{AddedToken, NormalizerWrapper};
 
 use crate::error::TextError;
 use crate::pipeline::Pipeline;
@@ -23,7 +24,7 @@ use crate::splitter::Splitter;
 use crate::tokenizer_config::TokenizerConfig;
 
 /// SentencePiece's replacement for a space.
-const SPACE: char = '▁';
+const SPACE: &str = "▁";
 
 pub(crate) fn build(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
     let (mut pipeline, add_bos) = match vocabulary.model.as_str() {
@@ -55,7 +56,8 @@ fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(config.ignore_merges);
     let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
     if config.nfc {
-        pipeline.with_normalizer(Some(NFC)).map_err(|error| gguf_error("pre", &error))?;
+        let composed = NormalizerWrapper::from(NFC);
+        pipeline.with_normalizer(Some(composed)).map_err(|error| gguf_error("pre", &error))?;
     }
     let splitter =
         config.pre_tokenizer().and_then(Splitter::new).map_err(|error| gguf_error("pre", &error))?;
@@ -79,19 +81,19 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
         bpe = bpe.unk_token(unknown.to_owned());
     }
     let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
-    let space_prefix = vocabulary.add_space_prefix.unwrap_or(true);
-    let scheme = if space_prefix { PrependScheme::First } else { PrependScheme::Never };
-    let splitter = Splitter::new(Metaspace::new(SPACE, scheme, false).into())
-        .map_err(|error| gguf_error("tokens", &error))?;
-    let mut decoders: Vec<DecoderWrapper> = vec![
-        Replace::new(SPACE.to_string(), " ").map_err(|error| gguf_error("tokens", &error))?.into(),
-        ByteFallback::new().into(),
-        Fuse::new().into(),
-    ];
-    if space_prefix {
+    let replace = |from: &str, to: &str| Replace::new(from, to).map_err(|error| gguf_error("tokens", &error));
+    // A normaliser, not a pre-tokenizer: it applies to each text between special tokens.
+    let mut normalizers: Vec<NormalizerWrapper> = vec![replace(" ", SPACE)?.into()];
+    let mut decoders: Vec<DecoderWrapper> =
+        vec![replace(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
+    if vocabulary.add_space_prefix.unwrap_or(true) {
+        normalizers.insert(0, Prepend::new(SPACE.to_owned()).into());
         decoders.push(Strip::new(' ', 1, 0).into());
     }
-    pipeline.with_pre_tokenizer(Some(splitter)).with_decoder(Some(Sequence::new(decoders)));
+    pipeline
+        .with_normalizer(Some(NormalizerWrapper::from(NormalizerSequence::new(normalizers))))
+        .map_err(|error| gguf_error("tokens", &error))?
+        .with_decoder(Some(Sequence::new(decoders)));
     Ok(pipeline)
 }
 

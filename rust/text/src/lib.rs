@@ -12,6 +12,7 @@
 mod detokenizer;
 mod error;
 mod gguf;
+mod normalizer;
 mod options;
 pub mod parsers;
 mod pipeline;

@@ -5,17 +5,16 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use penstock_checkpoint::{AddedToken, TRUNCATED};
+use serde_json::Value;
 use tokenizers::tokenizer::Model;
-use tokenizers::{
-    DecoderWrapper, Encoding, ModelWrapper, NormalizerWrapper, OffsetType, PostProcessorWrapper,
-    TokenizerImpl,
-};
+use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, OffsetType, PostProcessorWrapper, TokenizerImpl};
 
 use crate::error::TextError;
+use crate::normalizer::{MAX_STEPS, Normalizer, within_limit};
 use crate::splitter::Splitter;
 
 pub(crate) type Pipeline =
-    TokenizerImpl<ModelWrapper, NormalizerWrapper, Splitter, PostProcessorWrapper, DecoderWrapper>;
+    TokenizerImpl<ModelWrapper, Normalizer, Splitter, PostProcessorWrapper, DecoderWrapper>;
 
 /// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any
 /// token. Parsing touches only its own result, so the panic is returned as an error.
@@ -24,10 +23,72 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
         true => format!("{error}; {TRUNCATED}"),
         false => error.to_string(),
     };
-    match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
-        Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: reason(error) }),
-        Err(_) => Err(TextError::Json { reason: "its parts are inconsistent".into() }),
+    let pipeline: Pipeline = match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
+        Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: reason(error) })?,
+        Err(_) => return Err(inconsistent()),
+    };
+    check_post_processor(pipeline.get_post_processor())?;
+    Ok(pipeline)
+}
+
+fn inconsistent() -> TextError {
+    TextError::Json { reason: "its parts are inconsistent".into() }
+}
+
+/// Encodes a text with characters of every kind. The library panics on some malformed files only then.
+pub(crate) fn probe(pipeline: &Pipeline) -> Result<(), TextError> {
+    const TEXT: &str = " Hello, World's  12\t\r\n\n caf\u{e9} e\u{301} \u{6f22}\u{1f44d} <s>\u{0}";
+    let encode = || encode(pipeline, TEXT, true, &CancelCheck::new(&mut || true)).map(|_| ());
+    // A vocabulary need not have all of these characters.
+    catch_unwind(AssertUnwindSafe(encode)).map_or_else(|_| Err(inconsistent()), |_| Ok(()))
+}
+
+/// Maximum number of ids that a post-processor adds to a text.
+const MAX_ADDED_IDS: usize = 256;
+/// Maximum number of times that a post-processor repeats a text.
+const MAX_COPIES: usize = 4;
+
+/// Checks that the post-processor of a file adds few ids: a template may have any number of parts.
+fn check_post_processor(processor: Option<&PostProcessorWrapper>) -> Result<(), TextError> {
+    let refused = |problem: String| TextError::Json { reason: format!("post_processor: {problem}") };
+    let Some(processor) = processor else { return Ok(()) };
+    let mut steps = vec![processor];
+    let (mut num_steps, mut copies, mut added) = (0, 1_usize, 0_usize);
+    while let Some(step) = steps.pop() {
+        if let PostProcessorWrapper::Sequence(sequence) = step {
+            steps.extend(sequence.as_ref().iter().rev());
+            continue;
+        }
+        num_steps += 1;
+        if num_steps > MAX_STEPS {
+            return Err(refused(format!("more than {MAX_STEPS} steps")));
+        }
+        let PostProcessorWrapper::Template(template) = step else { continue };
+        let template = serde_json::to_value(template).map_err(|error| refused(error.to_string()))?;
+        let (texts, ids) = template_size(&template);
+        copies = copies.saturating_mul(texts.max(1));
+        added = added.saturating_mul(texts.max(1)).saturating_add(ids);
+        if copies > MAX_COPIES {
+            return Err(refused(format!("the text {copies} times; the limit is {MAX_COPIES}")));
+        }
+        if added > MAX_ADDED_IDS {
+            return Err(refused(format!("{added} added ids; the limit is {MAX_ADDED_IDS}")));
+        }
     }
+    Ok(())
+}
+
+/// How often a template has the text, and the number of ids that it adds.
+fn template_size(template: &Value) -> (usize, usize) {
+    let parts = template["single"].as_array().map_or(&[][..], Vec::as_slice);
+    let (mut texts, mut ids) = (0, 0);
+    for part in parts {
+        match part.get("SpecialToken").and_then(|token| token["id"].as_str()) {
+            None => texts += 1,
+            Some(name) => ids += template["special_tokens"][name]["ids"].as_array().map_or(0, Vec::len),
+        }
+    }
+    (texts, ids)
 }
 
 /// Number of words between two cancellation checks: about a millisecond of encoding.
@@ -71,7 +132,8 @@ pub(crate) fn encode(
     add_special_tokens: bool,
     check: &CancelCheck<'_>,
 ) -> tokenizers::Result<Encoding> {
-    let mut words = pipeline.get_added_vocabulary().extract_and_normalize(pipeline.get_normalizer(), text);
+    let vocabulary = pipeline.get_added_vocabulary();
+    let mut words = within_limit(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
     if let Some(splitter) = pipeline.get_pre_tokenizer() {
         splitter.split(&mut words, check)?;
     }

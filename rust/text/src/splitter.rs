@@ -15,6 +15,7 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
+use crate::normalizer::{MAX_GROWTH, MAX_STEPS};
 use crate::pipeline::{CancelCheck, Cancelled};
 
 /// End of an expression that matches whitespace but leaves its last character to the next word.
@@ -51,10 +52,32 @@ enum SplitStep {
     Other(PreTokenizerWrapper),
 }
 
+impl SplitStep {
+    /// The most bytes that the step makes of one.
+    fn growth(&self) -> usize {
+        match self {
+            Self::Bytes | Self::Regex { prefix_space: true, .. } => 2,
+            // A prefix, and the alphabet.
+            Self::Other(PreTokenizerWrapper::ByteLevel(_)) => 4,
+            // A marker before a word of one byte.
+            Self::Other(PreTokenizerWrapper::Metaspace(_)) => 5,
+            Self::Regex { .. } | Self::Other(_) => 1,
+        }
+    }
+}
+
 impl Splitter {
     pub(crate) fn new(pre_tokenizer: PreTokenizerWrapper) -> Result<Self, Error> {
         let mut steps = Vec::new();
         add_steps(pre_tokenizer, &mut steps)?;
+        if steps.len() > MAX_STEPS {
+            return Err(format!("pre_tokenizer: {} steps; the limit is {MAX_STEPS}", steps.len()).into());
+        }
+        let growth = steps.iter().fold(1_usize, |growth, step| growth.saturating_mul(step.growth()));
+        if growth > MAX_GROWTH {
+            let problem = format!("steps that make {growth} bytes of one; the limit is {MAX_GROWTH}");
+            return Err(format!("pre_tokenizer: {problem}").into());
+        }
         Ok(Self { steps })
     }
 

@@ -10,6 +10,7 @@ use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
 use crate::error::TextError;
+use crate::normalizer::{MARGIN, MAX_GROWTH, MAX_STEPS, replacement_growth};
 
 /// Maximum token id. Far above any real vocabulary; bounds the table for hostile files.
 const MAX_TOKEN_ID: u32 = (1 << 22) - 1;
@@ -166,7 +167,13 @@ impl<'a> DecodePlan<'a> {
         }
         let mut parts = parts.into_iter().peekable();
         let mut per_token = Vec::new();
+        let refused = |problem: String| TextError::Json { reason: format!("decoder: {problem}") };
         while let Some(part) = parts.next_if(|part| matches!(part, DecoderWrapper::Replace(_))) {
+            let step = serde_json::to_value(part).map_err(|error| refused(error.to_string()))?;
+            replacement_growth(&step).map_err(refused)?;
+            if per_token.len() == MAX_STEPS {
+                return Err(refused(format!("more than {MAX_STEPS} steps")));
+            }
             per_token.push(part);
         }
         let byte_fallback = parts.next_if(|part| matches!(part, DecoderWrapper::ByteFallback(_))).is_some();
@@ -201,6 +208,7 @@ impl<'a> DecodePlan<'a> {
             }
             return Ok(TokenKind::Text);
         }
+        let longest = spelling.len() * MAX_GROWTH + MARGIN;
         let mut tokens = vec![match self.metaspace {
             Some(metaspace) => spelling.replace(metaspace.get_replacement(), " "),
             None => spelling,
@@ -209,6 +217,10 @@ impl<'a> DecodePlan<'a> {
             tokens = decoder
                 .decode_chain(tokens)
                 .map_err(|error| TextError::Json { reason: error.to_string() })?;
+            if tokens.iter().map(String::len).sum::<usize>() > longest {
+                let reason = format!("decoder: it makes a token more than {MAX_GROWTH} times longer");
+                return Err(TextError::Json { reason });
+            }
         }
         let text = tokens.concat();
         if matches!(self.rule, DecodeRule::Text { byte_fallback: true, .. })

@@ -3,6 +3,7 @@
 //! Encoding uses the `tokenizers` library's pipeline with our splitter. Decoding is our own code, shared by streaming
 //! and one-shot decoding; tests compare it with the library's decoder.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use penstock_checkpoint::{AddedToken, TokenizerSource};
@@ -50,6 +51,7 @@ impl Tokenizer {
         // The caller truncates prompts to the model's limit. Prompts are never padded.
         pipeline.with_truncation(None).map_err(|error| TextError::Json { reason: error.to_string() })?;
         pipeline.with_padding(None);
+        pipeline::probe(&pipeline)?;
         let largest = pipeline.get_vocab(true).into_values().max().unwrap_or(0);
         let added = pipeline.get_added_vocabulary();
         let (table, rule) = TokenTable::new(pipeline.get_decoder(), largest, |id| {
@@ -76,10 +78,14 @@ impl Tokenizer {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Vec<u32>, TextError> {
         let check = CancelCheck::new(&mut is_wanted);
-        match pipeline::encode(&self.inner.pipeline, text, add_special_tokens, &check) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) if error.is::<Cancelled>() => Err(TextError::Cancelled { bytes: text.len() }),
-            Err(error) => Err(TextError::Encode { bytes: text.len(), reason: error.to_string() }),
+        let failed = |reason: String| TextError::Encode { bytes: text.len(), reason };
+        let encode = || pipeline::encode(&self.inner.pipeline, text, add_special_tokens, &check);
+        // The library panics with some malformed files. It changes nothing but its result and a cache of words.
+        match catch_unwind(AssertUnwindSafe(encode)) {
+            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Ok(Err(error)) if error.is::<Cancelled>() => Err(TextError::Cancelled { bytes: text.len() }),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed("the parts of its tokenizer.json are inconsistent".to_owned())),
         }
     }
 

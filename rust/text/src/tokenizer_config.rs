@@ -1,7 +1,8 @@
 //! Configurations of byte-level tokenizers by their names in GGUF files.
 //!
 //! A GGUF file contains the vocabulary, but of the pre-tokenizer only the name, in `tokenizer.ggml.pre`. Each
-//! configuration here corresponds to the `tokenizer.json` of the models with that name.
+//! configuration here corresponds to the `tokenizer.json` of the models with these names: a converter gives the
+//! tokenizers that differ in anything, for example in their BOS token, different names.
 
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -51,7 +52,18 @@ const TEKKEN: &str = concat!(
 );
 
 const BASE: TokenizerConfig = TokenizerConfig {
-    names: &["gpt-2", "default"],
+    names: &[
+        "gpt-2",
+        "default",
+        "phi-2",
+        "gigachat",
+        "a.x-4.0",
+        "mellum",
+        "exaone4",
+        "jais",
+        "trillion",
+        "granite-docling",
+    ],
     expression: GPT2,
     single_digits: false,
     nfc: false,
@@ -61,16 +73,48 @@ const BASE: TokenizerConfig = TokenizerConfig {
 
 const CONFIGS: &[TokenizerConfig] = &[
     BASE,
-    TokenizerConfig { names: &["smollm", "starcoder"], single_digits: true, ..BASE },
+    TokenizerConfig { names: &["mpt", "olmo"], nfc: true, ..BASE },
     TokenizerConfig {
-        names: &["llama-bpe", "llama3", "llama-v3"],
+        names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        single_digits: true,
+        ..BASE
+    },
+    TokenizerConfig { names: &["command-r"], single_digits: true, nfc: true, ..BASE },
+    TokenizerConfig {
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
         expression: LLAMA3,
         ignore_merges: true,
         add_bos: true,
         ..BASE
     },
-    TokenizerConfig { names: &["qwen2"], expression: QWEN2, nfc: true, ..BASE },
-    TokenizerConfig { names: &["qwen35"], expression: QWEN35, nfc: true, ..BASE },
+    TokenizerConfig { names: &["glm4", "glm5"], expression: LLAMA3, ignore_merges: true, ..BASE },
+    TokenizerConfig { names: &["chatglm-bpe", "smaug-bpe", "dbrx"], expression: LLAMA3, ..BASE },
+    TokenizerConfig {
+        names: &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "megrez",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+        ],
+        expression: QWEN2,
+        nfc: true,
+        ..BASE
+    },
+    TokenizerConfig { names: &["qwen35"], expression: QWEN35, ..BASE },
     TokenizerConfig { names: &["tekken"], expression: TEKKEN, ignore_merges: true, add_bos: true, ..BASE },
 ];
 

@@ -353,7 +353,9 @@ def _dynamic_scaling(
 ) -> dict[str, Any]:
     """The override for dynamic NTK scaling."""
     config = {**penstock.describe(model)["config"], **overrides}
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    # `rope_scaling` replaces `rope_parameters`
+    is_new = config.get("rope_parameters") and not config.get("rope_scaling")
+    key = "rope_parameters" if is_new else "rope_scaling"
     own = config.get(key) or {}
     kind = own.get("rope_type", own.get("type", "default"))
     if kind not in ("default", "dynamic"):

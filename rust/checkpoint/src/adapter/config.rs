@@ -56,6 +56,24 @@ const INERT: [&str; 29] = [
     "tokenizer_class",
     "use_rslora",
 ];
+/// Fields that alter the base model or the update. Empty values have no effect.
+const ALTERING: [&str; 15] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "corda_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "megatron_config",
+    "modules_to_save",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+];
 /// The initialisations that leave the base weights as they are.
 const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
@@ -120,9 +138,8 @@ impl AdapterConfig {
         let Some(bytes) = json::read(&path, CONFIG_LIMIT)? else {
             return Err(CheckpointError::not_a_model(directory, format!("contains no {FILE}")));
         };
-        let parse_error = |error| json::parse_error(&path, "JSON object", &error);
-        let fields = serde_json::from_slice(&bytes).map_err(parse_error)?;
-        let Patterns { rank_pattern, alpha_pattern } = serde_json::from_slice(&bytes).map_err(parse_error)?;
+        let fields = json::parse_object(&path, &bytes)?;
+        let Patterns { rank_pattern, alpha_pattern } = json::parse_object(&path, &bytes)?;
         let object = JsonObject { path, fields };
         refuse(&object)?;
         let reader = Reader(object);
@@ -152,7 +169,7 @@ fn first_match<T: Copy>(patterns: &[(Key, T)], module: &str) -> Option<T> {
     patterns.iter().find(|(key, _)| key.matches(module)).map(|(_, value)| *value)
 }
 
-/// Refuses the fields that alter the base model or are not LoRA, and unknown fields that are set.
+/// Refuses the fields that alter the base model or are not LoRA, and warns of unknown fields that are set.
 fn refuse(config: &JsonObject) -> Result<(), CheckpointError> {
     let unsupported = |field: &str, value: &Value, supported: &str| {
         let found = shown(&value.to_string());
@@ -185,8 +202,11 @@ fn refuse(config: &JsonObject) -> Result<(), CheckpointError> {
             Value::String(text) => !text.is_empty(),
             Value::Bool(true) | Value::Number(_) => true,
         };
-        if is_set && !INERT.contains(&field.as_str()) {
+        if is_set && ALTERING.contains(&field.as_str()) {
             return unsupported(field, value, "null, false or empty");
+        }
+        if is_set && !INERT.contains(&field.as_str()) {
+            log::warn!("{}: the field {} is unknown and ignored", config.path.display(), shown(field));
         }
     }
     Ok(())

@@ -156,7 +156,7 @@ impl Module {
             }
             if entry.stored.plain().is_none() {
                 let found = entry.stored.to_string();
-                return Err(CheckpointError::unsupported(file.path(), field(), found, "F32, F16, BF16"));
+                return Err(CheckpointError::unsupported(file.path(), field(), found, "F32, F16, BF16, F64"));
             }
         }
         let (rank, found) = (a.1.shape[0], b.1.shape[1]);

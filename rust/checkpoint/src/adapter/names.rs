@@ -7,9 +7,11 @@ pub(super) enum Part {
     B,
 }
 
-/// Prefixes that PEFT and wrappers of the base model add, and that are not in its own names.
+/// PEFT's prefix, and the beginnings of names with those in a causal language model: of models in a wrapper, and of
+/// models without a head.
 const PREFIX: &str = "base_model.model.";
-const WRAPPERS: [(&str, &str); 2] = [("model.language_model.", "model."), ("language_model.", "")];
+const WRAPPERS: [(&str, &str); 3] =
+    [("model.language_model.", "model."), ("language_model.", ""), ("layers.", "model.layers.")];
 
 /// Parts of adapters that are not supported, by a part of the name of a tensor.
 const REFUSED: [(&str, &str); 6] = [
@@ -67,6 +69,7 @@ mod tests {
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight",
             "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight",
             "base_model.model.language_model.model.layers.0.self_attn.q_proj.lora_A.weight",
+            "base_model.model.layers.0.self_attn.q_proj.lora_A.weight",
         ] {
             let parsed = parse(name).unwrap();
             assert_eq!((parsed.module.as_str(), parsed.part), (module, Part::A), "{name}");

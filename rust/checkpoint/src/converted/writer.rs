@@ -1,7 +1,9 @@
 //! Writes a converted model to a temporary directory or file beside the output, then renames it.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+#[cfg(unix)]
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -94,12 +96,12 @@ impl ConvertedWriter {
         let at = |path: &Path, source| WriteError::Io { path: path.to_owned(), source };
         fs::create_dir_all(parent).map_err(|source| at(parent, source))?;
         let temporary = create_new(parent, output, "tmp", |path| {
-            if is_archive { File::create_new(path).map(drop) } else { fs::create_dir(path) }
+            if is_archive { File::create_new(path).map(drop) } else { create_dir(path) }
         })?;
         let header = header(tensors);
         let size = header.len() as u64 + tensors.iter().map(NewTensor::bytes).sum::<u64>();
         let path = if is_archive { temporary.clone() } else { temporary.join(WEIGHTS) };
-        let file = match File::create(&path) {
+        let file = match create_file(&path) {
             Ok(file) => file,
             Err(source) => {
                 let _ = if is_archive { fs::remove_file(&temporary) } else { fs::remove_dir(&temporary) };
@@ -169,7 +171,7 @@ impl ConvertedWriter {
         } else {
             self.sync()?;
             self.path = self.temporary.join(GRAPH);
-            self.file = File::create_new(&self.path).map_err(|source| self.failed(source))?;
+            self.file = create_file(&self.path).map_err(|source| self.failed(source))?;
             self.write_raw(&graph)?;
         }
         self.sync()?;
@@ -222,6 +224,23 @@ impl ConvertedWriter {
         }
         Ok(())
     }
+}
+
+/// Creates a directory that only its owner may write to. The weights are used as they are in the files.
+fn create_dir(path: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    #[cfg(unix)]
+    builder.mode(0o755);
+    builder.create(path)
+}
+
+/// Creates a file that only its owner may write to, or empties one.
+fn create_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    options.mode(0o644);
+    options.open(path)
 }
 
 impl Drop for ConvertedWriter {

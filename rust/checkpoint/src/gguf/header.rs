@@ -280,6 +280,7 @@ fn storage(ggml_type: u32) -> Option<Storage> {
         14 => Storage::Q6K,
         20 => Storage::Iq4Nl,
         23 => Storage::Iq4Xs,
+        28 => Storage::F64,
         30 => Storage::Bf16,
         _ => return None,
     })
@@ -300,7 +301,6 @@ fn type_name(ggml_type: u32) -> String {
         25 => "I16",
         26 => "I32",
         27 => "I64",
-        28 => "F64",
         29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",

@@ -17,6 +17,10 @@ impl<'a> Metadata<'a> {
         Metadata { file, values: BTreeMap::new() }
     }
 
+    pub(super) fn file(&self) -> &'a Path {
+        self.file
+    }
+
     pub(super) fn insert(&mut self, key: &'a str, value: MetadataValue<'a>) -> Result<(), CheckpointError> {
         match self.values.insert(key, value) {
             None => Ok(()),

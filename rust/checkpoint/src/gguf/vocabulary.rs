@@ -4,12 +4,43 @@ use std::collections::BTreeMap;
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
+use crate::generation::remove_unfitting;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
 use penstock_types::GenerationConfig;
 
-/// Texts of the end-of-turn token of the supported architectures, for files that do not specify it. Without it a chat
-/// model would not stop after its answer.
-const END_OF_TURN: [&str; 2] = ["<|im_end|>", "<|eot_id|>"];
+/// The texts of tokens that end generation, whether or not a file names them: of a text, a turn, a message, or a call
+/// of a tool. These are the texts that llama.cpp knows, so that a model ends where it ends there.
+const ENDS: [&str; 22] = [
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[e~[",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<|tool_response>",
+];
+/// Tokens for infilling that end generation: after the padding, or with another repository or file, the infilled text
+/// is complete. A file names a token by its role, or has one of the texts.
+const INFILLING_ENDS: [(&str, &[&str]); 3] = [
+    ("fim_pad", &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"]),
+    ("fim_rep", &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
+    ("fim_sep", &["<|file_sep|>"]),
+];
 
 /// The vocabulary, if the file has one.
 pub(super) fn vocabulary(metadata: &Metadata<'_>) -> Result<Option<GgufVocabulary>, CheckpointError> {
@@ -105,14 +136,19 @@ pub(super) fn generation(
         repetition_penalty: number("general.sampling.penalty_repeat")?,
         ..GenerationConfig::default()
     };
+    remove_unfitting(&mut generation, metadata.file());
     let Some(vocabulary) = vocabulary else { return Ok(generation) };
     generation.bos_token_id = vocabulary.bos;
     generation.pad_token_id = vocabulary.pad;
 
     let named = |role| token_id(metadata, role, vocabulary.tokens.len());
-    let end_of_turn = named("eot")?.or_else(|| find_end_of_turn(vocabulary));
-    let ends = [vocabulary.eos, end_of_turn, named("eom")?];
-    for id in ends.into_iter().flatten() {
+    let mut ends: Vec<u32> = [vocabulary.eos, named("eot")?, named("eom")?].into_iter().flatten().collect();
+    ends.extend(known_ends(vocabulary));
+    for (role, texts) in INFILLING_ENDS {
+        // The token is not needed, so a wrong id is no error.
+        ends.extend(named(role).unwrap_or(None).or_else(|| ids_of(vocabulary, texts).next()));
+    }
+    for id in ends {
         if !generation.eos_token_ids.contains(&id) {
             generation.eos_token_ids.push(id);
         }
@@ -120,12 +156,23 @@ pub(super) fn generation(
     Ok(generation)
 }
 
-fn find_end_of_turn(vocabulary: &GgufVocabulary) -> Option<u32> {
-    let controls = vocabulary.types.iter().zip(&vocabulary.tokens).enumerate();
-    let mut ids = controls.filter(|(_, (kind, text))| {
-        matches!(kind, TokenType::Control | TokenType::UserDefined) && END_OF_TURN.contains(&text.as_str())
-    });
-    ids.next().map(|(id, _)| id as u32)
+/// The tokens of the vocabulary whose text is one of `texts`.
+fn ids_of<'a>(vocabulary: &'a GgufVocabulary, texts: &'a [&str]) -> impl Iterator<Item = u32> + 'a {
+    let tokens = vocabulary.tokens.iter().zip(0_u32..);
+    tokens.filter(|(text, _)| texts.contains(&text.as_str())).map(|(_, id)| id)
+}
+
+/// The tokens of [`ENDS`], except those that do not end generation beside others.
+fn known_ends(vocabulary: &GgufVocabulary) -> Vec<u32> {
+    let has = |texts: &[&str]| ids_of(vocabulary, texts).next().is_some();
+    let has_calls = has(&["<|call|>", "<|calls|>"]);
+    // In formats with channels it separates the messages of one answer.
+    let is_separator = has_calls && has(&["<|return|>", "<|flush|>"]);
+    // With these ends it is a tag of HTML.
+    let eos = vocabulary.eos.map(|id| vocabulary.tokens[id as usize].as_str());
+    let is_tag = has(&["<|tool_response>"]) || eos == Some("<|plamo:eos|>");
+    let excluded = |text: &str| is_separator && text == "<|end|>" || is_tag && text == "</s>";
+    ids_of(vocabulary, &ENDS).filter(|&id| !excluded(&vocabulary.tokens[id as usize])).collect()
 }
 
 /// The chat templates by name. The one without a name is `default`.

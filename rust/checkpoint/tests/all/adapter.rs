@@ -3,7 +3,7 @@
 use penstock_checkpoint::AdapterFiles;
 use serde_json::json;
 
-use crate::common::{Scratch, f32_bytes, safetensors};
+use crate::common::{Scratch, f32_bytes, safetensors, warnings_of};
 
 const Q: &str = "base_model.model.model.layers.0.self_attn.q_proj";
 
@@ -92,7 +92,6 @@ fn settings_that_are_not_plain_lora_are_refused_by_name() {
         ("target_parameters", r#"["experts"]"#),
         ("alora_invocation_tokens", "[5]"),
         ("use_qalora", "true"),
-        ("some_future_field", "true"),
         ("rank_pattern.(?=q)", r#"{"(?=q)": 2}"#),
         ("rank_pattern.(?:a|bc){9000}", r#"{"(?:a|bc){9000}": 2}"#),
     ] {
@@ -111,6 +110,18 @@ fn fields_without_meaning_here_are_accepted() {
 }
 
 #[test]
+fn unknown_field_is_a_warning_that_names_it() {
+    let scratch = query(r#"{"r": 2, "some_future_field": true, "another": null, "third": -Infinity}"#);
+    let (adapter, warnings) = warnings_of(|| AdapterFiles::open(scratch.path(), u64::MAX));
+    assert_eq!(adapter.unwrap().modules().count(), 1);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    for (warning, field) in warnings.iter().zip(["some_future_field", "third"]) {
+        let expected = format!("adapter_config.json: the field {field} is unknown and ignored");
+        assert!(warning.ends_with(&expected), "{warning}");
+    }
+}
+
+#[test]
 fn invalid_numbers_are_errors_that_name_the_field() {
     for (field, value) in [
         ("r", "0"),
@@ -118,6 +129,8 @@ fn invalid_numbers_are_errors_that_name_the_field() {
         ("r", "1e9"),
         ("r", "2.5"),
         ("lora_alpha", "1e300"),
+        ("lora_alpha", "NaN"),
+        ("alpha_pattern.q_proj", r#"{"q_proj": Infinity}"#),
         ("lora_alpha", r#""8""#),
         ("rank_pattern.q_proj", r#"{"q_proj": 0}"#),
         ("alpha_pattern.q_proj", r#"{"q_proj": null}"#),
@@ -126,7 +139,6 @@ fn invalid_numbers_are_errors_that_name_the_field() {
         let message = error(&query(&format!(r#"{{"{name}": {value}}}"#)));
         assert!(message.contains(&format!("adapter_config.json: {field}: ")), "{message}");
     }
-    assert!(error(&query(r#"{"lora_alpha": NaN}"#)).contains("JSON object"));
     let patterns: String = (0..5000).map(|key| format!(r#""{key}": 1,"#)).collect();
     let message = error(&query(&format!(r#"{{"rank_pattern": {{{patterns} "x": 1}}}}"#)));
     assert!(message.contains("more than 4096 patterns"), "{message}");

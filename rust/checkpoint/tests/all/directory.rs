@@ -6,7 +6,7 @@ use penstock_checkpoint::{
 use penstock_types::Dtype;
 use serde_json::json;
 
-use crate::common::{Scratch, f32_bytes, open_error, read, safetensors};
+use crate::common::{Scratch, Tensors, f32_bytes, open_error, read, safetensors, warnings_of};
 
 const CONFIG: &str = r#"{"model_type": "llama", "eos_token_id": 2, "bos_token_id": 1}"#;
 
@@ -93,6 +93,21 @@ fn shards_are_read_from_the_index() {
 }
 
 #[test]
+fn tensors_that_only_the_shards_list_are_read() {
+    let scratch = sharded(r#"{"weight_map":{"a":"one.safetensors","b":"two.safetensors"}}"#);
+    let mut tensors = Tensors::default();
+    for (name, value) in [("a", 3.0), ("c", 4.0), ("b", 2.0)] {
+        tensors.add(name, "F32", &[1], f32_bytes(&[value]));
+    }
+    scratch.write("two.safetensors", tensors.bytes());
+    scratch.write("three.safetensors", one_tensor("d", 5.0));
+    let checkpoint = scratch.open().unwrap();
+    let values: Vec<_> = ["a", "b", "c"].map(|name| read(&checkpoint, name)).concat();
+    assert_eq!(values, [1.0, 2.0, 4.0], "the index decides between two tensors of the same name");
+    assert!(!checkpoint.has("d"), "the index lists no tensor of this shard");
+}
+
+#[test]
 fn index_inconsistent_with_shards_is_rejected() {
     for (map, expected) in [
         (r#"{"a":"three.safetensors"}"#, "index.json: weight_map, shard three.safetensors: missing"),
@@ -161,20 +176,148 @@ fn generation_config_takes_precedence_over_config() {
 }
 
 #[test]
+fn values_of_generation_config_that_do_not_fit_are_ignored_with_a_warning() {
+    for (field, value, expected) in [
+        ("eos_token_id", r#""two""#, "\"two\"; a token id or a list of token ids is expected"),
+        ("eos_token_id", "4294967296", "4294967296; a token id"),
+        ("bos_token_id", "1.5", "1.5; a token id"),
+        ("temperature", "1e300", "1e+300; a number within the range of 32 bits"),
+        ("temperature", "NaN", "\"NaN\"; a number within the range of 32 bits"),
+        ("top_k", "-5", "-5; a non-negative integer"),
+        ("do_sample", "1", "1; true or false"),
+        ("max_new_tokens", "Infinity", "\"Infinity\"; a non-negative integer"),
+        ("temperature", "-0.5", "-0.5 is not allowed: it must be finite and at least 0"),
+        ("top_p", "0", "0 is not allowed: it must be above 0 and at most 1"),
+        ("typical_p", "1.5", "1.5 is not allowed: it must be above 0 and at most 1"),
+        ("repetition_penalty", "0.0", "0 is not allowed: it must be finite and above 0"),
+        ("no_repeat_ngram_size", "2000", "2000 is not allowed: it must be at most 1024"),
+        ("max_new_tokens", "0", "0 is not allowed: it must be at least 1"),
+        ("max_length", "0", "0 is not allowed: it must be at least 1"),
+    ] {
+        let scratch = model();
+        scratch.write("generation_config.json", format!(r#"{{"{field}":{value},"min_p":0.5}}"#));
+        let (checkpoint, warnings) = warnings_of(|| scratch.open().unwrap());
+        let defaults = GenerationConfig {
+            eos_token_ids: vec![2],
+            bos_token_id: Some(1),
+            min_p: Some(0.5),
+            ..GenerationConfig::default()
+        };
+        assert_eq!(*checkpoint.text().generation(), defaults, "{field}");
+        let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+        let separator = if expected.contains("is not allowed") { "=" } else { ": " };
+        let expected = format!("generation_config.json: {field}{separator}{expected}");
+        assert!(warning.contains(&expected) && warning.ends_with("; the value is ignored"), "{warning}");
+    }
+}
+
+#[test]
+fn end_of_text_of_the_tokenizer_ends_generation_without_generation_config() {
+    let ends = |scratch: &Scratch| scratch.open().unwrap().text().generation().eos_token_ids.clone();
+    let scratch = model();
+    scratch.write("tokenizer_config.json", r#"{"eos_token":"<|im_end|>"}"#);
+    assert_eq!(ends(&scratch), [2], "the token is in no file");
+    scratch.write("tokenizer.json", r#"{"added_tokens":[{"id":7,"content":"<|im_end|>","special":true}]}"#);
+    assert_eq!(ends(&scratch), [2, 7]);
+    let config =
+        r#"{"eos_token":{"content":"<|im_end|>"},"added_tokens_decoder":{"9":{"content":"<|im_end|>"}}}"#;
+    scratch.write("tokenizer_config.json", config);
+    assert_eq!(ends(&scratch), [2, 9]);
+    scratch.write("generation_config.json", r#"{"temperature":0.5}"#);
+    assert_eq!(ends(&scratch), [2, 9], "the file has no end tokens");
+    scratch.write("config.json", "{}");
+    assert_eq!(ends(&scratch), [9]);
+    scratch.write("config.json", r#"{"eos_token_id":9}"#);
+    assert_eq!(ends(&scratch), [9]);
+    scratch.write("generation_config.json", r#"{"eos_token_id":3}"#);
+    assert_eq!(ends(&scratch), [3]);
+    scratch.write("generation_config.json", "{}");
+    scratch.write("tokenizer_config.json", r#"{"eos_token":"<|im_end|>"}"#);
+    scratch.write("tokenizer.json", "not JSON");
+    assert_eq!(ends(&scratch), [9]);
+}
+
+#[test]
+fn non_finite_numbers_of_python_are_accepted_in_unused_fields() {
+    let scratch = model();
+    let config = r#"{"model_type": "llama", "a\\\"": [NaN, {"b": Infinity}],
+        "limit": -Infinity, "text": "NaN \\\" NaN"}"#;
+    scratch.write("config.json", config);
+    let checkpoint = scratch.open().unwrap();
+    assert_eq!(checkpoint.config()["limit"], json!("-Infinity"));
+    assert_eq!(checkpoint.config()["a\\\""], json!(["NaN", {"b": "Infinity"}]));
+    assert_eq!(checkpoint.config()["text"], json!("NaN \\\" NaN"));
+    for text in
+        ["{\"a\": NaNNaN}", "{\"a\": -NaN}", "{NaN: 1}}", "{\"a\": Inf}", "{\"a\": [NaN}", "{\"a\": NaN \"\\"]
+    {
+        scratch.write("config.json", text);
+        assert!(open_error(scratch.open()).contains("config.json: JSON object: "), "{text}");
+    }
+}
+
+#[test]
+fn tensors_of_a_model_without_head_have_the_names_of_one_with_a_head() {
+    let names = [
+        ("embed_tokens.weight", "model.embed_tokens.weight"),
+        ("layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight"),
+        ("norm.weight", "model.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("normal.weight", "normal.weight"),
+    ];
+    let scratch = Scratch::new();
+    scratch.write("config.json", "{}");
+    let mut tensors = Tensors::default();
+    for (number, (stored, _)) in names.iter().enumerate() {
+        tensors.add(stored, "F32", &[1], f32_bytes(&[number as f32]));
+    }
+    scratch.write("model.safetensors", tensors.bytes());
+    let checkpoint = scratch.open().unwrap();
+    for (number, (_, name)) in names.iter().enumerate() {
+        assert_eq!(read(&checkpoint, name), [number as f32], "{name}");
+    }
+    assert_eq!(checkpoint.description().tensors, names.len());
+    tensors.add("model.norm.weight", "F32", &[1], f32_bytes(&[9.0]));
+    scratch.write("model.safetensors", tensors.bytes());
+    assert_eq!(
+        read(&scratch.open().unwrap(), "model.norm.weight"),
+        [9.0],
+        "the complete name takes precedence"
+    );
+}
+
+#[test]
+fn quantised_matrices_of_a_model_without_head_have_its_names() {
+    let mut tensors = Tensors::default();
+    tensors.add("layers.0.mlp.up_proj.weight", "I8", &[8, 32], vec![1; 256]);
+    tensors.add("layers.0.mlp.up_proj.weight_scale", "F32", &[8, 1], f32_bytes(&[0.5; 8]));
+    let settings =
+        r#"{"quant_method":"compressed-tensors","config_groups":{"g":{"weights":{"strategy":"channel"}}}}"#;
+    let checkpoint = tensors.directory(settings).open().unwrap();
+    assert_eq!(read(&checkpoint, "model.layers.0.mlp.up_proj.weight"), [0.5; 256]);
+}
+
+#[test]
+fn double_precision_weights_are_rounded() {
+    let scratch = Scratch::new();
+    scratch.write("config.json", "{}");
+    let doubles = |values: &[f64]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let mut tensors = Tensors::default();
+    tensors.add("norm", "F64", &[3], doubles(&[1.5, 0.1, -1e300]));
+    tensors.add("matrix", "F64", &[2, 1], doubles(&[2.0, 3.0]));
+    scratch.write("model.safetensors", tensors.bytes());
+    let checkpoint = scratch.open().unwrap();
+    assert_eq!(read(&checkpoint, "norm"), [1.5, 0.1, f32::NEG_INFINITY]);
+    assert_eq!(read(&checkpoint, "matrix"), [2.0, 3.0]);
+    assert_eq!(checkpoint.dtype(), Dtype::F32);
+}
+
+#[test]
 fn fields_of_the_wrong_type_are_rejected_by_name() {
     for (name, text, expected) in [
-        (
-            "generation_config.json",
-            r#"{"eos_token_id":"two"}"#,
-            "eos_token_id: \"two\"; a token id or a list",
-        ),
-        ("generation_config.json", r#"{"eos_token_id":4294967296}"#, "eos_token_id: 4294967296; a token id"),
-        (
-            "generation_config.json",
-            r#"{"temperature":1e300}"#,
-            "temperature: 1e+300; a number within the range of 32 bits",
-        ),
-        ("generation_config.json", r#"{"top_k":-5}"#, "top_k: -5; a non-negative integer"),
+        ("config.json", r#"{"eos_token_id":"two"}"#, "eos_token_id: \"two\"; a token id or a list"),
+        ("config.json", r#"{"eos_token_id":4294967296}"#, "eos_token_id: 4294967296; a token id"),
+        ("config.json", r#"{"eos_token_id":Infinity}"#, "eos_token_id: \"Infinity\"; a token id"),
+        ("config.json", r#"{"bos_token_id":[NaN]}"#, "bos_token_id: a list; a token id or a list"),
         ("tokenizer_config.json", r#"{"bos_token":[]}"#, "bos_token: a list; a token, as a string or"),
         (
             "tokenizer_config.json",

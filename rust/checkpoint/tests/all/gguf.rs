@@ -1,12 +1,14 @@
 //! GGUF files: translation of configuration, names, layout and vocabulary, and errors.
 
 use penstock_checkpoint::{
-    Checkpoint, CheckpointError, FileFormat, GgufVocabulary, TokenType, TokenizerSource,
+    Checkpoint, CheckpointError, FileFormat, GgufVocabulary, TextFiles, TokenType, TokenizerSource,
 };
 use penstock_types::Dtype;
 use serde_json::json;
 
-use crate::common::{Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read};
+use crate::common::{
+    Field, Gguf, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Scratch, VOCABULARY, open_error, read, warnings_of,
+};
 
 fn vocabulary(checkpoint: &Checkpoint) -> &GgufVocabulary {
     match checkpoint.text().tokenizer().unwrap() {
@@ -225,8 +227,64 @@ fn end_of_text_turn_and_message_end_generation() {
     let ends = |file: Gguf| file.open().unwrap().text().generation().eos_token_ids.clone();
     assert_eq!(ends(Gguf::model("llama")), [1, 5], "the end-of-turn token is found by its text");
     let named = Gguf::model("llama").with("tokenizer.ggml.eot_token_id", Field::U32(4));
-    assert_eq!(ends(named.clone()), [1, 4], "the end-of-turn token of the file takes precedence");
-    assert_eq!(ends(named.with("tokenizer.ggml.eom_token_id", Field::U32(3))), [1, 4, 3]);
+    assert_eq!(ends(named.clone()), [1, 4, 5], "a named token does not replace those that are found");
+    assert_eq!(ends(named.with("tokenizer.ggml.eom_token_id", Field::U32(3))), [1, 4, 3, 5]);
+}
+
+#[test]
+fn every_known_text_ends_generation() {
+    // The end tokens of a vocabulary with these texts, by their texts. The first one is that of end of text.
+    let ends = |texts: &[&str]| -> Vec<String> {
+        let tokens: Vec<String> = texts.iter().map(ToString::to_string).collect();
+        let file = Gguf::empty()
+            .with("general.architecture", Field::Text("none".to_owned()))
+            .with("tokenizer.ggml.model", Field::Text("gpt2".to_owned()))
+            .with("tokenizer.ggml.eos_token_id", Field::U32(0))
+            .with("tokenizer.ggml.tokens", Field::Texts(tokens));
+        let scratch = Scratch::new();
+        let files = TextFiles::open(scratch.write("vocabulary.gguf", file.bytes())).unwrap();
+        let ids = files.generation().eos_token_ids.iter();
+        ids.map(|&id| texts[id as usize].to_owned()).collect()
+    };
+    for (vocabulary, expected) in [
+        (&["<|im_end|>", "a", "<|im_start|>", "<|endoftext|>"][..], &["<|im_end|>", "<|endoftext|>"][..]),
+        (&["<|endoftext|>", "<|im_end|>"], &["<|endoftext|>", "<|im_end|>"]),
+        (
+            &["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|python_tag|>"],
+            &["<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"],
+        ),
+        (&["<|endoftext|>", "<|assistant|>", "<|end|>"], &["<|endoftext|>", "<|end|>"]),
+        (&["<eos>", "<start_of_turn>", "<end_of_turn>"], &["<eos>", "<end_of_turn>"]),
+        (&["own", "[EOT]", "[EOS]"], &["own", "[EOT]", "[EOS]"]),
+        // Infilling: the padding, a repository, a file; of each the first.
+        (
+            &["own", "<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<fim_pad>"],
+            &["own", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
+        ),
+        // It separates channels.
+        (&["<|return|>", "<|call|>", "<|end|>"], &["<|return|>", "<|call|>"]),
+        (&["<|flush|>", "<|calls|>", "<|end|>"], &["<|flush|>", "<|calls|>"]),
+        (&["<|return|>", "<|end|>"], &["<|return|>", "<|end|>"]),
+        // It is a tag.
+        (&["<eos>", "<|tool_response>", "</s>"], &["<eos>", "<|tool_response>"]),
+        (&["<|plamo:eos|>", "</s>"], &["<|plamo:eos|>"]),
+        (&["own", "</s>"], &["own", "</s>"]),
+    ] {
+        assert_eq!(ends(vocabulary), expected, "{vocabulary:?}");
+    }
+    let infilling = |id| Gguf::model("llama").with("tokenizer.ggml.fim_sep_token_id", Field::U32(id));
+    let ids = |file: Gguf| file.open().unwrap().text().generation().eos_token_ids.clone();
+    assert_eq!(ids(infilling(2)), [1, 5, 2]);
+    assert_eq!(ids(infilling(99)), [1, 5]);
+}
+
+#[test]
+fn double_precision_tensors_are_rounded() {
+    let mut file = Gguf::model("llama");
+    file.tensors.retain(|(name, ..)| name != "output_norm.weight");
+    let values = std::array::from_fn::<f64, HIDDEN, _>(|index| 0.1 * index as f64);
+    file.tensor("output_norm.weight", &[HIDDEN], 28, values.map(f64::to_le_bytes).concat());
+    assert_eq!(read(&file.open().unwrap(), "model.norm.weight"), values.map(|value| value as f32));
 }
 
 #[test]
@@ -242,6 +300,10 @@ fn sampling_defaults_and_chat_templates_are_read() {
         (checkpoint.text().generation().temperature, checkpoint.text().generation().top_k),
         (Some(0.7), Some(20))
     );
+    let file = Gguf::model("llama").with("general.sampling.temp", Field::F32(-1.0));
+    let (checkpoint_without, warnings) = warnings_of(|| file.open().unwrap());
+    assert_eq!(checkpoint_without.text().generation().temperature, None);
+    assert!(warnings[0].contains("model.gguf: temperature=-1 is not allowed"), "{warnings:?}");
     assert_eq!(checkpoint.text().chat_template(), Some("{{ messages }}"));
     assert_eq!(checkpoint.text().chat_templates().keys().collect::<Vec<_>>(), ["default", "tool_use"]);
 }

@@ -21,6 +21,14 @@ pub(crate) struct Family {
     pub(crate) read_fields: fn(Fields<'_>, &mut ModelConfig) -> Result<(), ModelError>,
 }
 
+impl Family {
+    /// Whether this is the name of the family's model without its head, such as `LlamaModel`.
+    pub(crate) fn is_without_head(&self, name: &str) -> bool {
+        name.strip_suffix("Model")
+            .is_some_and(|stem| self.architecture.strip_prefix(stem) == Some("ForCausalLM"))
+    }
+}
+
 /// Reads the sliding windows of Qwen: none unless `use_sliding_window` is set, else those of `layer_types`, or of the
 /// layers from `max_window_layers` on.
 fn read_qwen_windows(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {

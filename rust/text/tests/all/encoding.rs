@@ -53,8 +53,12 @@ fn every_named_pre_tokenizer_matches_the_library() {
         ("default", byte_level_json()),
         ("smollm", expression_json(GPT2, true, json!({}), Value::Null)),
         ("llama-bpe", expression_json(LLAMA3, false, json!({"ignore_merges": true}), Value::Null)),
+        ("mpt", expression_json(GPT2, false, json!({}), json!({"type": "NFC"}))),
+        ("command-r", expression_json(GPT2, true, json!({}), json!({"type": "NFC"}))),
+        ("smaug-bpe", expression_json(LLAMA3, false, json!({}), Value::Null)),
+        ("glm4", expression_json(LLAMA3, false, json!({"ignore_merges": true}), Value::Null)),
         ("qwen2", expression_json(QWEN2, false, json!({}), json!({"type": "NFC"}))),
-        ("qwen35", expression_json(&qwen35, false, json!({}), json!({"type": "NFC"}))),
+        ("qwen35", expression_json(&qwen35, false, json!({}), Value::Null)),
         ("tekken", expression_json(TEKKEN, false, json!({"ignore_merges": true}), Value::Null)),
     ];
     for (pre, json) in cases {
@@ -65,6 +69,35 @@ fn every_named_pre_tokenizer_matches_the_library() {
             prop_assert_eq!(&from_json.encode(&text, false).unwrap(), &expected, "{} from JSON", pre);
         });
     }
+}
+
+#[test]
+fn aliases_of_a_pre_tokenizer_have_its_ids() {
+    let text = "Don't  stop123 cafe\u{301} hello world\n\n x";
+    for (name, aliases) in [
+        ("gpt-2", &["phi-2", "gigachat", "exaone4", "granite-docling"][..]),
+        ("smollm", &["starcoder", "refact", "codeshell", "exaone", "minerva-7b"]),
+        ("mpt", &["olmo"]),
+        ("llama-bpe", &["llama3", "llama-v3", "falcon3", "pixtral", "lfm2"]),
+        ("smaug-bpe", &["dbrx", "chatglm-bpe"]),
+        ("glm4", &["glm5"]),
+        ("qwen2", &["deepseek-r1-qwen", "megrez", "kormo", "stablelm2", "hunyuan", "solar-open"]),
+    ] {
+        let expected = gguf(byte_level(name)).encode(text, true).unwrap();
+        for alias in aliases {
+            assert_eq!(gguf(byte_level(alias)).encode(text, true).unwrap(), expected, "{alias}");
+        }
+    }
+}
+
+#[test]
+fn only_some_pre_tokenizers_compose_accents() {
+    let composed = |name: &str| {
+        let tokenizer = gguf(byte_level(name));
+        tokenizer.encode("e\u{301}", false).unwrap() == tokenizer.encode("\u{e9}", false).unwrap()
+    };
+    let names = ["qwen2", "deepseek-r1-qwen", "mpt", "command-r", "qwen35", "llama-bpe", "gpt-2"];
+    assert_eq!(names.map(composed), [true, true, true, true, false, false, false]);
 }
 
 #[test]
@@ -90,6 +123,42 @@ fn sentencepiece_scores_choose_between_merges() {
     assert_eq!(spelt("hello"), ["▁hello"]);
     assert_eq!(spelt("x  hello"), ["▁", "x", "▁", "▁hello"]);
     assert_eq!(spelt("ü"), ["▁", "<0xC3>", "<0xBC>"]);
+}
+
+#[test]
+fn sentencepiece_marks_every_text_between_special_tokens() {
+    let vocabulary = || {
+        let mut vocabulary = sentencepiece();
+        vocabulary.tokens.push("<|user|>".into());
+        vocabulary.types.push(TokenType::UserDefined);
+        vocabulary.scores.push(0.0);
+        vocabulary
+    };
+    let without = GgufVocabulary { add_space_prefix: Some(false), ..vocabulary() };
+    let (marked, unmarked) = (gguf(vocabulary()), gguf(without));
+    let spelt = |tokenizer: &Tokenizer, text: &str| -> Vec<String> {
+        let ids = tokenizer.encode(text, false).unwrap();
+        ids.into_iter().map(|id| tokenizer.id_to_token(id).unwrap()).collect()
+    };
+    for (text, expected, expected_unmarked) in [
+        ("<s>hello", &["<s>", "▁hello"][..], &["<s>", "hell", "o"][..]),
+        ("<s> hello", &["<s>", "▁", "▁hello"], &["<s>", "▁hello"]),
+        (" hello", &["▁", "▁hello"], &["▁hello"]),
+        ("  hello", &["▁▁", "▁hello"], &["▁", "▁hello"]),
+        (
+            "x</s>x<|user|>x",
+            &["▁", "x", "</s>", "▁", "x", "<|user|>", "▁", "x"],
+            &["x", "</s>", "x", "<|user|>", "x"],
+        ),
+        ("<s></s>", &["<s>", "</s>"], &["<s>", "</s>"]),
+        (" ", &["▁▁"], &["▁"]),
+        ("", &[], &[]),
+        ("▁hello", &["▁", "▁hello"], &["▁hello"]),
+    ] {
+        assert_eq!(spelt(&marked, text), expected, "{text:?}");
+        assert_eq!(spelt(&unmarked, text), expected_unmarked, "{text:?}");
+    }
+    assert_eq!(marked.decode(&marked.encode("  hello", false).unwrap(), skipping(false)), "  hello");
 }
 
 #[test]
@@ -192,11 +261,13 @@ fn error(vocabulary: GgufVocabulary) -> String {
 #[test]
 fn gguf_vocabulary_errors_name_field_and_value() {
     let unknown = error(byte_level("missing"));
-    assert_eq!(
-        unknown,
-        "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are gpt-2, default, smollm, starcoder, llama-bpe, \
-         llama3, llama-v3, qwen2, qwen35, tekken"
-    );
+    let names = "gpt-2, default, phi-2, gigachat, a.x-4.0, mellum, exaone4, jais, trillion, granite-docling, mpt, \
+                 olmo, smollm, starcoder, refact, codeshell, exaone, minerva-7b, mellum2, command-r, llama-bpe, \
+                 llama3, llama-v3, falcon3, falcon-h1, pixtral, midm-2.0, lfm2, jina-v5-nano, glm4, glm5, chatglm-bpe, \
+                 smaug-bpe, dbrx, qwen2, deepseek-r1-qwen, kormo, f2llmv2, megrez, stablelm2, hunyuan, solar-open, \
+                 qwen35, tekken";
+    let expected = "GGUF field tokenizer.ggml.pre: unknown pre-tokenizer \"missing\"; supported are ";
+    assert_eq!(unknown, format!("{expected}{names}"));
     let model = error(GgufVocabulary { model: "bert".into(), ..sentencepiece() });
     assert!(model.starts_with("GGUF field tokenizer.ggml.model: \"bert\" is not supported"), "{model}");
     let merge = error(GgufVocabulary { merges: vec!["h e".into(), "h z".into()], ..byte_level("gpt-2") });
@@ -239,6 +310,118 @@ fn malformed_tokenizer_json_is_an_error() {
         json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true});
     let message = new(decoder.to_string().as_bytes()).unwrap().to_string();
     assert!(message.contains("\"type\":\"CTC\""), "{message}");
+}
+
+/// A step that replaces a text.
+fn replace(text: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"String": text}, "content": content})
+}
+
+fn sequence(kind: &str, steps: Vec<Value>) -> Value {
+    json!({"type": "Sequence", kind: steps})
+}
+
+#[test]
+fn parts_that_make_texts_much_longer_are_refused_when_the_file_is_opened() {
+    let bytes = |regex: bool| {
+        let mut step = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
+        step["use_regex"] = json!(regex);
+        step
+    };
+    let prepend = |text: &str| json!({"type": "Prepend", "prepend": text});
+    let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
+    let special = json!({"SpecialToken": {"id": "x", "type_id": 0}});
+    let own = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let template = |parts: Vec<&Value>, ids: usize| {
+        let tokens = json!({"x": {"id": "x", "ids": vec![0; ids], "tokens": vec!["x"; ids]}});
+        json!({"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": tokens})
+    };
+    let twice = template(vec![&own, &own], 0);
+    let regex = json!({"type": "Replace", "pattern": {"Regex": "a|b"}, "content": "123456789"});
+    // A trie of no bytes, then a mapping of 75 bytes.
+    let mapping = format!("AAAAAG{}", "Fh".repeat(50));
+    for (part, value, expected) in [
+        (
+            "normalizer",
+            replace("a", &"a".repeat(1000)),
+            "the content of a Replace has 1000 bytes; the limit is 8",
+        ),
+        (
+            "normalizer",
+            sequence("normalizers", vec![replace("abc", &"a".repeat(25))]),
+            "25 bytes; the limit is 24",
+        ),
+        ("normalizer", regex, "9 bytes; the limit is 8"),
+        ("normalizer", replace("", "aaaa"), "the pattern of a Replace is empty"),
+        ("normalizer", sequence("normalizers", vec![prepend("a"); 65]), "more than 64 steps"),
+        ("normalizer", prepend(&"a".repeat(65)), "prepend has 65 bytes; the limit is 64"),
+        (
+            "normalizer",
+            charsmap("/////w=="),
+            "precompiled_charsmap has a trie of 4294967295 bytes; there are 0",
+        ),
+        ("normalizer", charsmap(&mapping), "precompiled_charsmap has a mapping of"),
+        ("normalizer", charsmap(&"A".repeat(4000)), "its parts are inconsistent"),
+        ("pre_tokenizer", sequence("pretokenizers", vec![bytes(true); 200]), "400 steps; the limit is 64"),
+        (
+            "pre_tokenizer",
+            sequence("pretokenizers", vec![bytes(false); 5]),
+            "steps that make 32 bytes of one; the limit is 16",
+        ),
+        ("post_processor", template(vec![&special; 100_000], 1000), "100000000 added ids; the limit is 256"),
+        ("post_processor", template(vec![&own; 1000], 0), "the text 1000 times; the limit is 4"),
+        ("post_processor", sequence("processors", vec![twice; 3]), "the text 8 times; the limit is 4"),
+        ("post_processor", sequence("processors", vec![bytes(true); 65]), "more than 64 steps"),
+        ("decoder", sequence("decoders", vec![replace("a", "aa"); 65]), "decoder: more than 64 steps"),
+        (
+            "decoder",
+            sequence("decoders", vec![replace("e", "ee"); 40]),
+            "decoder: it makes a token more than 16 times longer",
+        ),
+        ("decoder", sequence("decoders", vec![replace("a", &"a".repeat(9))]), "9 bytes; the limit is 8"),
+    ] {
+        let mut json = byte_level_json();
+        json[part] = value;
+        let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err();
+        let message = error.expect(expected).to_string();
+        assert!(
+            message.starts_with("tokenizer.json: ") && message.contains(expected),
+            "{message}\nexpected: {expected}"
+        );
+    }
+}
+
+#[test]
+fn text_that_a_normalizer_makes_much_longer_is_an_error() {
+    let mut json = byte_level_json();
+    json["normalizer"] = sequence("normalizers", vec![replace("a", "aa"); 40]);
+    let tokenizer = ours(&json);
+    let error = tokenizer.encode(&"a".repeat(30), false).unwrap_err().to_string();
+    let expected =
+        "text of 30 bytes cannot be encoded: its normalizer makes the text more than 16 times longer";
+    assert_eq!(error, expected);
+    assert_eq!(tokenizer.encode("bcd", false).unwrap().len(), 3, "the next text is encoded");
+    json["normalizer"] = sequence("normalizers", vec![replace("a", "aa"); 2]);
+    assert_eq!(ours(&json).encode("aab", false).unwrap().len(), 9);
+}
+
+#[test]
+fn growing_parts_of_published_files_are_accepted() {
+    let mut json = byte_level_json();
+    // The longest mapping of Unicode, of 3 bytes to 33.
+    for form in ["NFKC", "NFKD"] {
+        json["normalizer"] = json!({"type": form});
+        let text = "\u{fdfa}".repeat(1000);
+        let expected = library(&json).encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        assert_eq!(ours(&json).encode(&text, false).unwrap(), expected);
+    }
+    let part = json!({"SpecialToken": {"id": "<|begin|>", "type_id": 0}});
+    json["post_processor"] = json!({"type": "Sequence", "processors": [
+        {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true},
+        {"type": "TemplateProcessing", "single": [part, {"Sequence": {"id": "A", "type_id": 0}}, part], "pair": [],
+         "special_tokens": {"<|begin|>": {"id": "<|begin|>", "ids": [271], "tokens": ["<|begin|>"]}}},
+    ]});
+    assert_eq!(ours(&json).encode("x", true).unwrap(), [271, u32::from(b'x'), 271]);
 }
 
 #[test]

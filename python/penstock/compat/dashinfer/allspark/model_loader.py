@@ -133,8 +133,9 @@ class HuggingFaceModel(LLM):
         `parameters` has the other keys of `rope_scaling` in `config.json`, such as `factor`.
         """
         scaling = {"rope_type": _ROPE_TYPES[method], **(parameters or {})}
-        # transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`
-        if "rope_parameters" in self.get_model_config():
+        # transformers 5 writes `rope_parameters`, earlier versions `rope_scaling`, which replaces them
+        config = self.get_model_config()
+        if "rope_parameters" in config and not config.get("rope_scaling"):
             self._overrides = {"rope_parameters": scaling}
         else:
             self._overrides = {"rope_scaling": None if method is RoPEScaleMethod.NO_SCALE else scaling}

@@ -1,5 +1,6 @@
 //! Test support: temporary directories, a GGUF writer, a safetensors writer.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -41,6 +42,35 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Runs `work`, and returns its result and the warnings that this thread logs meanwhile.
+pub fn warnings_of<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    // An error: another test has set the logger.
+    let _ = log::set_logger(&Collector);
+    log::set_max_level(log::LevelFilter::Warn);
+    WARNINGS.take();
+    let result = work();
+    (result, WARNINGS.take())
+}
+
+thread_local! {
+    static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Collects the messages of each thread.
+struct Collector;
+
+impl log::Log for Collector {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        WARNINGS.with_borrow_mut(|warnings| warnings.push(record.args().to_string()));
+    }
+
+    fn flush(&self) {}
 }
 
 /// All elements of a tensor.

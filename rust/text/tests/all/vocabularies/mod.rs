@@ -150,9 +150,12 @@ pub fn sentencepiece_decoder(strip: bool) -> Value {
 
 /// A SentencePiece vocabulary with a decoder, or without one if null.
 pub fn sentencepiece_json(decoder: Value) -> Value {
-    let metaspace =
-        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": false});
-    tokenizer_json(&sentencepiece(), json!({"byte_fallback": true, "fuse_unk": true}), metaspace, decoder)
+    let model = json!({"byte_fallback": true, "fuse_unk": true});
+    let mut json = tokenizer_json(&sentencepiece(), model, Value::Null, decoder);
+    json["normalizer"] = json!({"type": "Sequence", "normalizers": [
+        {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    ]});
+    json
 }
 
 /// Every kind of decoder of text generation models.

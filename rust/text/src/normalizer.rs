@@ -1,0 +1,211 @@
+//! The normaliser of a tokenizer, with bounds on the growth of a text.
+//!
+//! The steps of a file may replace a character by a long text, or repeat it, so that a word takes all memory. Here a
+//! step has a limit on the bytes that it makes of one, and a text on its length between the steps.
+
+use std::cell::Cell;
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+use tokenizers::{NormalizedString, NormalizerWrapper};
+
+/// Maximum number of steps of a pipeline's part.
+pub(crate) const MAX_STEPS: usize = 64;
+/// Maximum growth of a text by all steps together. Unicode's longest compatibility mapping makes 11 bytes of one.
+pub(crate) const MAX_GROWTH: usize = 16;
+/// Added to the limits, for short texts.
+pub(crate) const MARGIN: usize = 1 << 10;
+/// Maximum number of bytes that a replacement makes of each byte that it replaces.
+const MAX_REPLACEMENT: usize = 8;
+/// Maximum length of a prefix, and of a mapping of `precompiled_charsmap`, whose longest in published files is 33.
+const MAX_TEXT: usize = 64;
+/// The most bytes that Unicode's normal forms, changes of case and the byte-level alphabet make of one.
+const UNICODE_GROWTH: usize = 12;
+/// Maximum growth of a text if every byte of it grew as much as its step allows.
+const MAX_POSSIBLE_GROWTH: usize = 64;
+
+/// A sequence of steps.
+pub(crate) struct Normalizer {
+    steps: Vec<Step>,
+}
+
+struct Step {
+    normalizer: NormalizerWrapper,
+    /// The most bytes that it makes of one.
+    growth: usize,
+}
+
+thread_local! {
+    /// Set by a text that exceeds the limit: the library does not pass on the errors of a normaliser.
+    static EXCEEDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`. An error if a text of it exceeded the limit.
+pub(crate) fn within_limit<T>(work: impl FnOnce() -> T) -> tokenizers::Result<T> {
+    EXCEEDED.set(false);
+    let result = work();
+    if EXCEEDED.get() { Err(too_long()) } else { Ok(result) }
+}
+
+fn too_long() -> tokenizers::Error {
+    format!("its normalizer makes the text more than {MAX_GROWTH} times longer").into()
+}
+
+impl Normalizer {
+    /// The steps of a description in the form of `tokenizer.json`. The error is about the field.
+    fn new(description: Value) -> Result<Self, String> {
+        let mut descriptions = Vec::new();
+        flatten(description, &mut descriptions)?;
+        let step = |description: Value| {
+            let growth = growth(&description)?;
+            let normalizer =
+                NormalizerWrapper::deserialize(description).map_err(|error| error.to_string())?;
+            Ok(Step { normalizer, growth })
+        };
+        Ok(Self { steps: descriptions.into_iter().map(step).collect::<Result<_, String>>()? })
+    }
+}
+
+impl From<NormalizerWrapper> for Normalizer {
+    /// The steps of our own pipelines, which are within the limits.
+    fn from(normalizer: NormalizerWrapper) -> Self {
+        Self { steps: vec![Step { normalizer, growth: 1 }] }
+    }
+}
+
+impl<'de> Deserialize<'de> for Normalizer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(Value::deserialize(deserializer)?)
+            .map_err(|problem| D::Error::custom(format_args!("normalizer: {problem}")))
+    }
+}
+
+impl tokenizers::Normalizer for Normalizer {
+    fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        let limit = |growth: usize, length: usize| length.saturating_mul(growth).saturating_add(MARGIN);
+        let length = text.len();
+        for step in &self.steps {
+            let possible = text.len().saturating_mul(step.growth);
+            if possible > limit(MAX_POSSIBLE_GROWTH, length) {
+                EXCEEDED.set(true);
+                return Err(too_long());
+            }
+            step.normalizer.normalize(text)?;
+            if text.len() > limit(MAX_GROWTH, length) {
+                EXCEEDED.set(true);
+                return Err(too_long());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The steps of nested sequences.
+fn flatten(description: Value, steps: &mut Vec<Value>) -> Result<(), String> {
+    match description {
+        Value::Object(mut fields) if fields.contains_key("normalizers") => {
+            let Some(Value::Array(inner)) = fields.remove("normalizers") else {
+                return Err("normalizers is not a list".to_owned());
+            };
+            inner.into_iter().try_for_each(|inner| flatten(inner, steps))
+        }
+        _ if steps.len() == MAX_STEPS => Err(format!("more than {MAX_STEPS} steps")),
+        step => {
+            steps.push(step);
+            Ok(())
+        }
+    }
+}
+
+/// The most bytes that a step makes of one, if that is within the limits.
+fn growth(step: &Value) -> Result<usize, String> {
+    if step.get("content").is_some() {
+        return replacement_growth(step);
+    }
+    if let Some(prefix) = step.get("prepend").and_then(Value::as_str) {
+        if prefix.len() > MAX_TEXT {
+            return Err(format!("prepend has {} bytes; the limit is {MAX_TEXT}", prefix.len()));
+        }
+        return Ok(1);
+    }
+    if let Some(charsmap) = step.get("precompiled_charsmap").and_then(Value::as_str) {
+        return charsmap_growth(charsmap);
+    }
+    Ok(UNICODE_GROWTH)
+}
+
+/// The most bytes that a `Replace` of a normaliser or a decoder makes of one, if that is within the limit.
+pub(crate) fn replacement_growth(step: &Value) -> Result<usize, String> {
+    let content = step.get("content").and_then(Value::as_str).unwrap_or_default();
+    // An expression may match single bytes, and also nothing.
+    let replaced = step.get("pattern").and_then(|pattern| pattern.get("String")).and_then(Value::as_str);
+    let replaced = replaced.map_or(1, str::len);
+    if replaced == 0 {
+        return Err("the pattern of a Replace is empty".to_owned());
+    }
+    let growth = content.len().div_ceil(replaced).max(1);
+    if growth > MAX_REPLACEMENT {
+        let (content, limit) = (content.len(), replaced * MAX_REPLACEMENT);
+        return Err(format!(
+            "the content of a Replace has {content} bytes; the limit is {limit}, {MAX_REPLACEMENT} for each byte of \
+             its pattern"
+        ));
+    }
+    Ok(growth + usize::from(step.get("pattern").is_some_and(|pattern| pattern.get("Regex").is_some())))
+}
+
+/// The length of the longest mapping. The file is the size of a trie in bytes, the trie, and the mappings, each with a
+/// zero at its end. The library takes the size as it is.
+fn charsmap_growth(charsmap: &str) -> Result<usize, String> {
+    // A text that is not valid is an error of the library.
+    let Some(bytes) = decode_base64(charsmap) else { return Ok(1) };
+    let Some((size, rest)) = bytes.split_first_chunk::<4>() else { return Ok(1) };
+    let size = u32::from_le_bytes(*size) as usize;
+    let Some(mappings) = rest.get(size..) else {
+        return Err(format!("precompiled_charsmap has a trie of {size} bytes; there are {}", rest.len()));
+    };
+    let longest = mappings.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0);
+    if longest > MAX_TEXT {
+        return Err(format!(
+            "precompiled_charsmap has a mapping of {longest} bytes; the limit is {MAX_TEXT}"
+        ));
+    }
+    Ok(longest.max(1))
+}
+
+/// The bytes of a text in base64; `None` if it has other characters.
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0_u32, 0);
+    for character in text.trim_end_matches('=').bytes() {
+        let value = match character {
+            b'A'..=b'Z' => character - b'A',
+            b'a'..=b'z' => character - b'a' + 26,
+            b'0'..=b'9' => character - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = bits << 6 | u32::from(value);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_decoded() {
+        for (text, bytes) in [("", &b""[..]), ("/////w==", &[255; 4]), ("AGE+", b"\0a>"), ("YWJj", b"abc")] {
+            assert_eq!(decode_base64(text).as_deref(), Some(bytes));
+        }
+        assert_eq!(decode_base64("a b"), None);
+    }
+}
