@@ -14,20 +14,20 @@ from __future__ import annotations
 import math
 import os
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from penstock._client import client
 from penstock._core import Port
 from penstock.errors import OverloadedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_THREADS", "MAX_WAITING", "SlowCall", "client", "run_in_thread", "run_slow"]
+__all__ = ["MAX_THREADS", "MAX_WAITING", "SlowCall", "run_in_thread", "run_slow"]
 
 Returned = TypeVar("Returned")
 
@@ -36,9 +36,6 @@ MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 #: Number of threads of an event loop that may wait for others, beside those that have slots.
 MAX_WAITING = 32
-
-#: Identifies the client on whose behalf a task works. Clients share the threads that compile grammars.
-client: ContextVar[int | None] = ContextVar("penstock.client", default=None)
 
 
 class AbandonedError(BaseException):

@@ -438,7 +438,7 @@ def test_too_many_blocks_error_names_the_number_that_fits(tiny_model: Path) -> N
         assert engine.info.num_blocks == int(match[1]) // 2
 
 
-def test_model_without_head_has_the_outputs_of_one_with_a_tied_head(tmp_path: Path) -> None:
+def test_model_without_head_is_that_with_a_tied_one(tmp_path: Path) -> None:
     config = make_config("qwen3", tie_word_embeddings=True)
     whole = write_checkpoint(tmp_path / "whole", config)
     base = shutil.copytree(whole, tmp_path / "base")

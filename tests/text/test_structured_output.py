@@ -24,6 +24,7 @@ from anyio.lowlevel import RunVar
 
 import penstock
 from penstock import _workers
+from penstock._client import client
 from penstock.demo import model_path
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
@@ -363,13 +364,13 @@ async def test_number_of_callers_that_wait_is_limited(
         except penstock.OverloadedError as error:
             ends[str(error)] += 1
 
-    for client in (None, 1):
-        _workers.client.set(client)
+    for number in (None, 1):
+        client.set(number)
         ends.clear()
         async with anyio.create_task_group() as group:
             for _ in range(6):
                 group.start_soon(ask)
-        if client is None:
+        if number is None:
             assert ends == {"answered": 6}  # the application waits for its own calls
     assert ends["answered"] >= 2
     assert ends["2 requests wait for their grammars; try again later"] == 6 - ends["answered"] > 0
@@ -381,7 +382,7 @@ async def test_grammars_of_clients_are_compiled_in_turns(engine: penstock.Engine
     ends = collections.Counter[str]()
 
     async def ask() -> None:
-        _workers.client.set(1)
+        client.set(1)
         try:
             await engine.generate("x", max_tokens=1, response_format=slow_format())
             ends["answered"] += 1
@@ -393,7 +394,7 @@ async def test_grammars_of_clients_are_compiled_in_turns(engine: penstock.Engine
             group.start_soon(ask)
         while not ends["limited"]:
             await anyio.lowlevel.checkpoint()
-        _workers.client.set(2)
+        client.set(2)
         assert (await engine.generate("x", max_tokens=9, regex="[bd]{3}")).finish_reason == "stop"
         assert ends["answered"] < 16  # most of the grammars of the first client still wait
         assert ends["refused"] == 0

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from penstock._workers import client
+from penstock._client import client
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import Exchange

@@ -130,7 +130,7 @@ def _checked(
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()
             logger.warning("request field %r is unknown and ignored", shown)
-    # What has no effect is not kept while the request waits: decoded, it can be far larger than its JSON.
+    # Fields without effect are not kept while the request waits: decoded, they can be far larger than JSON.
     for name in fields.keys() - structure.__struct_fields__ - SAMPLING_FIELDS:  # type: ignore[attr-defined]
         del fields[name]
     for name in fields.keys() & _integers(structure):  # type: ignore[arg-type] # a class has a hash

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn other_contents_of_the_same_size_and_time_have_another_identity() {
+    fn contents_of_the_same_size_and_time_have_another_identity() {
         let directory = directory("identity");
         let file = directory.join("model.safetensors");
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
@@ -305,11 +305,11 @@ mod tests {
             set_mode(path, mode);
             refused("other users may write to it");
         }
-        let nobody = 65534;
+        let other_user = 65534;
         for path in [&entry, &file] {
             make();
             // Only the superuser can give a file away.
-            if chown(path, Some(nobody), None).is_ok() {
+            if chown(path, Some(other_user), None).is_ok() {
                 refused("it belongs to another user");
             }
         }

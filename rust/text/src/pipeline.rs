@@ -78,7 +78,7 @@ fn check_post_processor(processor: Option<&PostProcessorWrapper>) -> Result<(), 
     Ok(())
 }
 
-/// How often a template has the text, and the number of ids that it adds.
+/// The number of times that a template has the text, and the number of ids that it adds.
 fn template_size(template: &Value) -> (usize, usize) {
     let parts = template["single"].as_array().map_or(&[][..], Vec::as_slice);
     let (mut texts, mut ids) = (0, 0);

@@ -176,7 +176,7 @@ fn generation_config_takes_precedence_over_config() {
 }
 
 #[test]
-fn values_of_generation_config_that_do_not_fit_are_ignored_with_a_warning() {
+fn unfitting_values_of_generation_config_are_ignored() {
     for (field, value, expected) in [
         ("eos_token_id", r#""two""#, "\"two\"; a token id or a list of token ids is expected"),
         ("eos_token_id", "4294967296", "4294967296; a token id"),
@@ -212,7 +212,7 @@ fn values_of_generation_config_that_do_not_fit_are_ignored_with_a_warning() {
 }
 
 #[test]
-fn end_of_text_of_the_tokenizer_ends_generation_without_generation_config() {
+fn end_of_text_of_the_tokenizer_is_an_end_token() {
     let ends = |scratch: &Scratch| scratch.open().unwrap().text().generation().eos_token_ids.clone();
     let scratch = model();
     scratch.write("tokenizer_config.json", r#"{"eos_token":"<|im_end|>"}"#);
@@ -256,7 +256,7 @@ fn non_finite_numbers_of_python_are_accepted_in_unused_fields() {
 }
 
 #[test]
-fn tensors_of_a_model_without_head_have_the_names_of_one_with_a_head() {
+fn tensors_of_a_model_without_head_have_the_usual_names() {
     let names = [
         ("embed_tokens.weight", "model.embed_tokens.weight"),
         ("layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.weight"),

@@ -322,7 +322,7 @@ fn sequence(kind: &str, steps: Vec<Value>) -> Value {
 }
 
 #[test]
-fn parts_that_make_texts_much_longer_are_refused_when_the_file_is_opened() {
+fn parts_that_make_texts_much_longer_are_refused() {
     let bytes = |regex: bool| {
         let mut step = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true});
         step["use_regex"] = json!(regex);
