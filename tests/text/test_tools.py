@@ -154,7 +154,7 @@ async def test_tool_without_parameters_is_called_without_arguments(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
-async def test_integers_of_a_tool_may_have_64_bits(hermes: penstock.Engine, choice: str) -> None:
+async def test_integers_of_a_tool_may_have_64_bits(hermes: penstock.Engine, choice: Any) -> None:
     bounds = {"minimum": -(2**63), "maximum": 2**64 - 1}
     parameters = {"type": "object", "properties": {"n": {"type": "integer", **bounds}}, "required": ["n"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
