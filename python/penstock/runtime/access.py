@@ -27,7 +27,7 @@ Level: TypeAlias = Literal["open", "read", "change", "engines"]
 
 #: The addresses of clients on this machine. Proxies of service meshes connect from others of 127.0.0.0/8.
 _LOCAL = ("127.0.0.1", "::1")
-#: The names of headers begin so that proxies add: one on this machine has clients of others.
+#: The beginnings of names of headers that proxies add: one on this machine has clients of others.
 _FORWARDED = (
     *("cf-connecting-ip", "client-ip", "fastly-client-ip", "forwarded", "true-client-ip", "via"),
     *("x-client-ip", "x-cluster-client-ip", "x-envoy", "x-forwarded", "x-original-forwarded", "x-real-ip"),
