@@ -102,7 +102,8 @@ class Runtime(Served):
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Any, dict[str, str]]:
         """As the base class; without headers, with `TOKEN` if that is one of the runtime."""
-        if headers is None and TOKEN in self.application.state.settings.tokens:
+        state = getattr(self.application, "state", None)  # none of a program
+        if headers is None and state is not None and TOKEN in state.settings.tokens:
             headers = {"Authorization": f"Bearer {TOKEN}"}
         return super().ask(path, body, method=method, headers=headers)
 
