@@ -378,7 +378,8 @@ def test_random_paths_and_methods_add_no_labels(engine: penstock.Engine) -> None
     samples = [s for s in families["http_requests"].samples if s.name == "http_requests_total"]
     assert sum(sample.value for sample in samples) == 10_000
     values = {name: {sample.labels[name] for sample in samples} for name in samples[0].labels}
-    assert values["handler"] == {"none", "/", "/tokenize", "/v1/models/{name:path}"}
+    routes = {"/", "/tokenize", "/v1/completions", "/v1/models", "/v1/models/{name:path}"}
+    assert values["handler"] == {"none", *routes}
     assert values["method"] == {"GET", "POST", "PUT", "HEAD", "other"}
     assert values["status"] <= {"2xx", "4xx"}
 
