@@ -301,7 +301,7 @@ _READING = frozenset("abs attr count d default first float int last length rando
 # Filters that compare the entries of a list.
 _SORTING = frozenset("dictsort groupby max min sort unique".split())  # noqa: SIM905
 _NEEDING_LENGTH = _SORTING | {"join", "sum"}
-# Filters whose result is lazy, or a list of the same entries.
+# Filters that return an iterator, or a list of the same entries.
 _LISTING = _SORTING | frozenset(
     "items list map reject rejectattr reverse select selectattr".split()  # noqa: SIM905
 )
@@ -309,7 +309,7 @@ _LISTING = _SORTING | frozenset(
 _MAKING_SMALL = frozenset("_compare _concatenate count int length lower string trim upper".split())  # noqa: SIM905
 # Filters that pass over the entries of any iterable.
 _PASSING = frozenset("map reject rejectattr select selectattr".split())  # noqa: SIM905
-# Filters and methods whose time is the product of the lengths of the text and of what they look for.
+# Filters and methods that can compare the searched text at each position of the text.
 _SEARCHING = frozenset("lstrip rfind rindex rpartition rsplit rstrip strip trim".split())  # noqa: SIM905
 # Comparisons by their names in Jinja.
 _COMPARING: dict[str, Callable[[Any, Any], Any]] = {
@@ -353,7 +353,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _charge_search(text: Any, wanted: object) -> None:
-    """Charge a search whose time is the product of the lengths of the text and of what it looks for."""
+    """Charge a search that can compare the wanted text at each position of the text."""
     if isinstance(text, str):
         _budget.get().read(len(text) * weight(wanted))
 
@@ -388,7 +388,7 @@ def _compare(left: Any, *others: Any) -> Any:
 
 
 def _charge_comparison(left: Any, right: Any, *, is_membership: bool) -> None:
-    """Charge containers, whose parts are compared."""
+    """Charge the parts of containers that are compared."""
     is_container = not isinstance(left, str) and hasattr(left, "__len__")
     if is_membership:
         chars = length(right) * (measured(left) if is_container else 1)

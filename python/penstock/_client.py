@@ -1,4 +1,4 @@
-"""The client on whose behalf a task works, such as an API key of a server."""
+"""The client that a task works for, such as an API key of a server."""
 
 from contextvars import ContextVar
 

@@ -3353,7 +3353,7 @@ class Engine:
         Tokenises the text and compiles a grammar, which can take seconds. Meanwhile `check_cancelled` is
         called at intervals; an exception raised in it ends the call, and so does Ctrl-C in the main thread.
         If it has a method `begin_wait`, this is called before the call waits for the compilation. Its
-        attribute `client`, a number below 2^64, names the client whose grammar it is: clients take turns.
+        attribute `client`, a number below 2^64, is the client that the call is for: clients take turns.
 
         Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """

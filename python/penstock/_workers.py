@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
@@ -27,15 +28,16 @@ from penstock.errors import OverloadedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_THREADS", "MAX_WAITING", "SlowCall", "run_in_thread", "run_slow"]
+__all__ = ["MAX_THREADS", "SlowCall", "run_in_thread", "run_slow"]
 
 Returned = TypeVar("Returned")
 
 #: Number of worker threads of an event loop, as in the standard library's thread pools.
 MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
-#: Number of threads of an event loop that may wait for others, beside those that have slots.
-MAX_WAITING = 32
+#: Number of threads of an event loop that may wait for others, and of those that work for one client.
+MAX_WAITING = 64
+MAX_WAITING_OF_CLIENT = 16
 
 
 class AbandonedError(BaseException):
@@ -64,9 +66,9 @@ class SlowCall:
         """
         self()
         if not self._is_waiting:
-            self._is_waiting = self._workers.leave()
+            self._is_waiting = self._workers.leave(self.client)
             if not self._is_waiting and self.client is not None:
-                raise OverloadedError(f"{MAX_WAITING} requests wait for their grammars; try again later")
+                raise OverloadedError("too many requests wait for their grammars; try again later")
 
     def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in the thread."""
@@ -75,13 +77,13 @@ class SlowCall:
         try:
             return function(self)
         finally:
-            self._workers.end(is_waiting=self._is_waiting)
+            self._workers.end(self.client, is_waiting=self._is_waiting)
 
     def abandon(self) -> None:
         """The task has its result, or does not wait for it."""
         self._is_abandoned = True
         if self._started.acquire(blocking=False):
-            self._workers.end(is_waiting=False)
+            self._workers.end(self.client, is_waiting=False)
 
 
 class Workers:
@@ -90,7 +92,7 @@ class Workers:
     def __init__(self, num_threads: int) -> None:
         self._lock = threading.Lock()  # of the numbers
         self._num_free = num_threads
-        self._num_waiting = 0
+        self._num_waiting = Counter[int | None]()  # by client
         self._port = Port()  # rung when a slot is freed
         self._first = anyio.Lock()  # held by the first of the tasks that wait
 
@@ -103,21 +105,24 @@ class Workers:
         finally:
             call.abandon()
 
-    def leave(self) -> bool:
+    def leave(self, client: int | None) -> bool:
         """Free the slot of a thread that waits for other threads; returns whether one more can wait."""
         with self._lock:
-            if self._num_waiting >= MAX_WAITING:
+            is_full = self._num_waiting.total() >= MAX_WAITING
+            if is_full or self._num_waiting[client] >= MAX_WAITING_OF_CLIENT:
                 return False
-            self._num_waiting += 1
+            self._num_waiting[client] += 1
             self._num_free += 1
         self._port.ring()
         return True
 
-    def end(self, *, is_waiting: bool) -> None:
+    def end(self, client: int | None, *, is_waiting: bool) -> None:
         """Free the slot, or the place among those that wait, of a thread that has ended."""
         with self._lock:
             if is_waiting:
-                self._num_waiting -= 1
+                self._num_waiting[client] -= 1
+                if not self._num_waiting[client]:
+                    del self._num_waiting[client]
             else:
                 self._num_free += 1
         self._port.ring()

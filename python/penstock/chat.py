@@ -54,10 +54,10 @@ _PROBE = "\ue0a7penstock\ue0a7"
 # Keys of reasoning in messages. Templates read the first one; the template of gpt-oss reads the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-# Names that have another meaning in a template, whatever the variables are.
+# Names that Jinja reserves: a variable of such a name could not be read.
 _NO_VARIABLES = frozenset(("self", "not", "true", "false", "none", "True", "False", "None"))
 
-# The roles of messages whose content may be null: a model's message can be empty, and so can a tool's result.
+# The roles of messages that may have no content: a model's message can be empty, and so can a tool's result.
 _MAY_BE_SILENT = ("assistant", "tool")
 
 

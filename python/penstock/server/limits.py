@@ -48,8 +48,8 @@ class Action(NamedTuple):
 def _client_id(exchange: Exchange) -> int:
     """Identifies the client to the engine: by its key or, without one, by its address."""
     address = exchange.scope.get("client")
-    name = exchange.key or ("" if address is None else address[0]).encode()
-    return int.from_bytes(digest_of(name)[:8])
+    digest = exchange.key or digest_of(("" if address is None else address[0]).encode())
+    return int.from_bytes(digest[:8])
 
 
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)

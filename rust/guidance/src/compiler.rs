@@ -25,8 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The caller of a compilation.
 pub trait Caller {
-    /// Identifies the client on whose behalf the grammar is compiled, if it is known. Callers without one are one
-    /// client, whose grammars are limited only together with all others.
+    /// The client that the caller works for. Callers without one are one client.
     fn client(&self) -> Option<u64> {
         None
     }
@@ -145,22 +144,16 @@ impl GrammarCompiler {
         let key = key.unwrap_or_else(|| Arc::new(spec.clone()));
         if !queue.jobs.contains_key(&key) {
             let (limits, kind) = (&workers.limits, spec.kind());
-            let client = caller.client();
-            let overloaded = |reason| Err(GuidanceError::Overloaded { kind, reason });
-            if client.is_some() && queue.pending.len_of(client) >= limits.queued_grammars_of_client {
-                let limit = limits.queued_grammars_of_client;
-                return overloaded(format!("{limit} other grammars of the client wait"));
-            }
+            let overloaded = |reason| GuidanceError::Overloaded { kind, reason };
             if queue.pending.len() >= limits.queued_grammars {
                 let limit = limits.queued_grammars;
-                return overloaded(format!("the queue is full, with {limit} other grammars"));
+                return Err(overloaded(format!("the queue is full, with {limit} other grammars")));
             }
-            CompileWorkers::ensure_worker(workers, &mut queue).map_err(|error| {
-                GuidanceError::Overloaded { kind, reason: format!("cannot start a thread: {error}") }
-            })?;
+            CompileWorkers::ensure_worker(workers, &mut queue)
+                .map_err(|error| overloaded(format!("cannot start a thread: {error}")))?;
             let job = CompileJob { num_callers: 0, started: None, result: None };
             queue.jobs.insert(Arc::clone(&key), job);
-            queue.pending.push(client, Arc::clone(&key));
+            queue.pending.push(caller.client(), Arc::clone(&key));
             workers.job_added.notify_one();
         }
         workers.wait(queue, &key, caller)

@@ -12,8 +12,6 @@ pub struct GuidanceLimits {
     pub compile_time: Duration,
     /// Maximum number of grammars in the queue.
     pub queued_grammars: usize,
-    /// Maximum number of grammars of one client in the queue.
-    pub queued_grammars_of_client: usize,
     /// Maximum number of worker threads. They start on demand.
     pub workers: usize,
     /// Maximum nesting depth of brackets in a source.
@@ -53,7 +51,6 @@ impl Default for GuidanceLimits {
         Self {
             compile_time: Duration::from_secs(5),
             queued_grammars: 64,
-            queued_grammars_of_client: 16,
             workers: 2,
             nesting: 64,
             source_bytes: 1 << 20,

@@ -1,8 +1,8 @@
-//! A queue whose clients take turns.
+//! A queue of several clients, which take turns.
 
 use std::collections::VecDeque;
 
-/// Items of clients. The client whose turn it is gives its oldest item, and then the next client has its turn.
+/// Items of clients. A client gives its oldest item at its turn; then it is the next client's turn.
 pub(crate) struct Turns<T> {
     /// Never empty for a client.
     clients: VecDeque<(Option<u64>, VecDeque<T>)>,
@@ -19,11 +19,6 @@ impl<T: PartialEq> Turns<T> {
     /// Number of items.
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Number of items of a client.
-    pub(crate) fn len_of(&self, client: Option<u64>) -> usize {
-        self.clients.iter().find(|(id, _)| *id == client).map_or(0, |(_, items)| items.len())
     }
 
     /// Adds an item. A client without items gets the last turn.

@@ -156,7 +156,7 @@ pub(super) fn generation(
     Ok(generation)
 }
 
-/// The tokens of the vocabulary whose text is one of `texts`.
+/// The tokens of the vocabulary with one of these texts.
 fn ids_of<'a>(vocabulary: &'a GgufVocabulary, texts: &'a [&str]) -> impl Iterator<Item = u32> + 'a {
     let tokens = vocabulary.tokens.iter().zip(0_u32..);
     tokens.filter(|(text, _)| texts.contains(&text.as_str())).map(|(_, id)| id)

@@ -375,8 +375,8 @@ impl Cuda {
     }
 }
 
-/// Calls `launch` with the copies in order, in parts whose copies are independent of one another. Its first argument is
-/// whether they save blocks.
+/// Calls `launch` with the copies in order, in parts. The copies of a part are independent of one another. The first
+/// argument is whether they save blocks.
 fn each_launch(
     copies: &mut dyn Iterator<Item = BlockCopy>,
     mut launch: impl FnMut(bool, &[Copy]) -> Result<(), DeviceError>,

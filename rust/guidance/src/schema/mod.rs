@@ -1,5 +1,4 @@
-//! Preparation of a JSON schema for the library: rejects schemas whose compilation would take too much recursion or
-//! time, rewrites keywords that the library reads differently, and sets the whitespace policy.
+//! Preparation of a JSON schema for the library: rejects schemas that would take too much recursion or time, rewrites keywords that the library reads differently, and sets the whitespace policy.
 
 mod combination;
 mod cost;

@@ -149,16 +149,11 @@ fn cancelled_callers_free_their_queue_entries() {
 
 /// A caller that records what it is asked.
 struct Recorded {
-    client: Option<u64>,
     num_waits: usize,
     may_wait: bool,
 }
 
 impl Caller for Recorded {
-    fn client(&self) -> Option<u64> {
-        self.client
-    }
-
     fn begin_wait(&mut self) -> bool {
         self.num_waits += 1;
         self.may_wait
@@ -172,23 +167,13 @@ impl Caller for Recorded {
 #[test]
 fn caller_is_told_before_it_waits() {
     let compiler = with(untimed_limits());
-    let mut caller = Recorded { client: None, num_waits: 0, may_wait: false };
+    let mut caller = Recorded { num_waits: 0, may_wait: false };
     let error = compiler.compile_for(&number(1), &mut caller).err().unwrap();
     assert!(matches!(error, GuidanceError::Cancelled { .. }), "{error}");
     caller.may_wait = true;
     compiler.compile_for(&number(1), &mut caller).unwrap();
     compiler.compile_for(&number(1), &mut caller).unwrap();
     assert_eq!(caller.num_waits, 2, "a cached grammar needs no wait");
-}
-
-#[test]
-fn queue_of_one_client_is_limited() {
-    let compiler = with(GuidanceLimits { queued_grammars_of_client: 0, ..untimed_limits() });
-    let caller = |client| Recorded { client, num_waits: 0, may_wait: true };
-    let error = compiler.compile_for(&number(1), &mut caller(Some(7))).err().unwrap();
-    assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
-    assert!(error.to_string().contains("0 other grammars of the client"), "{error}");
-    compiler.compile_for(&number(1), &mut caller(None)).unwrap();
 }
 
 #[test]
