@@ -1,4 +1,5 @@
-//! Preparation of a JSON schema for the library: rejects schemas that would take too much recursion or time, rewrites keywords that the library reads differently, and sets the whitespace policy.
+//! Preparation of a JSON schema for the library: rejects schemas that would take too much recursion or time, rewrites
+//! keywords that the library reads differently, and sets the whitespace policy.
 
 mod combination;
 mod cost;
