@@ -3342,6 +3342,7 @@ class Engine:
         *,
         is_chat: bool = False,
         is_scoring: bool = False,
+        client: int | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> Request:
         """Submit a request, whose output `port` receives. Does not wait for the engine.
@@ -3352,8 +3353,10 @@ class Engine:
 
         Tokenises the text and compiles a grammar, which can take seconds. Meanwhile `check_cancelled` is
         called at intervals; an exception raised in it ends the call, and so does Ctrl-C in the main thread.
-        If it has a method `begin_wait`, this is called before the call waits for the compilation. Its
-        attribute `client`, a number below 2^64, is the client that the call is for: clients take turns.
+        If it has a method `begin_wait`, this is called before the call waits for the compilation.
+
+        `client`, a number below 2^64, is the client that the request is for: clients that compete get equal
+        shares of the engine.
 
         Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """
@@ -3364,6 +3367,7 @@ class Engine:
         params: SamplingParams,
         *,
         is_chat: bool = False,
+        client: int | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> BeamSearch:
         """Prepare a beam search, of which no request has started. Raises as `start_request` does."""
@@ -3428,8 +3432,8 @@ class Engine:
     def is_forked(self) -> bool:
         """Whether this process is the child of a fork, and the engine's threads are in the parent."""
 
-    def check_room(self) -> None:
-        """Raise `OverloadedError` if `max_waiting` requests wait."""
+    def check_room(self, client: int | None = None) -> None:
+        """Raise `OverloadedError` if a request of a client would be refused, such as by `max_waiting`."""
 
     def check_process(self) -> None:
         """Raise `EngineStoppedError` if `is_forked`."""

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
+from penstock._client import client
 from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
@@ -359,7 +360,9 @@ class Session:
 
         `check_cancelled` raises once the caller has been cancelled.
         """
-        start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
+        start = partial(
+            self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled
+        )
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
@@ -374,7 +377,9 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
         """Submit a scoring request: the prompt without a generated token."""
-        start = partial(self.check_open().start_request, check_cancelled=check_cancelled)
+        start = partial(
+            self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled
+        )
         if should_offload(text, params):
             self.check_room()
         return start(text, params, port, is_scoring=True)
@@ -386,7 +391,9 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
-        search = partial(self.check_open().search_beams, check_cancelled=check_cancelled)
+        search = partial(
+            self.check_open().search_beams, client=client.get(), check_cancelled=check_cancelled
+        )
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
@@ -415,7 +422,7 @@ class Session:
 
     def check_room(self) -> None:
         """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
-        self.check_open().check_room()
+        self.check_open().check_room(client.get())
 
     def __repr__(self) -> str:
         is_open = self._native is not None and not self._native.is_forked

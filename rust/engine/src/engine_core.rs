@@ -126,7 +126,7 @@ impl EngineCore {
             return self.reject(outboxes.into_iter(), Rejection::UnknownAdapter { num_adapters });
         }
         let (unfinished, choices) = (self.scheduler.num_unpaused(), outboxes.len());
-        let limit = self.limits.max_unfinished;
+        let limit = self.scheduler.max_unfinished(request.client, choices);
         if unfinished + choices > limit {
             self.stats.count_rejection(); // before the event
             let rejection = Rejection::TooManyUnfinished { unfinished, choices, limit };
@@ -318,7 +318,7 @@ impl EngineCore {
 
     fn publish_stats(&self) {
         self.stats.publish(self.scheduler.stats());
-        self.stats.set_overload(self.scheduler.overload());
+        self.stats.set_overloads(self.scheduler.overloads());
     }
 
     /// The time at which the next block of the prefix cache expires. `attend` must be called then, even without a

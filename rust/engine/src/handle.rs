@@ -23,7 +23,9 @@ use crate::output_budget::{OutputBudget, Reservation};
 use crate::port::{Port, RingOnDrop};
 use crate::prefix_cache::BlockHasher;
 use crate::process::Process;
-use crate::request::{AdapterId, AdapterUse, CachedTokens, Event, Overload, Request, RequestId, StopCause};
+use crate::request::{
+    AdapterId, AdapterUse, CachedTokens, ClientId, Event, Overload, Request, RequestId, StopCause,
+};
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::stats::{SharedStats, Stats};
@@ -158,10 +160,10 @@ impl Engine {
         self.process.check().err().or_else(|| (!gate.is_open()).then(|| gate.cause()))
     }
 
-    /// The bound for which a request would be rejected now, unless it is the most urgent. For callers that prepare
-    /// requests at some cost.
-    pub fn overload(&self) -> Option<Overload> {
-        self.inner.stats.overload()
+    /// The bound for which a request of a client would be rejected now, unless it is the most urgent. For callers that
+    /// prepare requests at some cost. A client without open requests is never refused by it.
+    pub fn overload(&self, client: Option<ClientId>) -> Option<Overload> {
+        self.inner.stats.overload(client)
     }
 
     /// Starts a request; never blocks. The first event of the consumer, on `port`, says whether it was admitted.

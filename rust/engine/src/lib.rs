@@ -67,8 +67,8 @@ pub use penstock_types::{
 pub use port::Port;
 pub use process::Process;
 pub use request::{
-    AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Grammar, GrammarState, LogitsProcessor,
-    Overload, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
+    AdapterId, AdapterUse, CachedTokens, ClientId, Event, Finish, FinishReason, Grammar, GrammarState,
+    LogitsProcessor, Overload, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
 pub use stats::{StatEntry, StatKind, Stats};
 pub use step::{AdapterChange, DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};

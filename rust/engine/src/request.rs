@@ -20,6 +20,10 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AdapterId(pub u64);
 
+/// Identifies a client of an engine, such as the owner of an API key. Clients that compete get equal shares of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
 /// A grammar that constrains the output of a request.
 pub trait Grammar: Send + Sync + fmt::Debug {
     /// The state before the first generated token. Called on the device thread.
@@ -68,6 +72,8 @@ pub struct Request {
     /// Lower values are scheduled first and preempted last. They do not help against a full queue: see
     /// [`Rejection::Overloaded`].
     pub priority: i32,
+    /// The client that it is for. Requests without one are those of one client.
+    pub client: Option<ClientId>,
     /// Whether it uses the prefix cache.
     pub prefix_cache: bool,
     /// Blocks are shared only between requests with the same salt.
@@ -95,6 +101,7 @@ impl Request {
             grammar: None,
             processors: Vec::new(),
             priority: 0,
+            client: None,
             prefix_cache: true,
             cache_salt: None,
             adapter: None,

@@ -3,11 +3,13 @@
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class
 //! and the documentation follow: a new counter is an entry and the statement that increments it.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::histogram::{Histogram, SharedHistogram};
-use crate::request::{FinishReason, Overload};
+use crate::request::{ClientId, FinishReason, Overload};
 
 /// The kind of a number of [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +57,10 @@ macro_rules! stats {
             counters: [AtomicU64; Counters::LEN],
             $(pub(crate) $histogram: SharedHistogram,)+
             num_rejected: AtomicU64,
-            /// See `set_overload`.
-            overload: AtomicU8,
+            /// Whether `overloads` is not empty.
+            is_overloaded: AtomicBool,
+            /// See `set_overloads`.
+            overloads: Mutex<Overloads>,
             epoch: Instant,
             /// Nanoseconds from `epoch` to the latest progress of the steps in flight, or `NO_STEP`.
             step_progress: AtomicU64,
@@ -68,7 +72,8 @@ macro_rules! stats {
                     counters: [const { AtomicU64::new(0) }; Counters::LEN],
                     $($histogram: SharedHistogram::new(&$buckets),)+
                     num_rejected: AtomicU64::new(0),
-                    overload: AtomicU8::new(0),
+                    is_overloaded: AtomicBool::new(false),
+                    overloads: Mutex::default(),
                     epoch: Instant::now(),
                     step_progress: AtomicU64::new(NO_STEP),
                 }
@@ -225,27 +230,29 @@ impl Counters {
     }
 }
 
+/// By client.
+pub type Overloads = BTreeMap<Option<ClientId>, Overload>;
+
 /// No step is in flight.
 const NO_STEP: u64 = u64::MAX;
 
 impl SharedStats {
-    /// Called with `publish`.
-    pub fn set_overload(&self, overload: Option<Overload>) {
-        let code = match overload {
-            None => 0,
-            Some(Overload::Waiting) => 1,
-            Some(Overload::Unfinished) => 2,
-        };
-        self.overload.store(code, Ordering::Relaxed); // as in `publish`
+    /// Called with `publish`, with the bounds for which new requests of clients with open requests would be rejected.
+    pub fn set_overloads(&self, overloads: Overloads) {
+        // Relaxed: as in `publish`. Only this thread changes it, and most often nothing is overloaded.
+        if overloads.is_empty() && !self.is_overloaded.load(Ordering::Relaxed) {
+            return;
+        }
+        self.is_overloaded.store(!overloads.is_empty(), Ordering::Relaxed);
+        *self.overloads.lock().unwrap_or_else(PoisonError::into_inner) = overloads;
     }
 
-    /// The bound for which a new request would be rejected, unless it is the most urgent.
-    pub fn overload(&self) -> Option<Overload> {
-        match self.overload.load(Ordering::Relaxed) {
-            0 => None,
-            1 => Some(Overload::Waiting),
-            _ => Some(Overload::Unfinished),
+    /// The bound for which a new request of a client would be rejected, unless it is the most urgent.
+    pub fn overload(&self, client: Option<ClientId>) -> Option<Overload> {
+        if !self.is_overloaded.load(Ordering::Relaxed) {
+            return None;
         }
+        self.overloads.lock().unwrap_or_else(PoisonError::into_inner).get(&client).copied()
     }
 
     /// Called by the engine thread before it pushes the events that the numbers account for.

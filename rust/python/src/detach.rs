@@ -25,23 +25,23 @@ pub fn detach_while_wanted<T: Send>(
     check_cancelled: Option<&Py<PyAny>>,
     work: impl FnOnce(IsWanted<'_>) -> T + Send,
 ) -> Result<T, Error> {
-    detach_for(py, check_cancelled, |caller| work(&mut || caller.is_wanted()))
+    detach_for(py, check_cancelled, None, |caller| work(&mut || caller.is_wanted()))
 }
 
-/// Like [`detach_while_wanted`], for work that can wait for other threads.
+/// Like [`detach_while_wanted`], for work for a client, which can wait for other threads.
 pub fn detach_for<T: Send>(
     py: Python<'_>,
     check_cancelled: Option<&Py<PyAny>>,
+    client: Option<u64>,
     work: impl FnOnce(&mut PyCaller<'_>) -> T + Send,
 ) -> Result<T, Error> {
-    let client = check_cancelled.map(|check| client(py, check)).transpose()?.flatten();
     let mut caller = PyCaller { check_cancelled, client, raised: None };
     let done = detach(py, || work(&mut caller))?;
     caller.raised.map_or(Ok(done), |raised| Err(Error::Python(raised)))
 }
 
-/// The caller of slow work: a function that raises if the work is no longer wanted. It can have the attributes of
-/// `SlowCall` in `_workers.py`: `client`, and `begin_wait`, which is called before the work waits.
+/// The caller of slow work: a function that raises if the work is no longer wanted. It can have the method `begin_wait`
+/// of `SlowCall` in `_workers.py`, which is called before the work waits.
 pub struct PyCaller<'a> {
     check_cancelled: Option<&'a Py<PyAny>>,
     client: Option<u64>,
@@ -79,9 +79,4 @@ impl Caller for PyCaller<'_> {
     fn is_wanted(&mut self) -> bool {
         self.call(|py, check| check.map_or(Ok(()), |check| check.call0(py).map(drop)))
     }
-}
-
-fn client(py: Python<'_>, check_cancelled: &Py<PyAny>) -> PyResult<Option<u64>> {
-    let client = check_cancelled.bind(py).getattr_opt(intern!(py, "client"))?;
-    client.map_or(Ok(None), |client| client.extract())
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_checkpoint::{TextFiles, TokenizerSource, check_lfs_pointer};
-use penstock_engine::{Overload, StopCause};
+use penstock_engine::{ClientId, Overload, StopCause};
 use penstock_frontend::adapters::Adapters;
 use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
@@ -59,8 +59,10 @@ impl Engine {
         Self::load(py, model, config.with_environment(cuda_folders)?, config, host, progress)
     }
 
-    #[pyo3(signature = (prompt, params, port, *, is_chat = false, is_scoring = false, check_cancelled = None))]
-    #[allow(clippy::too_many_arguments, reason = "three of them are keywords")]
+    #[pyo3(signature = (
+        prompt, params, port, *, is_chat = false, is_scoring = false, client = None, check_cancelled = None
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "four of them are keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -69,6 +71,7 @@ impl Engine {
         port: &Port,
         is_chat: bool,
         is_scoring: bool,
+        client: Option<u64>,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<Request, Error> {
         processors::check_may_wait()?;
@@ -77,7 +80,7 @@ impl Engine {
         let prompt = self.read_prompt(prompt, mode)?;
         let own = params.processors.clone();
         let processors = own.for_engine();
-        let started = detach_for(py, check_cancelled.as_ref(), |caller| {
+        let started = detach_for(py, check_cancelled.as_ref(), client, |caller| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, caller)?;
             let resolved = std::mem::take(&mut prepared.params);
             Ok((prepared.start(processors, &self.frontend, port.inner())?, resolved))
@@ -88,18 +91,19 @@ impl Engine {
         Ok(Request::new(state, PySamplingParams { params: resolved, processors: own }))
     }
 
-    #[pyo3(signature = (prompt, params, *, is_chat = false, check_cancelled = None))]
+    #[pyo3(signature = (prompt, params, *, is_chat = false, client = None, check_cancelled = None))]
     fn search_beams(
         &self,
         py: Python<'_>,
         prompt: &Bound<'_, PyAny>,
         params: &PySamplingParams,
         is_chat: bool,
+        client: Option<u64>,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<BeamSearch, Error> {
         let mode = mode(is_chat, false);
         let prompt = self.read_prompt(prompt, mode)?;
-        let search = detach_for(py, check_cancelled.as_ref(), |caller| {
+        let search = detach_for(py, check_cancelled.as_ref(), client, |caller| {
             self.frontend.prepare_beams(&params.params, prompt, mode, caller)
         })?;
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
@@ -203,9 +207,10 @@ impl Engine {
         !self.frontend.engine.process().is_current()
     }
 
-    fn check_room(&self) -> Result<(), Error> {
+    #[pyo3(signature = (client = None))]
+    fn check_room(&self, client: Option<u64>) -> Result<(), Error> {
         let engine = &self.frontend.engine;
-        let Some(overload) = engine.overload() else { return Ok(()) };
+        let Some(overload) = engine.overload(client.map(ClientId)) else { return Ok(()) };
         engine.count_rejection();
         Err(Error::Overloaded(match overload {
             Overload::Waiting => format!("max_waiting={} requests wait", engine.limits().max_waiting),

@@ -129,9 +129,8 @@ impl BlockPool {
 
     /// Cancels the reservation of a table.
     pub fn cancel_reservation(&mut self, table: &mut BlockTable) {
-        let num_reserved = std::mem::take(&mut table.num_reserved);
-        self.num_reserved -= num_reserved;
-        self.num_releases += u64::from(num_reserved > 0);
+        self.num_reserved -= std::mem::take(&mut table.num_reserved);
+        self.num_releases += 1;
     }
 
     /// Panics unless the counts agree with each other, with `tables`, which must be all there are, and with `cached`.

@@ -13,29 +13,23 @@
 //! next sequence, others overtake it, but no adapter keeps another one out: see `adapters`.
 //!
 //! If slots, blocks or room for the adapter lack, the sequences that lose little are preempted: paused ones of any
-//! priority, because their consumers do not read, and then those of lower priority. They are not ended for that; they
-//! wait like every preempted sequence. A sequence is paused instead of admitted if its consumer has not read since it
-//! was preempted.
+//! priority, because their consumers do not read, and then those of lower priority. Then those of a client that has two
+//! sequences with a slot more than the client of the waiting one: it has no fewer afterwards, so the preempted ones
+//! cannot take the slot back. They are not ended for that; they wait like every preempted sequence. A sequence is
+//! paused instead of admitted if its consumer has not read since it was preempted.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::scheduler::Scheduler;
 use super::slots::Running;
 use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
-use crate::request::CachedTokens;
+use crate::request::{CachedTokens, RequestId};
 use crate::sequence::SchedulingKey;
 
-/// Whether a running sequence yields to a waiting one.
-fn yields_to(running: &Running, key: SchedulingKey) -> bool {
-    running.sequence.is_paused() || running.sequence.key.priority > key.priority
-}
-
-/// The order in which sequences yield, the last one first. Paused ones first: they lose nothing by it.
-fn yield_order(running: &Running) -> (bool, SchedulingKey) {
-    (running.sequence.is_paused(), running.sequence.key)
-}
+/// The place in the order in which sequences yield, the last one first. Paused ones first: they lose nothing by it.
+type YieldOrder = (bool, i32, usize, RequestId);
 
 /// The outcome of an attempt to admit a sequence.
 enum Admission {
@@ -88,9 +82,10 @@ impl Scheduler {
         let blocked = self.queue.get(first);
         let now = self.kv.next_step();
         let num_steps = now - blocked.blocked_since.unwrap_or(now);
-        let waiting = self.queue.adapters();
+        let waiting = self.queue.adapters().into_iter();
         let overtaking = self.adapters.overtaking(blocked.request.adapter?, num_steps, waiting);
-        self.queue.next_with(std::iter::once(None).chain(overtaking.into_iter().map(Some)))
+        let adapters: Vec<_> = std::iter::once(None).chain(overtaking.into_iter().map(Some)).collect();
+        self.queue.next_with(&adapters)
     }
 
     fn has_room_for_adapter(&self, key: SchedulingKey) -> bool {
@@ -102,30 +97,58 @@ impl Scheduler {
     /// yield, and is spared if there is room without it.
     fn preempt_for_adapter(&mut self, key: SchedulingKey, now: Instant) -> bool {
         let Some(adapter) = self.queue.get(key).request.adapter else { return false };
-        if !self.slots.iter().any(|running| yields_to(running, key)) {
+        let yielding = self.yielding(key);
+        if yielding.is_empty() {
             return false;
         }
-        let staying = self.slots.iter().filter(|running| !yields_to(running, key));
-        let staying = BTreeSet::from_iter(staying.filter_map(|running| running.sequence.request.adapter));
-        // With the place in the order of the sequence that yields last.
-        let mut yielding = BTreeMap::new();
-        for running in self.slots.iter() {
+        let staying = self.slots.ranked().filter(|(slot, _)| !yielding.contains(slot));
+        let staying = staying.filter_map(|(_, running)| running.sequence.request.adapter);
+        let staying = BTreeSet::from_iter(staying);
+        // With the place in the order of the sequence that yields last, and the slot of the one that yields first.
+        let mut adapters = BTreeMap::new();
+        for &slot in &yielding {
+            let running = self.slots.get(slot);
             let Some(id) = running.sequence.request.adapter.filter(|id| !staying.contains(id)) else {
                 continue;
             };
-            let last = yielding.entry(id).or_insert_with(|| yield_order(running));
-            *last = yield_order(running).min(*last);
+            let order = self.yield_order(running);
+            let (last, victim) = adapters.entry(id).or_insert((order, (order, slot)));
+            *last = order.min(*last);
+            *victim = (order, slot).max(*victim);
         }
-        let mut yielding: Vec<_> = yielding.into_iter().collect();
-        yielding.sort_unstable_by_key(|(_, last)| Reverse(*last));
-        let yielding = yielding.into_iter().map(|(id, _)| id);
-        let Some(chosen) = self.adapters.last_before_room(adapter, yielding) else { return false };
-        let has_it = |running: &Running| running.sequence.request.adapter == Some(chosen);
-        let sequences = self.slots.ranked().filter(|(_, running)| has_it(running));
-        let victim = sequences.max_by_key(|(_, running)| yield_order(running));
-        let (victim, _) = victim.expect("a pinned adapter has running sequences; this is a bug");
+        let mut order: Vec<_> = adapters.iter().map(|(id, (last, _))| (*last, *id)).collect();
+        order.sort_unstable_by_key(|(last, _)| Reverse(*last));
+        let order = order.into_iter().map(|(_, id)| id);
+        let Some(chosen) = self.adapters.last_before_room(adapter, order) else { return false };
+        let (_, (_, victim)) = adapters[&chosen];
         self.preempt(victim, now);
         true
+    }
+
+    /// The slots of the running sequences that yield to a waiting one. The first ones of each client stay.
+    fn yielding(&self, key: SchedulingKey) -> BTreeSet<u32> {
+        let max_running = self.queue.clients.num_running(self.queue.get(key)) + 1;
+        let (mut yielding, mut staying) = (BTreeSet::new(), BTreeMap::new());
+        for (slot, Running { sequence, .. }) in self.slots.ranked() {
+            let num_staying = staying.entry(sequence.request.client).or_insert(0);
+            let yields = match sequence.key.priority.cmp(&key.priority) {
+                Ordering::Less => false,
+                Ordering::Equal => *num_staying >= max_running,
+                Ordering::Greater => true,
+            };
+            if yields || sequence.is_paused() {
+                yielding.insert(slot);
+            } else {
+                *num_staying += 1;
+            }
+        }
+        yielding
+    }
+
+    fn yield_order(&self, running: &Running) -> YieldOrder {
+        let Running { sequence, .. } = running;
+        let SchedulingKey { priority, id } = sequence.key;
+        (sequence.is_paused(), priority, self.queue.clients.num_running(sequence), id)
     }
 
     fn try_admit(&mut self, key: SchedulingKey, limit: LoadLimit, now: Instant) -> Admission {
@@ -162,33 +185,33 @@ impl Scheduler {
             self.counters.prefix_hit_tokens += (cached.device + cached.host) as u64;
             self.counters.prefix_host_hit_tokens += cached.host as u64;
         }
+        self.queue.clients.enter_slot(&sequence);
         self.slots.insert(Running { sequence, table, num_scheduled: 0 });
         Admission::Admitted
     }
 
     /// The demand of a waiting sequence, beside the running ones that stay.
-    fn demand(&self, key: SchedulingKey, stays: impl Fn(&Running) -> bool) -> Demand {
-        let may_grow = |running: &&Running| {
-            self.kv.may_grow(&running.table, running.sequence.max_kv_tokens) && stays(running)
+    fn demand(&self, key: SchedulingKey, stays: impl Fn(u32) -> bool) -> Demand {
+        let may_grow = |(slot, running): &(u32, &Running)| {
+            self.kv.may_grow(&running.table, running.sequence.max_kv_tokens) && stays(*slot)
         };
         let sequence = self.queue.get(key);
         Demand {
             num_tokens: sequence.num_tokens(),
             max_tokens: sequence.max_kv_tokens,
-            watermark: self.slots.iter().filter(may_grow).count(),
+            watermark: self.slots.ranked().filter(may_grow).count(),
         }
     }
 
     /// Preempts one of the running sequences that yield to a waiting one, if there is room for it without all of them.
     fn preempt_for(&mut self, key: SchedulingKey, now: Instant) -> bool {
-        let demand = self.demand(key, |running| !yields_to(running, key));
-        let yielding = self.slots.ranked().filter(|(_, running)| yields_to(running, key));
-        let Some((victim, _)) = yielding.max_by_key(|(_, running)| yield_order(running)) else {
+        let yielding = self.yielding(key);
+        let running = yielding.iter().map(|slot| (*slot, self.slots.get(*slot)));
+        let Some((victim, _)) = running.clone().max_by_key(|(_, running)| self.yield_order(running)) else {
             return false;
         };
-        let tables =
-            self.slots.iter().filter(|running| yields_to(running, key)).map(|running| &running.table);
-        if !self.kv.could_allocate_without(&demand, tables) {
+        let demand = self.demand(key, |slot| !yielding.contains(&slot));
+        if !self.kv.could_allocate_without(&demand, running.map(|(_, running)| &running.table)) {
             return false;
         }
         self.preempt(victim, now);

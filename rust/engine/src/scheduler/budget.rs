@@ -2,15 +2,18 @@
 //!
 //! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits
 //!    keep within the budget: a decoding sequence advances in every step, whatever prompts arrive.
-//! 2. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not
+//! 2. If several clients have other sequences, the first one of the client with the fewest slots gets four fifths of the
+//!    rest (rounded down): a client with few prompts does not wait for those of a client with many.
+//! 3. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not
 //!    starved by a stream of short ones, since every sequence becomes the first in time.
-//! 3. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
-//!    and the average time to the first token is least. What they leave goes to the first.
+//! 4. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
+//!    and the average time to the first token is least. What they leave goes to the first, and then to that of rule 2.
 //!
 //! Draft tokens use the remaining budget; see `rows`.
 
 use std::time::Instant;
 
+use super::clients::Clients;
 use super::slots::Slots;
 
 /// The token budget of a step.
@@ -27,6 +30,8 @@ struct PendingPrefill {
     num_pending: usize,
     rank: usize,
     slot: u32,
+    /// The number of slots of its client.
+    num_running: usize,
 }
 
 impl TokenBudget {
@@ -35,7 +40,7 @@ impl TokenBudget {
     }
 
     /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
-    pub(super) fn distribute(&mut self, slots: &mut Slots, now: Instant) {
+    pub(super) fn distribute(&mut self, slots: &mut Slots, clients: &Clients, now: Instant) {
         let mut remaining = self.total;
         self.prefills.clear();
         for rank in 0..slots.num_running() {
@@ -49,8 +54,15 @@ impl TokenBudget {
             slots.get_mut(slot).num_scheduled = num_scheduled;
             remaining -= num_scheduled;
             if num_pending > 1 {
-                self.prefills.push(PendingPrefill { num_pending, rank, slot });
+                let num_running = clients.num_running(&slots.get(slot).sequence);
+                self.prefills.push(PendingPrefill { num_pending, rank, slot, num_running });
             }
+        }
+        let preferred = self.take_preferred();
+        if let Some(PendingPrefill { num_pending, slot, .. }) = preferred {
+            let num_scheduled = num_pending.min(remaining * 4 / 5);
+            slots.get_mut(slot).num_scheduled = num_scheduled;
+            remaining -= num_scheduled;
         }
         let Some((first, others)) = self.prefills.split_first_mut() else { return };
         let set_aside = first.num_pending.min(remaining.div_ceil(2));
@@ -61,7 +73,21 @@ impl TokenBudget {
             shared -= num_scheduled;
             slots.get_mut(*slot).num_scheduled = num_scheduled;
         }
-        slots.get_mut(first.slot).num_scheduled = first.num_pending.min(set_aside + shared);
+        let num_scheduled = first.num_pending.min(set_aside + shared);
+        slots.get_mut(first.slot).num_scheduled = num_scheduled;
+        let left = set_aside + shared - num_scheduled;
+        if let Some(PendingPrefill { num_pending, slot, .. }) = preferred {
+            let running = slots.get_mut(slot);
+            running.num_scheduled = num_pending.min(running.num_scheduled + left);
+        }
+    }
+
+    /// Takes out the sequence of rule 2, if there is one.
+    fn take_preferred(&mut self) -> Option<PendingPrefill> {
+        let fewest = self.prefills.iter().map(|prefill| prefill.num_running).min()?;
+        let most = self.prefills.iter().map(|prefill| prefill.num_running).max()?;
+        let preferred = self.prefills.iter().position(|prefill| prefill.num_running == fewest)?;
+        (fewest < most).then(|| self.prefills.remove(preferred))
     }
 
     /// The tokens that no sequence was given.

@@ -2,8 +2,8 @@
 //!
 //! The first victim is a sequence whose last token is in flight, because it no longer needs its blocks. Otherwise it is
 //! a paused one, whatever its priority: a consumer that does not read must not stop others. Otherwise it is one of the
-//! lowest priority, the newest or the longest, which may be the sequence that needs the blocks. Rows are added to the
-//! plan afterwards, so a preempted sequence has none.
+//! lowest priority, of the client that has the most slots, the newest or the longest. It may be the sequence that needs
+//! the blocks. Rows are added to the plan afterwards, so a preempted sequence has none.
 
 use std::time::Instant;
 
@@ -51,7 +51,9 @@ impl Scheduler {
             let SchedulingKey { priority, id } = sequence.key;
             // A paused sequence is not interrupted, so its length does not matter.
             let by_length = self.preemption_victim == PreemptionVictim::Longest && !sequence.is_paused();
-            (sequence.is_paused(), priority, if by_length { sequence.num_tokens() } else { 0 }, id)
+            let num_running = self.queue.clients.num_running(sequence);
+            let length = if by_length { sequence.num_tokens() } else { 0 };
+            (sequence.is_paused(), priority, num_running, length, id)
         });
         last.expect("one of them needs blocks; this is a bug").1
     }

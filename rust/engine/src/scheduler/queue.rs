@@ -5,14 +5,14 @@
 //! find the blocks of the prompt in the prefix cache then. They continue as preempted sequences do: they were admitted
 //! with the leader, so they are not rejected.
 //!
-//! Sequences are found by key, and the first of an adapter by the adapter, in logarithmic time: an operation on one
-//! sequence does not visit the others. Only the end of unread sequences visits all paused ones.
+//! Sequences are found by key, and the next one through the order of the clients (`clients`), in logarithmic time: an
+//! operation on one sequence does not visit the others. Only the end of unread sequences visits all paused ones.
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::request::{AdapterId, RequestId};
+use super::clients::Clients;
+use crate::request::AdapterId;
 use crate::sequence::{SchedulingKey, Sequence};
 
 /// Sequences in scheduling order.
@@ -22,10 +22,10 @@ type Waiting = BTreeMap<SchedulingKey, Sequence>;
 ///
 /// Invariants: a sequence is in `paused` exactly if it is paused; only sequences in `preempted` and `paused` have
 /// swapped blocks or rows in flight; one choice of the request of every follower is no follower, and comes before it;
-/// `by_adapter` has the keys in `new` and `preempted`, and no empty set.
+/// the lanes of `clients` have the keys in `new` and `preempted`.
 #[derive(Default)]
 pub(super) struct WaitingQueue {
-    /// Requests that were never scheduled; at most `max_waiting`.
+    /// Requests that were never scheduled; at most `max_waiting`, or twice as many if several clients wait.
     new: Waiting,
     /// Sequences that were preempted, or admitted together with another one. They were admitted once and do not count
     /// against `max_waiting`.
@@ -34,7 +34,8 @@ pub(super) struct WaitingQueue {
     paused: Waiting,
     /// The choices that wait for their leader.
     followers: Waiting,
-    by_adapter: BTreeMap<Option<AdapterId>, BTreeSet<SchedulingKey>>,
+    /// The clients of all sequences, also of the running ones.
+    pub(super) clients: Clients,
     /// The number of those in `preempted` that were scheduled before.
     num_descheduled: usize,
     num_changes: u64,
@@ -70,7 +71,8 @@ impl WaitingQueue {
 
     /// Adds a request that just arrived.
     pub(super) fn push_new(&mut self, sequence: Sequence) {
-        self.add_to_adapter(&sequence);
+        self.clients.add_waiting(&sequence);
+        self.clients.add_new(&sequence);
         self.new.insert(sequence.key, sequence);
     }
 
@@ -82,7 +84,7 @@ impl WaitingQueue {
             self.paused.insert(sequence.key, sequence);
         } else {
             self.num_descheduled += usize::from(sequence.was_scheduled());
-            self.add_to_adapter(&sequence);
+            self.clients.add_waiting(&sequence);
             self.preempted.insert(sequence.key, sequence);
         }
     }
@@ -111,34 +113,30 @@ impl WaitingQueue {
         true
     }
 
-    /// The first in scheduling order, without the paused sequences and those that only wait for their last tokens. None
-    /// while rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
+    /// The first in the order of clients, without the paused sequences and those that only wait for their last tokens.
+    /// None while rows of it are in flight: it was preempted a moment ago, and no other overtakes it.
     pub(super) fn next(&self) -> Option<SchedulingKey> {
-        let preempted = self.preempted.keys().find(|key| self.is_schedulable(**key));
-        self.first_of(preempted.into_iter().chain(self.new.keys().next()))
+        self.first(|_| true)
     }
 
     /// The same among the sequences with one of these adapters.
-    pub(super) fn next_with(
-        &self,
-        adapters: impl Iterator<Item = Option<AdapterId>>,
-    ) -> Option<SchedulingKey> {
-        let first = |adapter| self.by_adapter.get(&adapter)?.iter().find(|key| self.is_schedulable(**key));
-        self.first_of(adapters.filter_map(first))
+    pub(super) fn next_with(&self, adapters: &[Option<AdapterId>]) -> Option<SchedulingKey> {
+        self.first(|adapter| adapters.contains(&adapter))
     }
 
     /// The adapters of the sequences that may be next.
-    pub(super) fn adapters(&self) -> impl Iterator<Item = AdapterId> {
-        self.by_adapter.keys().filter_map(|adapter| *adapter)
+    pub(super) fn adapters(&self) -> BTreeSet<AdapterId> {
+        self.clients.adapters()
+    }
+
+    fn first(&self, is_wanted: impl Fn(Option<AdapterId>) -> bool) -> Option<SchedulingKey> {
+        let first = self.clients.first(is_wanted, |key| self.is_schedulable(key));
+        first.filter(|key| self.get(*key).has_no_rows_in_flight())
     }
 
     fn is_schedulable(&self, key: SchedulingKey) -> bool {
         self.visit();
         !self.get(key).is_all_planned()
-    }
-
-    fn first_of<'a>(&self, keys: impl Iterator<Item = &'a SchedulingKey>) -> Option<SchedulingKey> {
-        keys.min().copied().filter(|key| self.get(*key).has_no_rows_in_flight())
     }
 
     /// The next sequence, which has this key.
@@ -164,22 +162,13 @@ impl WaitingQueue {
     pub(super) fn remove(&mut self, key: SchedulingKey) -> Option<Sequence> {
         self.visit();
         self.num_changes += 1;
-        let removed = self.new.remove(&key).or_else(|| self.remove_preempted(key));
-        let removed = removed.inspect(|sequence| self.remove_from_adapter(sequence));
+        let removed = self.remove_new(key).or_else(|| self.remove_preempted(key));
+        let removed = removed.inspect(|sequence| self.clients.remove_waiting(sequence));
         removed.or_else(|| self.paused.remove(&key)).or_else(|| self.followers.remove(&key))
     }
 
-    fn add_to_adapter(&mut self, sequence: &Sequence) {
-        self.by_adapter.entry(sequence.request.adapter).or_default().insert(sequence.key);
-    }
-
-    fn remove_from_adapter(&mut self, sequence: &Sequence) {
-        if let Entry::Occupied(mut keys) = self.by_adapter.entry(sequence.request.adapter) {
-            keys.get_mut().remove(&sequence.key);
-            if keys.get().is_empty() {
-                keys.remove();
-            }
-        }
+    fn remove_new(&mut self, key: SchedulingKey) -> Option<Sequence> {
+        self.new.remove(&key).inspect(|sequence| self.clients.remove_new(sequence))
     }
 
     fn remove_preempted(&mut self, key: SchedulingKey) -> Option<Sequence> {
@@ -248,16 +237,13 @@ impl WaitingQueue {
     }
 
     /// Panics unless the invariants hold and every follower has a leader, which waits or is `running`.
-    pub(super) fn check_integrity(&self, running: impl Iterator<Item = RequestId> + Clone) {
+    pub(super) fn check_integrity<'a>(&'a self, running: impl Iterator<Item = &'a Sequence> + Clone) {
         self.iter().for_each(|sequence| sequence.check_integrity(false));
         let is_misplaced = |queue: &Waiting| queue.iter().any(|(key, sequence)| *key != sequence.key);
         let queues = [&self.new, &self.preempted, &self.paused, &self.followers];
         assert!(!queues.into_iter().any(is_misplaced), "a sequence has another key; this is a bug");
-        let mut by_adapter: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-        for sequence in self.new.values().chain(self.preempted.values()) {
-            by_adapter.entry(sequence.request.adapter).or_default().insert(sequence.key);
-        }
-        assert_eq!(by_adapter, self.by_adapter, "adapters of waiting sequences; this is a bug");
+        let others = self.paused.values().chain(self.followers.values());
+        self.clients.check_integrity(running.clone(), self.new.values(), self.preempted.values(), others);
         let is_untouched =
             |sequence: &Sequence| sequence.has_no_rows_in_flight() && sequence.swapped.is_none();
         let mut untouched = self.new.values().chain(self.followers.values());
@@ -276,7 +262,7 @@ impl WaitingQueue {
         assert_eq!(descheduled.count(), self.num_descheduled, "preempted ones miscounted; this is a bug");
         for follower in self.followers.values() {
             let waiting = self.iter().filter(|sequence| !sequence.is_follower);
-            let mut others = running.clone().chain(waiting.map(Sequence::id));
+            let mut others = running.clone().chain(waiting).map(Sequence::id);
             let before = follower.first_choice()..follower.id();
             assert!(others.any(|id| before.contains(&id)), "{} has no leader; this is a bug", follower.id());
         }

@@ -14,9 +14,9 @@ use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{AdapterId, FinishReason, Overload, Rejection};
+use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
-use crate::stats::Counters;
+use crate::stats::{Counters, Overloads};
 use crate::step::{ScheduledRow, StepPlan};
 
 /// Owns every sequence and every block.
@@ -74,12 +74,13 @@ impl Scheduler {
     /// returned, with the bound that it would exceed.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
-        if self.has_too_many_descheduled() {
-            let (waiting, limit) = (self.num_with_descheduled(), self.max_with_descheduled());
+        let (key, client) = (sequence.key, sequence.request.client);
+        if self.has_too_many_descheduled(client) {
+            let (waiting, limit) = (self.num_with_descheduled(), self.max_with_descheduled(client));
             return Some((sequence, Rejection::TooManyPreempted { waiting, limit }));
         }
-        let key = sequence.key;
-        self.add_to_adapter(&sequence);
+        let limit = self.max_new(client);
+        self.add(&sequence);
         self.queue.push_new(sequence);
         // If another one waits before it, it cannot run either, unless it may overtake it.
         let may_run = || self.queue.next() == Some(key) || self.next_admissible() == Some(key);
@@ -87,39 +88,57 @@ impl Scheduler {
             self.admit(LoadLimit::PerPlan, now);
         }
         // Then no new request was admitted, so it is still in the queue.
-        let is_rejected = self.queue.num_new() > self.max_waiting;
+        let is_rejected = self.queue.num_new() > limit;
         let sequence = is_rejected.then(|| self.remove_waiting(key)).flatten()?;
-        let (waiting, limit) = (self.queue.num_new(), self.max_waiting);
-        Some((sequence, Rejection::Overloaded { waiting, limit }))
+        Some((sequence, Rejection::Overloaded { waiting: self.queue.num_new(), limit }))
     }
 
-    /// The bound for which a new request would be rejected, unless it is so urgent that it runs at once.
-    pub(crate) fn overload(&self) -> Option<Overload> {
-        if self.num_unpaused() >= self.max_unfinished {
+    /// The bounds for which new requests of clients with sequences would be rejected, unless they are so urgent that
+    /// they run at once.
+    pub(crate) fn overloads(&self) -> Overloads {
+        let has_room = self.num_unpaused() < self.max_unfinished
+            && self.queue.num_new() < self.max_waiting.max(1)
+            && self.num_with_descheduled() < self.max_waiting.saturating_add(self.slots.len());
+        let clients = (!has_room).then(|| self.queue.clients.ids()).into_iter().flatten();
+        clients.filter_map(|client| Some((client, self.overload(client)?))).collect()
+    }
+
+    fn overload(&self, client: Option<ClientId>) -> Option<Overload> {
+        if self.num_unpaused() >= self.max_unfinished(client, 1) {
             return Some(Overload::Unfinished);
         }
-        let is_full = self.queue.num_new() >= self.max_waiting.max(1) || self.has_too_many_descheduled();
-        is_full.then_some(Overload::Waiting)
+        let is_full = self.queue.num_new() >= self.max_new(client).max(1);
+        (is_full || self.has_too_many_descheduled(client)).then_some(Overload::Waiting)
+    }
+
+    /// The bound on sequences that wait or run, without the paused ones, for a client that adds some.
+    pub(crate) fn max_unfinished(&self, client: Option<ClientId>, num_added: usize) -> usize {
+        self.queue.clients.max_unfinished(client, num_added, self.max_unfinished)
+    }
+
+    /// The bound on requests that were never scheduled, for another one of a client.
+    fn max_new(&self, client: Option<ClientId>) -> usize {
+        self.queue.clients.max_new(client, 1, self.max_waiting)
     }
 
     /// Preempted sequences count only if there are very many: requests of ever higher priority would pile them up.
     /// Paused ones do not count: they have a bound of their own.
-    fn has_too_many_descheduled(&self) -> bool {
-        self.num_with_descheduled() >= self.max_with_descheduled()
+    fn has_too_many_descheduled(&self, client: Option<ClientId>) -> bool {
+        self.num_with_descheduled() >= self.max_with_descheduled(client)
     }
 
     fn num_with_descheduled(&self) -> usize {
         self.queue.num_new() + self.queue.num_descheduled()
     }
 
-    fn max_with_descheduled(&self) -> usize {
-        self.max_waiting.saturating_add(self.slots.len())
+    fn max_with_descheduled(&self, client: Option<ClientId>) -> usize {
+        self.max_new(client).saturating_add(self.slots.len())
     }
 
     /// Adds another choice for the prompt of a request whose first choice was not rejected. It waits for the first if
     /// it can reuse a block of it.
     pub(crate) fn add_choice(&mut self, sequence: Sequence) {
-        self.add_to_adapter(&sequence);
+        self.add(&sequence);
         if sequence.uses_prefix_cache() && self.kv.can_share(sequence.num_reusable()) {
             self.queue.push_follower(sequence);
         } else {
@@ -191,7 +210,7 @@ impl Scheduler {
     /// Distributes the token budget. No sequence waits for a leader that pauses.
     fn schedule_tokens(&mut self, now: Instant) {
         let num_paused = self.slots.num_paused();
-        self.budget.distribute(&mut self.slots, now);
+        self.budget.distribute(&mut self.slots, &self.queue.clients, now);
         if self.slots.num_paused() > num_paused {
             for Running { sequence, .. } in self.slots.iter().filter(|running| running.sequence.is_paused()) {
                 self.queue.release_followers(sequence.key);
@@ -271,26 +290,31 @@ impl Scheduler {
     pub(super) fn deschedule(&mut self, slot: u32, now: Instant) -> Sequence {
         let Running { sequence, table, .. } = self.leave_slot(slot);
         self.kv.free(table, now);
-        self.remove_from_adapter(&sequence);
+        self.forget(&sequence);
         sequence
     }
 
     /// Takes a sequence out of its slot. Its blocks are still to be freed.
     pub(super) fn leave_slot(&mut self, slot: u32) -> Running {
         let running = self.slots.remove(slot);
+        self.queue.clients.leave_slot(&running.sequence);
         if let Some(adapter) = running.sequence.request.adapter {
             self.adapters.unpin(adapter);
         }
         running
     }
 
-    fn add_to_adapter(&mut self, sequence: &Sequence) {
+    /// Counts a sequence that arrives.
+    fn add(&mut self, sequence: &Sequence) {
+        self.queue.clients.add(sequence);
         if let Some(adapter) = sequence.request.adapter {
             self.adapters.add_sequence(adapter, sequence.key);
         }
     }
 
-    fn remove_from_adapter(&mut self, sequence: &Sequence) {
+    /// The opposite of `add`.
+    fn forget(&mut self, sequence: &Sequence) {
+        self.queue.clients.remove(sequence);
         if let Some(adapter) = sequence.request.adapter {
             let removed = self.adapters.remove_sequence(adapter, sequence.key);
             self.note_removal(adapter, removed);
@@ -315,7 +339,7 @@ impl Scheduler {
         if let Some(swapped) = sequence.swapped.take() {
             self.kv.discard(swapped);
         }
-        self.remove_from_adapter(&sequence);
+        self.forget(&sequence);
         Some(sequence)
     }
 

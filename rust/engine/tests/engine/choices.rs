@@ -121,12 +121,12 @@ fn max_unfinished_counts_each_choice() {
         assert_eq!(client.drain(), [Event::Rejected(rejection)]);
     }
     clients.extend(harness.start_choices(request(9, 4, 2), 3));
-    let overload = harness.shared_stats().overload();
+    let overload = harness.shared_stats().overload(None);
     assert_eq!(overload, Some(Overload::Unfinished), "callers know before they prepare a request");
     assert_eq!(harness.stats().requests_rejected, 1);
     harness.run();
     clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
-    assert_eq!(harness.shared_stats().overload(), None);
+    assert_eq!(harness.shared_stats().overload(None), None);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod choices;
+mod clients;
 mod device;
 mod drafts;
 mod finish;

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
-use penstock_engine::{Engine, Port, StartError};
+use penstock_engine::{ClientId, Engine, Port, StartError};
 use penstock_guidance::{Caller, GuidanceError};
 use penstock_text::{TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
@@ -112,7 +112,7 @@ impl Frontend {
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
         };
         let output = self.output_options(&params, text, &prompt, mode);
-        let request = resolved.request(prompt.into());
+        let request = Request { client: client(caller), ..resolved.request(prompt.into()) };
         let request = self.constrain(&params, output.formats, request, caller)?;
         Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
@@ -132,7 +132,7 @@ impl Frontend {
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
         let output = self.output_options(&params, None, &prompt, Mode::Completion);
-        let request = step.request(Arc::clone(&prompt));
+        let request = Request { client: client(caller), ..step.request(Arc::clone(&prompt)) };
         let mut request = self.constrain(&step_params, None, request, caller)?;
         // Enough tokens that `num_beams` continuations remain when the others end.
         let num_likeliest = params.top_logprobs.unwrap_or(0).max(2 * params.num_beams as u32);
@@ -251,6 +251,10 @@ impl Frontend {
         self.close();
         self.engine.shutdown();
     }
+}
+
+fn client(caller: &dyn Caller) -> Option<ClientId> {
+    caller.client().map(ClientId)
 }
 
 impl SamplingParams {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_engine::testing::BlockHasher;
-use penstock_engine::{Limits, OutputScope, PreemptionMode, PreemptionVictim, Request};
+use penstock_engine::{ClientId, Limits, OutputScope, PreemptionMode, PreemptionVictim, Request};
 
 use super::{Observed, World};
 use crate::oracle::{self, Rails, VOCABULARY};
@@ -92,6 +92,7 @@ impl World {
             request.min_tokens = random.below(max_tokens + 1);
         }
         request.priority = [0, 0, 0, 1, -1][random.below(5)];
+        request.client = [None, Some(1), Some(1), Some(2)][random.below(4)].map(ClientId);
         request.prefix_cache = random.chance(90);
         let adapters: Vec<_> = self.adapters.iter().chain(&self.holds).copied().collect();
         if !adapters.is_empty() && random.chance(60) {
