@@ -360,9 +360,7 @@ class Session:
 
         `check_cancelled` raises once the caller has been cancelled.
         """
-        start = partial(
-            self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled
-        )
+        start = partial(self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled)
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
@@ -377,9 +375,7 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
         """Submit a scoring request: the prompt without a generated token."""
-        start = partial(
-            self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled
-        )
+        start = partial(self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled)
         if should_offload(text, params):
             self.check_room()
         return start(text, params, port, is_scoring=True)
@@ -391,9 +387,7 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
-        search = partial(
-            self.check_open().search_beams, client=client.get(), check_cancelled=check_cancelled
-        )
+        search = partial(self.check_open().search_beams, client=client.get(), check_cancelled=check_cancelled)
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
@@ -86,15 +86,54 @@ class SlowCall:
             self._workers.end(self.client, is_waiting=False)
 
 
+class TurnLock:
+    """A lock for tasks. Clients that wait for it take turns; the tasks of a client are in order."""
+
+    def __init__(self) -> None:
+        self._is_locked = False
+        self._waiting = OrderedDict[int | None, deque[anyio.Event]]()  # no client without tasks
+
+    async def __aenter__(self) -> None:
+        if not self._is_locked:
+            self._is_locked = True
+            return
+        turn, key = anyio.Event(), client.get()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._release()
+            else:
+                self._waiting[key].remove(turn)
+                self._end_if_empty(key)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._is_locked = bool(self._waiting)
+        if self._is_locked:
+            key, turns = next(iter(self._waiting.items()))
+            turns.popleft().set()
+            self._waiting.move_to_end(key)
+            self._end_if_empty(key)
+
+    def _end_if_empty(self, key: int | None) -> None:
+        if not self._waiting[key]:
+            del self._waiting[key]
+
+
 class Workers:
-    """The slots of one event loop. Tasks take them in order; any thread can free one."""
+    """The slots of one event loop. Clients that wait for one take turns; any thread can free one."""
 
     def __init__(self, num_threads: int) -> None:
         self._lock = threading.Lock()  # of the numbers
         self._num_free = num_threads
         self._num_waiting = Counter[int | None]()  # by client
         self._port = Port()  # rung when a slot is freed
-        self._first = anyio.Lock()  # held by the first of the tasks that wait
+        self._first = TurnLock()  # held by the first of the tasks that wait
 
     async def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in a worker thread, as soon as there is a slot."""

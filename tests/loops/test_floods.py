@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 import penstock
-from penstock import _chat_sandbox, _workers
+from penstock import _chat_sandbox, _client, _workers
 from support.api.engines import LONG, PROMPT, SHORT, assert_at_rest, make_engine, resident_bytes, wait_until
 
 if TYPE_CHECKING:
@@ -201,6 +201,29 @@ async def test_clients_that_give_up_leave_few_threads_and_flat_memory(demo_engin
     )  # a thread frees its slot shortly before it is idle
     assert resident_bytes() - memory < 200 << 20
     await assert_at_rest(demo_engine)
+
+
+async def test_clients_take_turns_at_the_slots_of_threads() -> None:
+    release, order = threading.Event(), list[int | None]()
+
+    async def call(client: int | None, function: Callable[[], object]) -> None:
+        _client.client.set(client)
+        await workers.run(lambda _: function())
+
+    workers = _workers.Workers(1)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call, 1, lambda: release.wait(20))
+        await anyio.wait_all_tasks_blocked()
+        for client in (1, 1, 1, 2, None, 2):
+            group.start_soon(call, client, lambda client=client: order.append(client))
+            await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as cancelled:
+            cancelled.start_soon(call, 3, lambda: order.append(3))
+            await anyio.wait_all_tasks_blocked()
+            cancelled.cancel_scope.cancel()
+        release.set()
+    assert order == [1, 2, None, 1, 2, 1]
+    assert await workers.run(lambda _: 7) == 7
 
 
 async def test_threads_that_all_wait_for_the_engine_get_answers(engine: penstock.Engine) -> None:

@@ -108,20 +108,24 @@ def test_client_that_sends_a_gibibyte_reads_status_413(server: Served, *, is_ann
 
 
 def test_bodies_of_all_requests_have_a_limit(engine: penstock.Engine) -> None:
-    settings = penstock.server.ServerSettings(max_body_bytes=100_000, max_total_body_bytes=150_000)
+    settings = penstock.server.ServerSettings(
+        api_keys=("a", "b"), max_body_bytes=100_000, max_total_body_bytes=150_000
+    )
     application = penstock.server.app(engine, settings)
+    key, other = b"X-Api-Key: a\r\n", {"X-Api-Key": "b"}
     state = application.state
     with serving(application, http=limited_protocol(settings)) as server:
         body = json.dumps(SHORT).encode() + b" " * 80_000
         for data in (b" " * 80_000, body):  # the first one is incomplete, the second one is computed
-            with held(engine), server.send(post(PATH, data, length=len(body))):
+            request = post(PATH, data, length=len(body)).replace(b"Host", key + b"Host", 1)
+            with held(engine), server.send(request):
                 wait_until(lambda: state.num_body_bytes >= 80_000)
-                status, answer, headers = server.ask(PATH, body)
+                status, answer, headers = server.ask(PATH, body, headers=other)
                 assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
                 assert server.ask("/ping")[0] == 200
             wait_until(lambda: state.num_body_bytes == 0)
-            assert server.ask(PATH, body)[0] == 200
-        metrics = server.ask("/metrics")[1]
+            assert server.ask(PATH, body, headers=other)[0] == 200
+        metrics = server.ask("/metrics", headers=other)[1]
     assert b"http_bodies_rejected_total 2.0\n" in metrics
     assert b"http_body_bytes 0.0\n" in metrics
     assert state.num_body_bytes == 0

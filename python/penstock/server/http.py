@@ -47,6 +47,8 @@ class Exchange:
         self.request_headers = Headers(scope=scope)
         #: The digest of the API key of the request, or nothing.
         self.key = b""
+        #: Identifies the client: by its key or, without one, by its address.
+        self.client = 0
         #: Headers of every response, such as the request id.
         self.headers: list[tuple[bytes, bytes]] = []
         #: The JSON object of an error, in the form of the route's API.
@@ -66,7 +68,7 @@ class Exchange:
 
     def close(self) -> None:
         """The response has been sent, or cannot be."""
-        self._state.num_body_bytes -= self._num_body_bytes
+        self._state.release_body_bytes(self.client, self._num_body_bytes)
         self._num_body_bytes = 0
 
     def query(self) -> dict[str, str]:
@@ -120,7 +122,7 @@ class Exchange:
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
-                self._state.take_body_bytes(len(part))
+                self._state.take_body_bytes(self.client, len(part), self._num_body_bytes)
                 self._num_body_bytes += len(part)
                 parts.append(part)
                 if not message.get("more_body", False):

@@ -45,8 +45,7 @@ class Action(NamedTuple):
     access: Access = "key"
 
 
-def _client_id(exchange: Exchange) -> int:
-    """Identifies the client to the engine: by its key or, without one, by its address."""
+def _client_of(exchange: Exchange) -> int:
     address = exchange.scope.get("client")
     digest = exchange.key or digest_of(("" if address is None else address[0]).encode())
     return int.from_bytes(digest[:8])
@@ -132,7 +131,8 @@ class Endpoint:
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)
-            client.set(_client_id(exchange))
+            exchange.client = _client_of(exchange)
+            client.set(exchange.client)
             if action.access == "generate":
                 state.enter()
                 is_counted = True

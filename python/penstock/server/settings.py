@@ -50,7 +50,7 @@ class ServerSettings:
     forwarded_allow_ips: Annotated[
         str | None,
         "Addresses and networks of proxies, with commas between them, from which `penstock serve` takes the "
-        "client's address for the log out of X-Forwarded-For; * for all. Default: none.",
+        "client's address, for the log and for its share, out of X-Forwarded-For; * for all. Default: none.",
     ] = None
     max_body_bytes: Annotated[
         int | None,

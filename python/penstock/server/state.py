@@ -245,6 +245,7 @@ class State:
         self.num_active = 0
         #: Bytes of the bodies of unfinished requests, and bodies rejected because of their limit.
         self.num_body_bytes = self.num_rejected_bodies = 0
+        self._num_body_bytes_by_client = Counter[int]()
         #: Whether new requests are refused, because the server ends.
         self.is_draining = False
 
@@ -275,13 +276,31 @@ class State:
             raise ApiError(503, "the server is stopping", code="unavailable", retry_after=5)
         self.num_active += 1
 
-    def take_body_bytes(self, size: int) -> None:
-        """Count bytes of a body; raises if those of all unfinished requests are too many."""
-        if self.num_body_bytes + size > (limit := self.settings.max_total_body_bytes):
+    def take_body_bytes(self, client: int, size: int, num_read: int) -> None:
+        """Count bytes of a body, of which a number was counted before.
+
+        Raises if those of all unfinished requests are too many, or those of the client's requests: of the
+        bytes that the other clients leave, a quarter is for clients with a single body.
+        """
+        limit, own = self.settings.max_total_body_bytes, self._num_body_bytes_by_client[client]
+        if self.num_body_bytes + size > limit:
             self.num_rejected_bodies += 1
             message = f"the bodies of all unfinished requests are too large: the limit is {limit} bytes"
             raise ApiError(503, message, code="overloaded", retry_after=1)
+        share = (limit - self.num_body_bytes + own) * 3 // 4
+        if own > num_read and own + size > share:
+            self.num_rejected_bodies += 1
+            message = f"the bodies of your unfinished requests are too large: the limit is {share} bytes now"
+            raise ApiError(429, message, code="too_many_requests", retry_after=1)
         self.num_body_bytes += size
+        self._num_body_bytes_by_client[client] += size
+
+    def release_body_bytes(self, client: int, size: int) -> None:
+        """End what `take_body_bytes` has counted for a body."""
+        self.num_body_bytes -= size
+        self._num_body_bytes_by_client[client] -= size
+        if not self._num_body_bytes_by_client[client]:
+            del self._num_body_bytes_by_client[client]
 
     def leave(self) -> None:
         """The request has ended."""

@@ -1,0 +1,135 @@
+"""The shares of clients that compete for the engine, the queue, the threads and the memory of a server."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import penstock.server
+from support.api.engines import make_engine, wait_until
+from support.server.serving import Served, at_rest, held, post, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from typing import Self
+
+PATH = "/v1/completions"
+SHORT = {"prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
+    with make_engine(tiny_model, max_num_seqs=2, max_waiting=8, max_unfinished=256) as engine:
+        yield engine
+
+
+def with_keys(engine: penstock.Engine, **settings: Any) -> Any:
+    chosen = penstock.server.ServerSettings(api_keys=("a", "b"), **settings)
+    return serving(penstock.server.app(engine, chosen))
+
+
+def header(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def post_as(key: str, body: object, length: int | None = None) -> bytes:
+    """The bytes of a request with this key."""
+    return post(PATH, body, length).replace(b"\r\n", f"\r\nX-Api-Key: {key}\r\n".encode(), 1)
+
+
+class Flood:
+    """Requests of one key that are sent at the same time, in threads."""
+
+    def __init__(self, server: Served, key: str, fields: dict[str, Any], number: int) -> None:
+        self.statuses: list[int] = []
+
+        def ask() -> None:
+            self.statuses.append(server.ask(PATH, {**SHORT, **fields}, headers=header(key))[0])
+
+        self._threads = [threading.Thread(target=ask) for _ in range(number)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [({"prompt": ["Hello"] * 60, "max_tokens": 40}, 8), ({"n": 32, "max_tokens": 40}, 16)],
+    ids=["prompts", "choices"],
+)
+def test_flood_of_a_key_leaves_room_for_another(
+    engine: penstock.Engine, fields: dict[str, Any], number: int
+) -> None:
+    with with_keys(engine) as server:
+        with ExitStack() as stack:
+            before = engine.stats()
+            with held(engine):
+                flood = stack.enter_context(Flood(server, "a", fields, number))
+                wait_until(lambda: engine.stats().requests_rejected - before.requests_rejected >= number // 2)
+            status, _, _ = server.ask(PATH, SHORT, headers=header("b"))
+            num_generated = engine.stats().generation_tokens - before.generation_tokens
+            assert status == 200, "the queue of another key is full, and that is all"
+            assert num_generated < 600, "it does not wait for the others"
+            assert len(flood.statuses) < number, "the others have not all ended"
+        assert set(flood.statuses) <= {200, 429}
+    wait_until(lambda: at_rest(engine))
+
+
+def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> None:
+    sizes = {"max_body_bytes": 100_000, "max_total_body_bytes": 400_000}
+    with with_keys(engine, **sizes) as server, ExitStack() as stack:
+        state = server.application.state
+
+        def holds(size: int) -> bool:
+            return bool(state.num_body_bytes >= size)
+
+        for number in range(1, 5):
+            begin = post_as("a", b" " * 70_000, length=90_000)
+            stack.enter_context(closing(server.send(begin)))
+            wait_until(partial(holds, 70_000 * number))
+        body = json.dumps(SHORT).encode() + b" " * 80_000
+        status, answer, headers = server.ask(PATH, body, headers=header("a"))
+        assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "too_many_requests", "1")
+        assert answer["error"]["message"].endswith("the limit is 300000 bytes now")
+        assert server.ask(PATH, body, headers=header("b"))[0] == 200
+        begin = post_as("b", b" " * 70_000, length=90_000)
+        stack.enter_context(closing(server.send(begin)))
+        wait_until(partial(holds, 350_000))
+        assert server.ask(PATH, body, headers=header("b"))[0] == 429
+        stack.close()
+        wait_until(lambda: state.num_body_bytes == 0)
+        assert server.ask(PATH, body, headers=header("a"))[0] == 200
+
+
+def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None:
+    with serving(penstock.server.app(engine)) as server, ExitStack() as stack:
+        before = engine.stats()
+        with held(engine):
+            for _ in range(12):
+                begin = post(PATH, {**SHORT, "max_tokens": 40})
+                stack.enter_context(closing(server.send(begin)))
+            wait_until(lambda: engine.stats().requests_rejected > before.requests_rejected)
+            address = ("127.0.0.2", 0)  # all of 127/8 are addresses of this machine
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", server.port, timeout=60, source_address=address
+            )
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", PATH, json.dumps(SHORT), headers)
+            wait_until(lambda: engine.stats().waiting >= 10)
+        assert connection.getresponse().status == 200
+        connection.close()
+    wait_until(lambda: at_rest(engine))
