@@ -52,6 +52,7 @@ from penstock._chat_costs import (
     sized,
     weight,
 )
+from penstock._renderer import CompileError, RenderError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,9 @@ MAX_NODES = 10_000
 
 MAX_LAYOUT_CHARS = 1000
 """Maximum length of a layout of `strftime_now`."""
+
+CACHED_TEMPLATES = 32
+"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
 
 # Filters that make numbers or texts.
 _MAKING_SMALL = frozenset(
@@ -84,24 +88,26 @@ _COMPARING: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class RenderError(Exception):
-    """A template cannot be compiled or has failed. The cause is the error of Jinja or Python."""
-
-
+@functools.lru_cache(maxsize=CACHED_TEMPLATES)
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template. Syntax errors name the line."""
+    """Compile a template, or take it from the cache. Syntax errors name the line."""
     import jinja2
 
     if len(source) > MAX_SOURCE_CHARS:
-        raise RenderError(f"it has {len(source)} characters; the limit is {MAX_SOURCE_CHARS}")
+        raise CompileError(f"it has {len(source)} characters; the limit is {MAX_SOURCE_CHARS}")
     try:
         return _environment().from_string(source)
     except LimitExceededError as error:
-        raise RenderError(str(error)) from error
+        raise CompileError(str(error)) from error
     except jinja2.TemplateSyntaxError as error:
-        raise RenderError(f"line {error.lineno}: {error.message}") from error
+        raise CompileError(f"line {error.lineno}: {error.message}") from error
     except (RecursionError, SyntaxError, ValueError, MemoryError) as error:
-        raise RenderError(f"it cannot be compiled: {error}") from error
+        raise CompileError(f"it cannot be compiled: {error}") from error
+
+
+def reserved_names() -> frozenset[str]:
+    """The names of the functions that every template can call."""
+    return frozenset(_environment().globals)
 
 
 def render(

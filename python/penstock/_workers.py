@@ -2,8 +2,8 @@
 
 A cancelled task does not wait for its thread, which notices the cancellation at its next check or runs to
 the end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up
-threads. Work that waits for other threads, such as those that compile grammars, leaves its slot; the number
-of threads that wait has a limit of its own.
+threads. Work that waits for other threads or processes, such as those that compile grammars, leaves its slot;
+the number of threads that wait has a limit of its own.
 
 AnyIO's limiters do not do that: they free a thread's slot when its task is cancelled. And its default limiter
 belongs to the application, whose threads may all wait for this work.
@@ -59,7 +59,7 @@ class SlowCall:
             raise AbandonedError
 
     def begin_wait(self) -> None:
-        """Leave the slot. Called in the thread, before it waits for other threads.
+        """Leave the slot. Called in the thread, before it waits for other threads or processes.
 
         If too many wait, a client is refused. The application itself, which is no client, keeps the slot: its
         further calls wait for one.
@@ -68,7 +68,9 @@ class SlowCall:
         if not self._is_waiting:
             self._is_waiting = self._workers.leave(self.client)
             if not self._is_waiting and self.client is not None:
-                raise OverloadedError("too many requests wait for their grammars; try again later")
+                raise OverloadedError(
+                    "too many requests wait for grammars or chat templates; try again later"
+                )
 
     def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in the thread."""

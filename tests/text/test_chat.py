@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import _chat_costs, _chat_sandbox, chat
+from penstock import _chat_costs, _chat_sandbox
 from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
 from support.parity import templates
@@ -788,12 +788,13 @@ def test_long_conversation_stays_within_the_limits() -> None:
 
 
 def test_templates_are_cached_within_a_limit() -> None:
-    chat._compiled.cache_clear()
-    for index in range(2 * chat.CACHED_TEMPLATES):
+    size = _chat_sandbox.CACHED_TEMPLATES
+    _chat_sandbox.compile_template.cache_clear()
+    for index in range(2 * size):
         ChatTemplate(f"{index}", {})
         ChatTemplate(f"{index}", {})
-    cache = chat._compiled.cache_info()
-    assert (cache.hits, cache.currsize) == (2 * chat.CACHED_TEMPLATES, chat.CACHED_TEMPLATES)
+    cache = _chat_sandbox.compile_template.cache_info()
+    assert (cache.hits, cache.currsize) == (2 * size, size)
 
 
 def test_import_does_not_import_jinja() -> None:
