@@ -1,4 +1,4 @@
-"""How chat templates are rendered: the interface of a template, and the renderer of those that requests send.
+"""The interface of a chat template, and the renderer of those that requests send.
 
 A server sets `renderer` for the tasks of its requests. Templates of the model are never rendered by it.
 """

@@ -235,13 +235,12 @@ def _started(wait: Wait) -> Child:
     try:
         child = Child()
         child.receive(time.monotonic() + MAX_START_SECONDS, wait)
-    except (OSError, EOFError, ValueError) as error:
+    except BaseException as error:
         if child is not None:
             child.end()
-        raise penstock.PenstockError("the process for chat templates of requests cannot start") from error
-    except BaseException:
-        if child is not None:
-            child.end()
+        if isinstance(error, (OSError, EOFError, ValueError, TypeError)):
+            message = "the process for chat templates of requests cannot start"
+            raise penstock.PenstockError(message) from error
         raise
     return child
 
