@@ -24,6 +24,7 @@ from penstock._client import client
 from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
+from penstock._renderer import is_source
 from penstock.chat import Chat, has_messages, is_large
 from penstock.errors import (
     AdapterLoadError,
@@ -404,7 +405,7 @@ class Session:
         template = self.tokenizer._template(chat, tools)  # noqa: SLF001 - see `adopt`
         text = chat.render(template, tools=tools, check_cancelled=check_cancelled)
         may_choose = params.tool_choice in (None, "auto")
-        is_known = template.was_asked_for_tools or (chat.template and Chat.is_source(chat.template))
+        is_known = template.was_asked_for_tools or (chat.template and is_source(chat.template))
         if not tools or params.tool_choice == "none" or (is_known and not may_choose):
             return text
         if text == chat.render(template, check_cancelled=check_cancelled):

@@ -2,8 +2,8 @@
 
 A cancelled task does not wait for its thread, which notices the cancellation at its next check or runs to
 the end. The thread's slot stays taken until then, so clients that give up and try again cannot pile up
-threads. Work that waits for other threads, such as those that compile grammars, leaves its slot; the number
-of threads that wait has a limit of its own.
+threads. Work that waits for other threads or processes, such as those that compile grammars, leaves its slot;
+the number of threads that wait has a limit of its own.
 
 AnyIO's limiters do not do that: they free a thread's slot when its task is cancelled. And its default limiter
 belongs to the application, whose threads may all wait for this work.
@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from penstock._client import client
+from penstock._client import TurnQueue, client
 from penstock._core import Port
 from penstock.errors import OverloadedError
 
@@ -59,7 +59,7 @@ class SlowCall:
             raise AbandonedError
 
     def begin_wait(self) -> None:
-        """Leave the slot. Called in the thread, before it waits for other threads.
+        """Leave the slot. Called in the thread, before it waits for other threads or processes.
 
         If too many wait, a client is refused. The application itself, which is no client, keeps the slot: its
         further calls wait for one.
@@ -68,7 +68,9 @@ class SlowCall:
         if not self._is_waiting:
             self._is_waiting = self._workers.leave(self.client)
             if not self._is_waiting and self.client is not None:
-                raise OverloadedError("too many requests wait for their grammars; try again later")
+                raise OverloadedError(
+                    "too many requests wait for grammars or chat templates; try again later"
+                )
 
     def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in the thread."""
@@ -91,38 +93,30 @@ class TurnLock:
 
     def __init__(self) -> None:
         self._is_locked = False
-        self._waiting = OrderedDict[int | None, deque[anyio.Event]]()  # no client without tasks
+        self._waiting = TurnQueue[anyio.Event]()
 
     async def __aenter__(self) -> None:
         if not self._is_locked:
             self._is_locked = True
             return
-        turn, key = anyio.Event(), client.get()
-        self._waiting.setdefault(key, deque()).append(turn)
+        turn, mine = anyio.Event(), client.get()
+        self._waiting.push(mine, turn)
         try:
             await turn.wait()
         except BaseException:
             if turn.is_set():
                 self._release()
             else:
-                self._waiting[key].remove(turn)
-                self._end_if_empty(key)
+                self._waiting.remove(mine, turn)
             raise
 
     async def __aexit__(self, *_: object) -> None:
         self._release()
 
     def _release(self) -> None:
-        self._is_locked = bool(self._waiting)
+        self._is_locked = len(self._waiting) > 0
         if self._is_locked:
-            key, turns = next(iter(self._waiting.items()))
-            turns.popleft().set()
-            self._waiting.move_to_end(key)
-            self._end_if_empty(key)
-
-    def _end_if_empty(self, key: int | None) -> None:
-        if not self._waiting[key]:
-            del self._waiting[key]
+            self._waiting.pop().set()
 
 
 class Workers:

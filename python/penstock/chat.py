@@ -7,7 +7,6 @@ limits on time and memory.
 
 from __future__ import annotations
 
-import functools
 import json
 import reprlib
 import secrets
@@ -15,15 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall
+from penstock._renderer import CompileError, RenderError
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import jinja2
     from typing_extensions import TypeIs
 
     from penstock._options import MessageModel, Prompt
+    from penstock._renderer import Renderer, Template
 
 __all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
 
@@ -45,9 +45,6 @@ CHAT_OPTIONS = (
     "continue_final_message",
 )
 
-CACHED_TEMPLATES = 32
-"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
-
 # A text that occurs in no template.
 _PROBE = "\ue0a7penstock\ue0a7"
 
@@ -62,17 +59,20 @@ _MAY_BE_SILENT = ("assistant", "tool")
 
 
 class ChatTemplate:
-    """A compiled chat template.
+    """A chat template, compiled here or by `renderer`.
 
     `special_tokens` are the template's variables `bos_token`, `eos_token` and so on.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], renderer: Renderer | None = None
+    ) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             message = f"chat_template has {len(source)} characters; the limit is {MAX_TEMPLATE_CHARS}"
             raise InvalidRequestError(message, "chat_template", len(source), str(MAX_TEMPLATE_CHARS))
-        self._template = _compiled(source)
+        self._template: Template = _Compiled(source) if renderer is None else renderer(source)
         self._special_tokens = dict(special_tokens)
+        self._supports_parts: bool | None = None  # unknown until a message has parts
         #: Whether a prompt with tools was compared with one without; see the session.
         self.was_asked_for_tools = False
 
@@ -92,7 +92,7 @@ class ChatTemplate:
 
         Raises `InvalidRequestError` if a message is malformed or the template rejects the conversation.
         """
-        values = self._values(messages, variables, add_generation_prompt=add_generation_prompt)
+        values = self._values(messages, variables, add_generation_prompt, check_cancelled)
         return self._render_chat(values, check_cancelled)
 
     def render_open(
@@ -110,7 +110,7 @@ class ChatTemplate:
 
         Raises `InvalidRequestError` as `render` does, and if the template changes the content.
         """
-        values = self._values(messages, variables, add_generation_prompt=False)
+        values = self._values(messages, variables, False, check_cancelled)  # noqa: FBT003
         *before, last = values["messages"]
         content = _last_text(last)
         visible = content.rstrip()
@@ -134,11 +134,13 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] | None,
-        *,
-        add_generation_prompt: bool,
+        add_generation_prompt: bool,  # noqa: FBT001 - a variable of the template
+        check_cancelled: Callable[[], None] | None,
     ) -> dict[str, Any]:
         """The variables of the template, as plain copies."""
-        taken = self._special_tokens.keys() | self._template.environment.globals.keys()
+        from penstock import _chat_sandbox
+
+        taken = self._special_tokens.keys() | _chat_sandbox.reserved_names()
         values: dict[str, Any] = {"tools": None, "documents": None}
         for name, value in (variables or {}).items():
             if name in taken:
@@ -147,7 +149,7 @@ class ChatTemplate:
                 raise _not_a_variable(name, value, "no template can read a variable of this name")
             values[name] = _plain(value, name)
         values.update(self._special_tokens)
-        values["messages"] = self._with_joined_parts(checked(messages))
+        values["messages"] = self._with_joined_parts(checked(messages), check_cancelled)
         values["add_generation_prompt"] = add_generation_prompt
         return values
 
@@ -161,19 +163,24 @@ class ChatTemplate:
                 raise
             return self._render({**values, "messages": with_content}, check_cancelled)
 
-    def _render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None) -> str:
-        from penstock import _chat_sandbox
-
+    def _render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None) -> str:
         try:
-            return _chat_sandbox.render(self._template, values, check_cancelled)
-        except _chat_sandbox.RenderError as error:
+            return self._template.render(values, check_cancelled)
+        except CompileError as error:
+            raise _not_compiled(error) from error.__cause__
+        except RenderError as error:
             message = f"the chat template rejects these messages: {error}"
             raise InvalidRequestError(message, "messages") from error.__cause__
 
-    def _with_joined_parts(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_joined_parts(
+        self, messages: list[dict[str, Any]], check_cancelled: Callable[[], None] | None
+    ) -> list[dict[str, Any]]:
         """The messages, with text parts joined if the template does not support parts."""
-        has_parts = any(isinstance(message.get("content"), list) for message in messages)
-        if not has_parts or self._supports_parts:
+        if not any(isinstance(message.get("content"), list) for message in messages):
+            return messages
+        if self._supports_parts is None:
+            self._supports_parts = self._find_support_of_parts(check_cancelled)
+        if self._supports_parts:
             return messages
         return [
             {**message, "content": _joined(message["content"], f"messages[{index}].content")}
@@ -182,16 +189,35 @@ class ChatTemplate:
             for index, message in enumerate(messages)
         ]
 
-    @functools.cached_property
-    def _supports_parts(self) -> bool:
+    def _find_support_of_parts(self, check_cancelled: Callable[[], None] | None) -> bool:
         """Whether the template writes the text of parts. Many templates write the list instead."""
         probe = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
         values = {"tools": None, "documents": None, **self._special_tokens}
         try:
-            text = self._render({**values, "messages": [probe], "add_generation_prompt": True})
+            text = self._render(
+                {**values, "messages": [probe], "add_generation_prompt": True}, check_cancelled
+            )
         except InvalidRequestError:
             return False
         return _PROBE in text and not any(f"{quote}type{quote}" in text for quote in "'\"")
+
+
+class _Compiled:
+    """A template that is rendered in this process."""
+
+    def __init__(self, source: str) -> None:
+        from penstock import _chat_sandbox
+
+        try:
+            self._template = _chat_sandbox.compile_template(source)
+        except CompileError as error:
+            raise _not_compiled(error) from error.__cause__
+
+    def render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None) -> str:
+        """The text for the values of the variables."""
+        from penstock import _chat_sandbox
+
+        return _chat_sandbox.render(self._template, values, check_cancelled)
 
 
 class Chat:
@@ -239,11 +265,6 @@ class Chat:
         """Remove the keywords of this class from `options` and return those that are not `None`."""
         taken = {name: options.pop(name) for name in CHAT_OPTIONS if name in options}
         return {name: value for name, value in taken.items() if value is not None}
-
-    @staticmethod
-    def is_source(template: str) -> bool:
-        """Whether this is a template, not the name of one."""
-        return "{{" in template or "{%" in template
 
     def render(
         self,
@@ -293,14 +314,8 @@ def _dumped(value: object) -> object:
     return dump() if callable(dump) and not isinstance(value, (Mapping, type)) else value
 
 
-@functools.lru_cache(maxsize=CACHED_TEMPLATES)
-def _compiled(source: str) -> jinja2.Template:
-    from penstock import _chat_sandbox
-
-    try:
-        return _chat_sandbox.compile_template(source)
-    except _chat_sandbox.RenderError as error:
-        raise InvalidRequestError(f"chat_template: {error}", "chat_template") from error.__cause__
+def _not_compiled(error: CompileError) -> InvalidRequestError:
+    return InvalidRequestError(f"chat_template: {error}", "chat_template")
 
 
 def checked(messages: Iterable[object]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
+from penstock._renderer import is_source, renderer
 from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
 
@@ -136,8 +137,8 @@ class Tokenizer:
         name = chat.template
         if name is None:
             name = "tool_use" if tools and "tool_use" in self._sources else "default"
-        if Chat.is_source(name):  # compiled templates are cached
-            return ChatTemplate(name, dict(self._native.special_tokens))
+        if is_source(name):  # compiled templates are cached
+            return ChatTemplate(name, dict(self._native.special_tokens), renderer.get())
         if name not in self._chat_templates:
             if name not in self._sources:
                 raise _no_template(name, sorted(self._sources))

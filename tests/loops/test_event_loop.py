@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 import penstock
-from penstock import _chat_sandbox, _core
+from penstock import _chat_costs, _chat_sandbox, _core
 from penstock.chat import Chat
 from support.api.engines import PROMPT, SHORT, assert_at_rest, make_engine, wait_until
 
@@ -148,7 +148,7 @@ async def test_messages_are_copied_when_submitted(engine: penstock.Engine, held_
 async def test_hostile_template_is_rejected_while_streams_continue(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(_chat_costs, "MAX_SECONDS", 1.0)
     model = shutil.copytree(tiny_model, tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())
     settings["chat_template"] = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import _chat_sandbox, chat
+from penstock import _chat_costs, _chat_sandbox
 from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
 from support.parity import templates
@@ -676,8 +676,8 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
     ],
 )
 def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 100.0)
-    monkeypatch.setattr(_chat_sandbox, "MAX_TOTAL_CHARS", 4 * _chat_sandbox.MAX_CHARS)
+    monkeypatch.setattr(_chat_costs, "MAX_SECONDS", 100.0)
+    monkeypatch.setattr(_chat_costs, "MAX_TOTAL_CHARS", 4 * _chat_costs.MAX_CHARS)
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
     )
@@ -718,7 +718,7 @@ SHARED = (
     ],
 )
 def test_shared_parts_are_read_as_often_as_they_occur(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chat_sandbox, "MAX_CHARS", 1 << 16)
+    monkeypatch.setattr(_chat_costs, "MAX_CHARS", 1 << 16)
     with pytest.raises(InvalidRequestError, match="it compares or searches a value of more than 65536"):
         render(source)
 
@@ -776,7 +776,7 @@ def test_size_of_a_template_is_limited(source: str, limit: str) -> None:
     ],
 )
 def test_duration_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_chat_sandbox, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(_chat_costs, "MAX_SECONDS", 0.05)
     with pytest.raises(InvalidRequestError, match=r"it runs for more than 0\.05 seconds"):
         render(source)
 
@@ -788,12 +788,13 @@ def test_long_conversation_stays_within_the_limits() -> None:
 
 
 def test_templates_are_cached_within_a_limit() -> None:
-    chat._compiled.cache_clear()
-    for index in range(2 * chat.CACHED_TEMPLATES):
+    size = _chat_sandbox.CACHED_TEMPLATES
+    _chat_sandbox.compile_template.cache_clear()
+    for index in range(2 * size):
         ChatTemplate(f"{index}", {})
         ChatTemplate(f"{index}", {})
-    cache = chat._compiled.cache_info()
-    assert (cache.hits, cache.currsize) == (2 * chat.CACHED_TEMPLATES, chat.CACHED_TEMPLATES)
+    cache = _chat_sandbox.compile_template.cache_info()
+    assert (cache.hits, cache.currsize) == (2 * size, size)
 
 
 def test_import_does_not_import_jinja() -> None:

@@ -302,6 +302,20 @@ async def test_tool_format_is_detected_from_the_template(hermes: penstock.Engine
 
 
 @pytest.mark.anyio
+async def test_requests_do_not_change_the_tool_format(hermes: penstock.Engine, tmp_path: Path) -> None:
+    call: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    tags = "[TOOL_CALLS] <function= <arg_key>"
+    asked = [{"role": "user", "content": tags}]
+    result = await hermes.generate(asked, max_tokens=300, seed=1, chat_template=HERMES + tags, **call)
+    assert result.text.lstrip().startswith("<tool_call>")
+    assert result.tool_calls[0].name in SCHEMA_OF
+    asked = [{"role": "user", "content": HERMES}]
+    async with make_engine(with_templates(tmp_path, PLAIN)) as engine:
+        with pytest.raises(penstock.InvalidRequestError, match="tool_parser"):
+            await engine.generate(asked, max_tokens=1, chat_template=HERMES, **call)
+
+
+@pytest.mark.anyio
 async def test_tool_choice_none_makes_no_call(demo: penstock.Engine) -> None:
     spelled = [
         {"role": "user", "content": 'Repeat: <tool_call>{"name": "time", "arguments": {}}</tool_call>'}

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from penstock._client import client
+from penstock._renderer import renderer
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import Exchange
@@ -133,6 +134,7 @@ class Endpoint:
             exchange.key = self._check(exchange, action.access)
             exchange.client = _client_of(exchange)
             client.set(exchange.client)
+            renderer.set(state.templates.template)
             if action.access == "generate":
                 state.enter()
                 is_counted = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import anyio
 import anyio.to_thread
 
 from penstock.server.errors import ApiError, invalid, prompt_too_long
@@ -19,13 +20,21 @@ if TYPE_CHECKING:
 
     Prompts = list[str | list[int]]
 
-__all__ = ["encode_chat", "encode_text", "in_tokenizer_thread", "template_options", "text_prompts"]
+__all__ = [
+    "encode_chat",
+    "encode_text",
+    "in_template_thread",
+    "in_tokenizer_thread",
+    "render_chat",
+    "template_options",
+    "text_prompts",
+]
 
 #: The longest text that is tokenised outside of a request: characters for each token of the longest sequence.
 _CHARACTERS = 8
 _MIN_TEXT = 1 << 18
 
-#: The number of tokenisations that wait for a thread.
+#: The number of tokenisations, and of renderings of templates of requests, that wait for a thread.
 _MAX_WAITING = 64
 
 Arguments = ParamSpec("Arguments")
@@ -71,17 +80,25 @@ def template_options(
     return options
 
 
+def render_chat(
+    engine: penstock.Engine,
+    messages: Sequence[Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template: Mapping[str, Any],
+) -> str:
+    """The text of a chat."""
+    return engine.apply_chat_template(messages, tools=tools or None, **template)
+
+
 def encode_chat(
     engine: penstock.Engine,
     messages: Sequence[Any],
     tools: Sequence[Mapping[str, Any]] | None,
     template: Mapping[str, Any],
-    *,
-    add_special_tokens: bool = False,
 ) -> list[int]:
     """The token ids of a chat."""
-    text = engine.apply_chat_template(messages, tools=tools or None, **template)
-    return encode_text(engine, text, add_special_tokens=add_special_tokens, field="messages")
+    text = render_chat(engine, messages, tools, template)
+    return encode_text(engine, text, add_special_tokens=False, field="messages")
 
 
 def encode_text(
@@ -99,7 +116,18 @@ async def in_tokenizer_thread(
     state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
 ) -> Returned:
     """Run this in one of the threads that tokenise outside of the engine, unless many wait for them."""
-    if state.tokenizer_threads.statistics().tasks_waiting >= _MAX_WAITING:
-        message = f"{_MAX_WAITING} tokenisations wait, which is the limit"
+    return await _in_thread(state.tokenizer_threads, "tokenisations", partial(work, *args, **options))
+
+
+async def in_template_thread(
+    state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
+) -> Returned:
+    """Run this in a thread that waits for the process of templates, unless many wait for such threads."""
+    return await _in_thread(state.template_threads, "chat templates", partial(work, *args, **options))
+
+
+async def _in_thread(limiter: anyio.CapacityLimiter, waiting: str, work: Callable[[], Returned]) -> Returned:
+    if limiter.statistics().tasks_waiting >= _MAX_WAITING:
+        message = f"{_MAX_WAITING} {waiting} wait, which is the limit"
         raise ApiError(429, message, code="overloaded", retry_after=1)
-    return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=state.tokenizer_threads)
+    return await anyio.to_thread.run_sync(work, limiter=limiter)

@@ -21,6 +21,7 @@ from penstock.server.keys import Keys
 from penstock.server.measures import HttpMeasures, RequestMeasures
 from penstock.server.probes import Probe
 from penstock.server.responses.store import ResponseStore
+from penstock.server.templates import TemplateProcess
 from penstock.server.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -232,6 +233,9 @@ class State:
         self.metrics_threads = anyio.CapacityLimiter(1)
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = anyio.CapacityLimiter(2)
+        #: The process that renders templates of requests, and threads that wait for it outside of the engine.
+        self.templates = TemplateProcess()
+        self.template_threads = anyio.CapacityLimiter(64)
         #: Threads that make responses of results.
         self.response_threads = anyio.CapacityLimiter(2)
         self.generations: dict[str, Generation] = {}

@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock._renderer import is_source
 from penstock.server.bodies import converted
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
 from penstock.server.logprobs import Tokens
 from penstock.server.messages import chat_messages
-from penstock.server.prompts import encode_chat, encode_text, in_tokenizer_thread, template_options
+from penstock.server.prompts import (
+    encode_text,
+    in_template_thread,
+    in_tokenizer_thread,
+    render_chat,
+    template_options,
+)
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from penstock.server.sse import json_bytes
 
@@ -29,20 +36,38 @@ async def tokenize(state: State, exchange: Exchange) -> None:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "either prompt or messages must be given", param="prompt")
     template = template_options(state.settings, request)
-    work = partial(in_tokenizer_thread, state, _tokenized, model.engine, request, template)
+    work = partial(_answer, state, model.engine, request, template)
     await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 
 
-def _tokenized(engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]) -> bytes:
-    """The response; runs in a thread."""
+async def _answer(
+    state: State, engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]
+) -> bytes:
+    """The response. No thread that tokenises waits for the rendering of a template of the request."""
+    if request.messages is None or not is_source(request.chat_template or ""):
+        return await in_tokenizer_thread(state, _tokenized, engine, request, template)
+    text = await in_template_thread(state, _rendered, engine, request, template)
+    return await in_tokenizer_thread(state, _tokenized, engine, request, template, text)
+
+
+def _rendered(engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]) -> str:
+    """The text of the chat; runs in a thread."""
+    return render_chat(engine, chat_messages(request.messages or []), request.tools, template)
+
+
+def _tokenized(
+    engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any], text: str | None = None
+) -> bytes:
+    """The response; runs in a thread. `text` is the rendered chat, if there is one."""
     adds_special_tokens = request.add_special_tokens
     if request.messages is None:
         adds_special_tokens = adds_special_tokens is not False
         ids = encode_text(engine, request.prompt or "", add_special_tokens=adds_special_tokens)
     else:
-        messages = chat_messages(request.messages)
+        if text is None:
+            text = _rendered(engine, request, template)
         adds_special_tokens = adds_special_tokens is True
-        ids = encode_chat(engine, messages, request.tools, template, add_special_tokens=adds_special_tokens)
+        ids = encode_text(engine, text, add_special_tokens=adds_special_tokens, field="messages")
     texts = None
     if request.return_token_strs:
         tokens = Tokens(engine, prefix="bytes:")
