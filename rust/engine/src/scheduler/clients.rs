@@ -32,7 +32,7 @@ struct Place {
     lane: Lane,
 }
 
-/// What a client has in the engine.
+/// The sequences of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Client {
     /// Sequences that wait or run.
