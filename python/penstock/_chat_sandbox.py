@@ -21,6 +21,9 @@ Its fuel limits instructions, not memory, and its operators and `set` blocks can
 hostile templates in `tests/text/test_chat.py`, 16 end the process with a failed allocation, for example
 `x + x` in a loop.
 
+Jinja and the compiler of Python recurse as deep as a template is nested, and a macro may call itself, so
+templates are compiled in `call_deep`, and those with macros run in it.
+
 jinja2 is imported inside functions, so that importing penstock does not import it.
 """
 
@@ -30,13 +33,18 @@ import contextvars
 import functools
 import itertools
 import json
+import math
 import operator
 import re
 import time
 import types
+import weakref
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from penstock import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -91,6 +99,10 @@ class Budget:
         self.chars = 0
         self.chars_read = 0
 
+    def end(self) -> None:
+        """End the rendering at its next step."""
+        self.deadline = -math.inf
+
     def tick(self) -> None:
         """Check the time, and whether the text is still wanted."""
         if self.check_cancelled is not None:
@@ -129,9 +141,19 @@ class Budget:
 
 _budget: contextvars.ContextVar[Budget] = contextvars.ContextVar("_budget")
 
+#: Templates that may recurse when they run: the others have neither macros nor recursive loops.
+_recursive: weakref.WeakSet[jinja2.Template] = weakref.WeakSet()
+
 
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template. Syntax errors name the line."""
+    template = _core.call_deep(partial(_compile, source), lambda: None)
+    if "macro" in source or "recursive" in source:
+        _recursive.add(template)
+    return template
+
+
+def _compile(source: str) -> jinja2.Template:
     import jinja2
 
     if len(source) > MAX_SOURCE_CHARS:
@@ -150,9 +172,15 @@ def render(
     template: jinja2.Template, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None
 ) -> str:
     """Run a template with a budget of its own."""
+    budget = Budget(check_cancelled)
+    run = partial(_render, template, values, budget)
+    return _core.call_deep(run, budget.end) if template in _recursive else run()
+
+
+def _render(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
     import jinja2
 
-    token = _budget.set(budget := Budget(check_cancelled))
+    token = _budget.set(budget)
     parts = []
     length = 0
     try:

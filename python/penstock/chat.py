@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall
+from penstock._json import MAX_NESTING, loads
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ __all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
-
-MAX_NESTING = 100
-"""Maximum nesting depth of a message or a variable."""
 
 MAX_SMALL = 1024
 """Maximum number of values of a chat that is copied on the event loop, which takes about a millisecond."""
@@ -395,12 +393,12 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            given, arguments = arguments, json.loads(arguments)
+            given, arguments = arguments, loads(arguments)
             if "\\u" in given:  # perhaps a lone surrogate, which becomes U+FFFD
                 text = json.dumps(arguments, ensure_ascii=False).encode("utf-16", "surrogatepass")
-                arguments = json.loads(text.decode("utf-16", "replace"))
+                arguments = loads(text.decode("utf-16", "replace"))
             arguments = _plain(arguments, "arguments")
-        except (ValueError, RecursionError):
+        except ValueError:
             arguments = None
     return {**function, "arguments": arguments if isinstance(arguments, dict) else {}}
 
