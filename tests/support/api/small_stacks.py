@@ -116,8 +116,8 @@ def renders(template: str, *, is_refused: bool = False) -> Entry:
     """Renders a template; with `is_refused`, the library refuses it."""
 
     def render(tokenizer: penstock.Tokenizer) -> None:
-        errors = penstock.InvalidRequestError if is_refused else ()
-        with contextlib.suppress(errors):
+        errors = (penstock.InvalidRequestError,) if is_refused else ()
+        with contextlib.suppress(*errors):
             tokenizer.apply_chat_template(CHAT, chat_template=template)
             assert not is_refused
 
