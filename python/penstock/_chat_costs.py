@@ -9,6 +9,7 @@ as often as it is read. `_chat_sandbox.py` calls these functions for the operati
 from __future__ import annotations
 
 import contextvars
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -51,6 +52,10 @@ class Budget:
         self.deadline = time.monotonic() + MAX_SECONDS
         self.chars = 0
         self.chars_read = 0
+
+    def end(self) -> None:
+        """End the rendering at its next step."""
+        self.deadline = -math.inf
 
     def tick(self) -> None:
         """Check the time, and whether the text is still wanted."""

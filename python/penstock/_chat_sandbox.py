@@ -18,6 +18,9 @@ Its fuel limits instructions, not memory, and its operators and `set` blocks can
 hostile templates in `tests/text/test_chat.py`, 16 end the process with a failed allocation, for example
 `x + x` in a loop.
 
+Jinja and the compiler of Python recurse as deep as a template is nested, and a macro may call itself, so
+`chat.py` compiles templates with `call_deep`, and runs those with macros with it.
+
 jinja2 is imported inside functions, so that importing penstock does not import it.
 """
 
@@ -68,9 +71,6 @@ MAX_NODES = 10_000
 MAX_LAYOUT_CHARS = 1000
 """Maximum length of a layout of `strftime_now`."""
 
-CACHED_TEMPLATES = 32
-"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
-
 # Filters that make numbers or texts.
 _MAKING_SMALL = frozenset(
     "_compare _concatenate count int length lower string trim upper".split()  # noqa: SIM905
@@ -88,9 +88,8 @@ _COMPARING: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@functools.lru_cache(maxsize=CACHED_TEMPLATES)
 def compile_template(source: str) -> jinja2.Template:
-    """Compile a template, or take it from the cache. Syntax errors name the line."""
+    """Compile a template. Syntax errors name the line."""
     import jinja2
 
     if len(source) > MAX_SOURCE_CHARS:
@@ -110,13 +109,11 @@ def reserved_names() -> frozenset[str]:
     return frozenset(_environment().globals)
 
 
-def render(
-    template: jinja2.Template, values: dict[str, Any], check_cancelled: Callable[[], None] | None = None
-) -> str:
+def render(template: jinja2.Template, values: dict[str, Any], budget: Budget) -> str:
     """Run a template with a budget of its own."""
     import jinja2
 
-    token = current_budget.set(budget := Budget(check_cancelled))
+    token = current_budget.set(budget)
     parts = []
     length = 0
     try:

@@ -8,7 +8,7 @@ positions and blocks are `int`; times are in seconds, sizes in bytes.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 from typing_extensions import CapsuleType
 
@@ -44,6 +44,7 @@ __all__ = [
     "WeightFormatInfo",
     "__version__",
     "best_of",
+    "call_deep",
     "candidate_params",
     "check_output",
     "convert",
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 _FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "cancelled", "interrupted", "unread"]
+
+_Returned = TypeVar("_Returned")
 
 __version__: Final[str]
 
@@ -3609,6 +3612,14 @@ def best_of(result: Result, params: SamplingParams) -> Result:
     """The `n` choices with the highest mean log probability, which becomes their score, best first.
 
     Returns `result` if `params.best_of` is not set. The usage counts the tokens of all candidates.
+    """
+
+def call_deep(function: Callable[[], _Returned], interrupt: Callable[[], object]) -> _Returned:
+    """Call a function that recurses deeply and return its result, on a thread with a large stack.
+
+    That is the thread of the caller, or a new one. Raises what the function raises. If the handler of a
+    signal raises, `interrupt` is called, and the exception of the handler is raised when the function has
+    ended.
     """
 
 def candidate_params(params: SamplingParams) -> SamplingParams:

@@ -14,27 +14,39 @@ The process ends with its parent: at the end of the messages, and by a timer if 
 
 from __future__ import annotations
 
+import functools
 import json
 import resource
 import signal
 import sys
 import types
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def answer(message: bytes) -> tuple[str, str]:
     """The kind of an answer, and its text or the message of an error."""
     from penstock import _chat_sandbox
+    from penstock._chat_costs import Budget
     from penstock._renderer import CompileError, RenderError
 
     try:
         source, values = json.loads(message)
-        return "text", _chat_sandbox.render(_chat_sandbox.compile_template(source), values)
+        return "text", _chat_sandbox.render(_compiled(source), values, Budget())
     except (CompileError, RenderError) as error:
         if isinstance(error.__cause__, MemoryError):
             return "memory", ""
         return "compile" if isinstance(error, CompileError) else "render", str(error)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(source: str) -> jinja2.Template:
+    from penstock import _chat_sandbox
+
+    return _chat_sandbox.compile_template(source)
 
 
 def _send(channel: BinaryIO, *parts: str) -> None:

@@ -7,19 +7,22 @@ limits on time and memory.
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock._core import ToolCall
+from penstock._core import ToolCall, call_deep
+from penstock._json import MAX_NESTING, loads
 from penstock._renderer import CompileError, RenderError
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import jinja2
     from typing_extensions import TypeIs
 
     from penstock._options import MessageModel, Prompt
@@ -30,8 +33,8 @@ __all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
 
-MAX_NESTING = 100
-"""Maximum nesting depth of a message or a variable."""
+CACHED_TEMPLATES = 32
+"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
 
 MAX_SMALL = 1024
 """Maximum number of values of a chat that is copied on the event loop, which takes about a millisecond."""
@@ -206,18 +209,28 @@ class _Compiled:
     """A template that is rendered in this process."""
 
     def __init__(self, source: str) -> None:
-        from penstock import _chat_sandbox
-
         try:
-            self._template = _chat_sandbox.compile_template(source)
+            self._template = _compiled(source)
         except CompileError as error:
             raise _not_compiled(error) from error.__cause__
+        # The others have neither macros nor recursive loops.
+        self._may_recurse = "macro" in source or "recursive" in source
 
     def render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None) -> str:
         """The text for the values of the variables."""
         from penstock import _chat_sandbox
+        from penstock._chat_costs import Budget
 
-        return _chat_sandbox.render(self._template, values, check_cancelled)
+        budget = Budget(check_cancelled)
+        run = functools.partial(_chat_sandbox.render, self._template, values, budget)
+        return call_deep(run, budget.end) if self._may_recurse else run()
+
+
+@functools.lru_cache(maxsize=CACHED_TEMPLATES)
+def _compiled(source: str) -> jinja2.Template:
+    from penstock import _chat_sandbox
+
+    return call_deep(functools.partial(_chat_sandbox.compile_template, source), lambda: None)
 
 
 class Chat:
@@ -410,12 +423,12 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            given, arguments = arguments, json.loads(arguments)
+            given, arguments = arguments, loads(arguments)
             if "\\u" in given:  # perhaps a lone surrogate, which becomes U+FFFD
                 text = json.dumps(arguments, ensure_ascii=False).encode("utf-16", "surrogatepass")
-                arguments = json.loads(text.decode("utf-16", "replace"))
+                arguments = loads(text.decode("utf-16", "replace"))
             arguments = _plain(arguments, "arguments")
-        except (ValueError, RecursionError):
+        except ValueError:
             arguments = None
     return {**function, "arguments": arguments if isinstance(arguments, dict) else {}}
 

@@ -4,7 +4,7 @@
     ├── ConfigError (ValueError)              a field of the engine's configuration is invalid
     ├── ModelLoadError                        the model's files are missing or invalid
     ├── DeviceUnavailableError                the device of the configuration cannot be used
-    ├── OutOfMemoryError (MemoryError)        the model or its KV cache does not fit
+    ├── OutOfMemoryError (MemoryError)        the model, its KV cache or a long text does not fit
     ├── AdapterLoadError                      the adapter cannot be loaded
     │   ├── AdapterConflictError              another adapter has the name
     │   └── AdapterLimitError                 adapters fill `max_cpu_adapters` or `max_cpu_adapter_bytes`
@@ -71,7 +71,10 @@ class DeviceUnavailableError(PenstockError):
 
 
 class OutOfMemoryError(PenstockError, MemoryError):
-    """The model or its KV cache does not fit into memory; the message suggests settings that do."""
+    """The model or its KV cache does not fit into memory; the message suggests settings that do.
+
+    Also raised for a text, before it is encoded, if the system refuses the memory for that.
+    """
 
 
 class AdapterLoadError(PenstockError):

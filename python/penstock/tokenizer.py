@@ -67,7 +67,8 @@ class Tokenizer:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 
         Runs in the calling thread, without the GIL: about one second per million characters. Raises
-        `InvalidRequestError` if the text contains a lone surrogate.
+        `InvalidRequestError` if the text contains a lone surrogate, and `OutOfMemoryError` if the
+        system refuses the memory: 340 bytes for each byte of the text.
         """
         return self._native.encode(text, add_special_tokens=add_special_tokens)
 

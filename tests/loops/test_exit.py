@@ -1,4 +1,4 @@
-"""The end of the interpreter while daemon threads use an engine: no panic, no hang, no output."""
+"""The end of the interpreter while daemon threads or the last objects use the library: no panic, no hang."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ for chunk in engine.blocking.start_request([10, 20, 30], max_tokens=50, ignore_e
 """,
     "wait": "Port(blocking=True).wait()",
     "encode": "engine.encode('hello world ' * 20_000)",
+    "chat": "engine.apply_chat_template(CHAT, chat_template='{% macro f() %}x{% endmacro %}{{ f() }}')",
     "compile": "engine.blocking.generate('x', regex=f'a{next(numbers)}', max_tokens=2)",
     "load": """
 with penstock.Engine(sys.argv[1], threads=1) as other:
@@ -39,6 +40,7 @@ import asyncio, itertools, sys, threading, time
 import penstock
 from penstock._core import Port
 
+CHAT = [{"role": "user", "content": "x"}]
 engine = penstock.Engine(sys.argv[1], threads=1)
 engine.blocking.start()
 numbers = itertools.count()
@@ -75,3 +77,39 @@ def test_daemon_threads_do_not_disturb_the_exit(tiny_model: Path, work: str) -> 
     assert (output, process.returncode) == (b"end\n", 0), errors.decode()
     assert b"panicked" not in errors, errors.decode()
     assert b"Exception in thread" not in errors, errors.decode()
+
+
+LATE = """
+import builtins, sys
+from collections.abc import Mapping
+import penstock
+
+class Own(Mapping):
+    def __init__(self, values): self.values = values
+    def __getitem__(self, key): return self.values[key]
+    def __iter__(self): return iter(self.values)
+    def __len__(self): return len(self.values)
+
+values = ({"5": 1.0}, Own({5: 1.0}), Own({"type": "json_object"}), [1], 3, object())
+fields = ("logit_bias", "response_format", "tools", "stop", "stop_token_ids")
+
+class Last:
+    def __del__(self, make=penstock.SamplingParams, inputs=(fields, values), error=Exception, write=print):
+        fields, values = inputs
+        for field in fields:
+            for value in values:
+                try:
+                    make(**{field: value})
+                except error:
+                    pass
+        write("made")
+
+builtins.last = Last()
+"""
+
+
+def test_parameters_of_the_last_objects_raise_no_panic() -> None:
+    with start_python(LATE) as process:
+        output, errors = process.communicate(timeout=60)
+    assert (output, process.returncode) == (b"made\n", 0)
+    assert b"panic" not in errors.lower(), errors.decode()

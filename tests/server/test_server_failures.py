@@ -49,6 +49,17 @@ def test_failed_request_is_status_500(server: Served, prompt: object) -> None:
     assert server.ask(PATH, SHORT)[0] == 200
 
 
+def test_text_without_memory_is_status_503(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise penstock.OutOfMemoryError("a text of 7 bytes needs 9 bytes of memory")
+
+    with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
+        monkeypatch.setattr(engine._session, "submit", refuse)
+        status, answer, headers = server.ask(PATH, SHORT)
+    assert (status, answer["error"]["code"]) == (503, "unavailable")
+    assert headers["retry-after"] == "5"
+
+
 @pytest.mark.parametrize("prompt", FAILING, ids=["one", "batch"])
 def test_failed_stream_ends_with_an_error_event(server: Served, prompt: object) -> None:
     event = server.events(PATH, {"prompt": prompt})[-1]

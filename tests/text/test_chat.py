@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import _chat_costs, _chat_sandbox
+from penstock import _chat_costs, _chat_sandbox, _json, chat
 from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
+from support.api.engines import start_python
 from support.parity import templates
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -788,15 +792,68 @@ def test_long_conversation_stays_within_the_limits() -> None:
 
 
 def test_templates_are_cached_within_a_limit() -> None:
-    size = _chat_sandbox.CACHED_TEMPLATES
-    _chat_sandbox.compile_template.cache_clear()
+    size = chat.CACHED_TEMPLATES
+    chat._compiled.cache_clear()
     for index in range(2 * size):
         ChatTemplate(f"{index}", {})
         ChatTemplate(f"{index}", {})
-    cache = _chat_sandbox.compile_template.cache_info()
+    cache = chat._compiled.cache_info()
     assert (cache.hits, cache.currsize) == (2 * size, size)
 
 
 def test_import_does_not_import_jinja() -> None:
     code = "import sys, penstock.chat, penstock._chat_sandbox; sys.exit('jinja2' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+RENDER_UNTIL_INTERRUPTED = """
+import sys, threading, time, signal
+import penstock
+
+tokenizer = penstock.Tokenizer(sys.argv[1])
+loops = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}"
+template = "{% macro f() %}" + loops + "{% endmacro %}" + "{{ f() }}" * 100
+chat = [{"role": "user", "content": "x"}]
+threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+begin = time.monotonic()
+try:
+    tokenizer.apply_chat_template(chat, chat_template=template)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begin)
+"""
+
+
+def test_interrupt_ends_a_rendering_with_macros(tiny_model: Path) -> None:
+    with start_python(RENDER_UNTIL_INTERRUPTED, tiny_model) as process:
+        output, errors = process.communicate(timeout=60)
+    assert output.startswith(b"interrupted"), errors.decode()
+    assert float(output.split()[1]) < 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, "x", null], "b": {"c": "[[{"}}',
+        '{"a": "' + "[" * 1000 + '"}',
+        '{"a": "\\"' + "[" * 1000 + '"}',
+        "[" + "[1]," * 1000 + "[]]",
+        "[" * 100 + "]" * 100,
+    ],
+)
+def test_json_within_the_nesting_limit_is_that_of_python(text: str) -> None:
+    assert _json.loads(text) == json.loads(text)
+    assert _json.loads(text.encode()) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 101 + "]" * 101, '{"a":' * 100_000, '["' + '\\"' * 10 + '",' + "[" * 200]
+)
+def test_json_beyond_the_nesting_limit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="nested deeper than 100"):
+        _json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['"' * 1_000_000, '"' + "\\" * 1_000_000, '\\"' * 500_000])
+def test_hostile_json_takes_linear_time(text: str) -> None:
+    with pytest.raises(ValueError, match="Extra data"):
+        _json.loads("[]" * 101 + text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -151,3 +153,50 @@ def test_invalid_text_and_ids_name_the_argument(tiny_model: Path) -> None:
         assert caught.value.field == "token_ids"
     with pytest.raises(AttributeError, match="use eos_token_ids"):
         tokenizer.eos_token_id  # type: ignore[attr-defined]  # noqa: B018
+
+
+ENCODE_WITH_LITTLE_MEMORY = """
+import resource, sys
+import penstock
+
+tokenizer = penstock.Tokenizer(sys.argv[1])
+text = "The quick brown fox jumps over the lazy dog. " * 22_000
+expected = tokenizer.encode(text)
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+for mebibytes in (1, 4, 16, 32, 64, 128, 256, 1024):
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), hard))
+    try:
+        ids = tokenizer.encode(text)
+        assert ids == expected
+        del ids
+        answer = "ids"
+    except penstock.OutOfMemoryError as error:
+        answer = "refused"
+        assert str(len(text)) in str(error) and isinstance(error, MemoryError)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    print(mebibytes, answer)
+"""
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_long_text_with_little_memory_is_refused(kind: str, demo_model: Path, tmp_path: Path) -> None:
+    model = demo_model
+    if kind == "Unigram":
+        pieces = [("<unk>", 0.0), *((chr(code), -5.0) for code in range(32, 127)), ("▁the", -2.0)]
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        tokenizer.decoder = tokenizers.decoders.Metaspace()
+        model = tmp_path / "tokenizer.json"
+        tokenizer.save(str(model))
+    done = subprocess.run(
+        [sys.executable, "-c", ENCODE_WITH_LITTLE_MEMORY, str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = dict(line.split() for line in done.stdout.splitlines())
+    assert answers["16"] == answers["64"] == "refused"
+    assert answers["1024"] == "ids"

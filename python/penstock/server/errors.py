@@ -141,6 +141,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, penstock.EngineStoppedError):
         logger.warning("request refused: %s", error)
         return ApiError(503, "the model is not available now", code="unavailable", retry_after=5)
+    if isinstance(error, penstock.OutOfMemoryError):
+        logger.warning("request refused: %s", error)
+        return ApiError(503, "the server has too little memory now", code="unavailable", retry_after=5)
     if isinstance(error, penstock.GenerationError):
         logger.warning("request failed: %s", error)
         return ApiError(500, str(error), code="generation_failed")

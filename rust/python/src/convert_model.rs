@@ -34,12 +34,10 @@ pub fn convert(
     let host = host.inner()?;
     logs::listen(py)?;
     let config = config.with_environment(Vec::new())?;
-    let mut reporting = LoadProgress::new(progress);
-    let converted = detach(py, || {
+    let converted = LoadProgress::new(progress).run(py, |report| {
         let checkpoint = Checkpoint::open(&path)?;
-        let mut report = |done, total| reporting.report(done, total);
-        Ok(penstock_runner::convert(&checkpoint, &config, host, &output, overwrite, &mut report)?)
-    })?;
+        Ok(penstock_runner::convert(&checkpoint, &config, host, &output, overwrite, report)?)
+    });
     logs::drain(py)?;
-    reporting.finish(converted)
+    converted
 }

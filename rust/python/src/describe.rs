@@ -7,7 +7,7 @@ use penstock_text::Tokenizer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::detach::detach;
+use crate::detach::detach_deep;
 use crate::errors::Error;
 
 /// The reasons why the engine cannot open the model with its own tokenizer.
@@ -26,7 +26,12 @@ fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
 /// See `_core.pyi`.
 #[pyfunction]
 pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Error> {
-    let checkpoint = detach(py, || Checkpoint::open(&path))??;
+    let read = || {
+        let checkpoint = Checkpoint::open(&path)?;
+        let reasons = unsupported(&checkpoint);
+        Ok::<_, Error>((checkpoint, reasons))
+    };
+    let (checkpoint, unsupported) = detach_deep(py, read, || ())??;
     let description = checkpoint.description();
     let format = match description.format {
         FileFormat::Safetensors => "safetensors".to_owned(),
@@ -47,7 +52,7 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     result.set_item("generation_config", generation)?;
     result.set_item("writer_version", checkpoint.writer_version())?;
     result.set_item("has_tokenizer", checkpoint.text().tokenizer().is_ok())?;
-    result.set_item("unsupported", unsupported(&checkpoint))?;
+    result.set_item("unsupported", unsupported)?;
     result.set_item("has_chat_template", checkpoint.text().chat_template().is_some())?;
     Ok(result)
 }

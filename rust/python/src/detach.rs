@@ -1,7 +1,13 @@
 //! [`detach`]: runs work without the GIL. Everything that can take longer than a few microseconds runs in it.
+//!
+//! The thread of a caller can have a stack of 128 KiB. Work that can need more, because it has large frames or recurses
+//! as deep as a file is nested, runs in [`detach_deep`]: reading, loading and converting models and tokenizers.
+
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 use penstock_frontend::panics::catch;
 use penstock_frontend::prompt::Caller;
+use penstock_runner::LaunchError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -14,6 +20,43 @@ use crate::load_progress::exiting;
 /// attached cannot deadlock with a detached thread that holds it.
 pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
     py.detach(|| catch(work)).map_err(Error::Defect)
+}
+
+/// Bytes of the stack of a thread that [`spawn_deep`] starts. Loading takes half a megabyte in a build for tests, a
+/// tokenizer.json with the deepest nesting that its parser allows a quarter.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Like [`detach`], for work that can need more stack than the thread of the caller has: it runs on a thread of its own.
+/// Meanwhile the caller's thread runs `serve`, which returns at the end of the work, or earlier.
+pub fn detach_deep<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send,
+    serve: impl FnOnce() + Send,
+) -> Result<T, Error> {
+    let run = || {
+        std::thread::scope(|scope| {
+            let working = spawn_deep(scope, "penstock-loader", work)?;
+            serve();
+            Ok(join(working))
+        })
+    };
+    detach(py, run)?
+}
+
+/// Starts a thread with a large stack.
+pub fn spawn_deep<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>, Error> {
+    let thread = Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+    let cannot_start = |error| LaunchError::Start(format!("cannot start a thread: {error}")).into();
+    thread.spawn_scoped(scope, work).map_err(cannot_start)
+}
+
+/// The result of a thread; its panic becomes one of this thread.
+pub fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Returns false once the caller has no use for a result.

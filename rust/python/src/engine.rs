@@ -19,7 +19,7 @@ use crate::beams::BeamSearch;
 use crate::classes::{
     ModelInfo, PyAdapterInfo, PyEngineConfig, PyHealth, PyModelInfo, PyProfileRow, PySamplingParams, PyStats,
 };
-use crate::detach::{detach, detach_for, detach_while_wanted};
+use crate::detach::{detach, detach_for, detach_while_wanted, join, spawn_deep};
 use crate::errors::{Error, Problem};
 use crate::health::Health;
 use crate::host::Host;
@@ -261,12 +261,10 @@ impl Engine {
     ) -> Result<Self, Error> {
         let host = host.inner()?;
         logs::listen(py)?;
-        let mut loading = LoadProgress::new(progress);
-        let opened = detach(py, || {
+        let opened = LoadProgress::new(progress).run(py, |report| {
             let checkpoint = model.open()?;
             let text = checkpoint.text();
-            let mut report = |done, total| loading.report(done, total);
-            let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, host, &mut report);
+            let mut launch = || penstock_runner::launch(&checkpoint, &runner_config, host, report);
             let (tokenizer, (engine, info)) = match &config.config.tokenizer {
                 Some(path) => (read_tokenizer(Path::new(path))?, launch()?),
                 None => {
@@ -298,9 +296,9 @@ impl Engine {
                 profile: info.profile,
                 adapters: info.adapters,
             })
-        })?;
+        });
         logs::drain(py)?;
-        loading.finish(opened)
+        opened
     }
 
     /// Replaces the executor, for tests.
@@ -335,11 +333,9 @@ fn load_together<T>(
     launch: impl FnOnce() -> Result<T, LaunchError>,
 ) -> Result<(TextTokenizer, T), Error> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("penstock tokenizer".to_owned());
-        let tokenizer = thread.spawn_scoped(scope, tokenizer);
-        let tokenizer = tokenizer.map_err(|error| LaunchError::Start(error.to_string()))?;
+        let tokenizer = spawn_deep(scope, "penstock-tokens", tokenizer)?;
         let launched = launch();
-        let tokenizer = tokenizer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let tokenizer = join(tokenizer);
         let launched = launched?;
         Ok((tokenizer?, launched))
     })

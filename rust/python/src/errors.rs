@@ -56,7 +56,7 @@ pub enum Error {
     Request(Problem),
     /// The files of the model cannot be used.
     Checkpoint(CheckpointError),
-    /// The file of the tokenizer cannot be used.
+    /// The file of the tokenizer cannot be used, or there is no memory for a text.
     Text(TextError),
     /// The model could not be opened.
     Launch(LaunchError),
@@ -106,6 +106,7 @@ impl From<penstock_frontend::Error> for Error {
     fn from(error: penstock_frontend::Error) -> Self {
         match error {
             penstock_frontend::Error::Field(error) => Error::Request(error.into()),
+            penstock_frontend::Error::Prompt(error @ TextError::OutOfMemory { .. }) => Error::Text(error),
             penstock_frontend::Error::Prompt(error) => Error::Request(Problem {
                 message: error.to_string(),
                 field: "prompt".to_owned(),
@@ -173,6 +174,9 @@ impl From<Error> for PyErr {
             }
             Error::Launch(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Checkpoint(error) => plain(py, "ModelLoadError", error.to_string()),
+            Error::Text(error @ TextError::OutOfMemory { .. }) => {
+                plain(py, "OutOfMemoryError", error.to_string())
+            }
             Error::Text(error) => plain(py, "ModelLoadError", error.to_string()),
             Error::Start(StartError::Invalid(error)) => {
                 field_error(py, "InvalidRequestError", invalid(py, &error))

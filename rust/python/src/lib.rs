@@ -2,7 +2,7 @@
 //!
 //! Calls arrive attached to the interpreter, run everything that takes longer than a few microseconds in `detach`, and
 //! return immutable values. No attached code waits, and no panic leaves the crate. Threads of the engine attach only to
-//! call a logits processor. Event loops wait in Python, on the file descriptor of a `Port`.
+//! call a logits processor, and that of `call_deep` to call a function. Event loops wait in Python, on the file descriptor of a `Port`.
 
 mod adapters;
 mod beams;
@@ -14,6 +14,7 @@ mod config;
 mod convert;
 mod convert_model;
 mod cuda;
+mod deep_call;
 mod describe;
 mod detach;
 mod engine;
@@ -52,6 +53,8 @@ mod _core {
     #[pymodule_export]
     use crate::cuda::{cuda_info, resolve_device};
     #[pymodule_export]
+    use crate::deep_call::call_deep;
+    #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]
     use crate::engine::Engine;
@@ -66,8 +69,10 @@ mod _core {
     #[pymodule_export]
     use crate::tokenizer::Tokenizer;
     #[pymodule_init]
-    #[cfg_attr(not(feature = "testing"), allow(unused_variables, clippy::unnecessary_wraps))]
+    #[cfg_attr(not(feature = "testing"), allow(clippy::unnecessary_wraps))]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        // The first cast to `PyMapping` imports `collections.abc`, and panics if it cannot, as at the interpreter's exit.
+        <pyo3::types::PyMapping as pyo3::PyTypeInfo>::type_object(module.py());
         #[cfg(feature = "testing")]
         crate::testing::add_to(module)?;
         Ok(())

@@ -1,11 +1,14 @@
 //! The progress of loading and converting a model.
 
 use std::ops::ControlFlow;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use penstock_runner::ProgressCallback;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::detach::detach_deep;
 use crate::errors::Error;
 
 /// The progress callback is called at most this often.
@@ -28,6 +31,33 @@ pub struct LoadProgress {
 impl LoadProgress {
     pub fn new(progress: Option<Py<PyAny>>) -> Self {
         Self { progress, called: None, ended: false, raised: None }
+    }
+
+    /// Runs `work` in [`detach_deep`]. The callback and the check for signals run on the thread of the caller: signals
+    /// and `anyio.from_thread.check_cancelled` belong to it.
+    pub fn run<T: Send>(
+        mut self,
+        py: Python<'_>,
+        work: impl FnOnce(ProgressCallback<'_>) -> Result<T, Error> + Send,
+    ) -> Result<T, Error> {
+        let (reports, reported) = channel();
+        let (answers, answered) = channel();
+        let work = move || {
+            // Neither channel is closed before the work ends.
+            work(&mut |done, total| match reports.send((done, total)).map(|()| answered.recv()) {
+                Ok(Ok(answer)) => answer,
+                _ => ControlFlow::Break(()),
+            })
+        };
+        let serve = || {
+            for (done, total) in reported {
+                if answers.send(self.report(done, total)).is_err() {
+                    return;
+                }
+            }
+        };
+        let result = detach_deep(py, work, serve)?;
+        self.finish(result)
     }
 
     /// The result of the loading, or the exception that ended it.

@@ -9,7 +9,7 @@ use penstock_text::TextOptions;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::detach::{IsWanted, detach, detach_while_wanted};
+use crate::detach::{IsWanted, detach, detach_deep, detach_while_wanted};
 use crate::errors::Error;
 use crate::model_files::ModelFiles;
 use crate::value::{PyValue, request_error};
@@ -33,12 +33,13 @@ struct Inner {
 impl Tokenizer {
     #[staticmethod]
     fn open(py: Python<'_>, model: ModelFiles) -> Result<Self, Error> {
-        detach(py, || {
+        let open = || {
             let text = model.open_text()?;
             let tokenizer =
                 penstock_text::Tokenizer::with_added_tokens(text.tokenizer()?, text.added_tokens())?;
             Ok(Self::new(tokenizer, &text))
-        })?
+        };
+        detach_deep(py, open, || ())?
     }
 
     #[pyo3(signature = (text, *, add_special_tokens = true))]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use penstock_frontend::field::{Problem, ReadError};
 use penstock_frontend::value::{Kind, Value};
+use pyo3::exceptions::{PyMemoryError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple,
@@ -59,7 +60,15 @@ impl<'py> Value for PyValue<'py> {
     }
 
     fn text(&self) -> PyResult<Option<String>> {
-        Ok(self.0.cast::<PyString>()?.to_str().ok().map(str::to_owned))
+        let text = match self.0.cast::<PyString>()?.to_str() {
+            Ok(text) => text,
+            Err(error) if error.is_instance_of::<PyUnicodeEncodeError>(self.0.py()) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut copy = String::new();
+        copy.try_reserve_exact(text.len()).map_err(|error| PyMemoryError::new_err(error.to_string()))?;
+        copy.push_str(text);
+        Ok(Some(copy))
     }
 
     fn path(&self) -> PyResult<Option<PathBuf>> {

@@ -40,6 +40,13 @@ pub enum TextError {
     /// The text cannot be encoded.
     #[error("text of {bytes} bytes cannot be encoded: {reason}")]
     Encode { bytes: usize, reason: String },
+    /// Memory for the encoding is refused.
+    #[error("a text of {bytes} bytes needs {needed} bytes of memory to be encoded, which are not available")]
+    OutOfMemory {
+        bytes: usize,
+        /// The memory that is needed.
+        needed: usize,
+    },
     /// The caller cancelled the encoding.
     #[error("the encoding of a text of {bytes} bytes was cancelled")]
     Cancelled { bytes: usize },

@@ -65,6 +65,12 @@ impl Normalizer {
         };
         Ok(Self { steps: descriptions.into_iter().map(step).collect::<Result<_, String>>()? })
     }
+
+    /// About the most bytes that a step makes of a byte of the text.
+    pub(crate) fn growth(&self, text: &str) -> usize {
+        let growth = self.steps.iter().map(|step| step.growth).max();
+        if text.is_ascii() { 1 } else { growth.unwrap_or(1) }
+    }
 }
 
 impl From<NormalizerWrapper> for Normalizer {

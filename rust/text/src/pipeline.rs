@@ -91,6 +91,38 @@ fn template_size(template: &Value) -> (usize, usize) {
     (texts, ids)
 }
 
+/// Memory that an encoding takes, in bytes for each byte of the normalised text: 272 at most, if each byte is a token,
+/// and what the allocator adds to small blocks.
+const MEMORY_PER_BYTE: usize = 340;
+/// Memory that the normalisation of a text takes, in bytes for each byte that it makes.
+const NORMALIZED_BYTE: usize = 50;
+/// Memory that an encoding takes in any case: the buffers and caches of regular expressions.
+const MEMORY_BASE: usize = 1 << 20;
+
+/// Memory for an encoding is refused.
+#[derive(Debug)]
+pub(crate) struct NoMemory {
+    /// The memory that is needed.
+    pub(crate) bytes: usize,
+}
+
+impl fmt::Display for NoMemory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} bytes of memory are refused", self.bytes)
+    }
+}
+
+impl std::error::Error for NoMemory {}
+
+/// Checks that there is memory for a text of this length. The library ends the process if an allocation is refused.
+fn check_memory(length: usize, per_byte: usize) -> Result<(), NoMemory> {
+    let bytes = length.saturating_mul(per_byte).saturating_add(MEMORY_BASE);
+    let mut memory: Vec<u8> = Vec::new();
+    let taken = memory.try_reserve_exact(bytes).map_err(|_| NoMemory { bytes });
+    std::hint::black_box(&mut memory); // an unused allocation is optimised away
+    taken
+}
+
 /// Number of words between two cancellation checks: about a millisecond of encoding.
 const WORDS_PER_CHECK: u32 = 256;
 
@@ -132,8 +164,16 @@ pub(crate) fn encode(
     add_special_tokens: bool,
     check: &CancelCheck<'_>,
 ) -> tokenizers::Result<Encoding> {
+    let growth = pipeline.get_normalizer().map_or(1, |normalizer| normalizer.growth(text));
+    check_memory(text.len(), MEMORY_PER_BYTE.max(growth * NORMALIZED_BYTE))?;
     let vocabulary = pipeline.get_added_vocabulary();
     let mut words = within_limit(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
+    let length = Cell::new(0);
+    words.normalize(|part| {
+        length.set(length.get() + part.len());
+        Ok(())
+    })?;
+    check_memory(length.get(), MEMORY_PER_BYTE)?;
     if let Some(splitter) = pipeline.get_pre_tokenizer() {
         splitter.split(&mut words, check)?;
     }

@@ -12,7 +12,7 @@ use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
 use crate::gguf;
 use crate::options::TextOptions;
-use crate::pipeline::{self, CancelCheck, Cancelled, Pipeline};
+use crate::pipeline::{self, CancelCheck, Cancelled, NoMemory, Pipeline};
 use crate::token_table::{DecodeRule, TokenTable, VocabularyToken};
 
 /// The text of one token.
@@ -84,7 +84,10 @@ impl Tokenizer {
         match catch_unwind(AssertUnwindSafe(encode)) {
             Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
             Ok(Err(error)) if error.is::<Cancelled>() => Err(TextError::Cancelled { bytes: text.len() }),
-            Ok(Err(error)) => Err(failed(error.to_string())),
+            Ok(Err(error)) => Err(match error.downcast_ref() {
+                Some(&NoMemory { bytes: needed }) => TextError::OutOfMemory { bytes: text.len(), needed },
+                None => failed(error.to_string()),
+            }),
             Err(_) => Err(failed("the parts of its tokenizer.json are inconsistent".to_owned())),
         }
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock._json import loads
 from penstock.compat.lmdeploy.checks import refuse
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def _rank_and_size(path: Path) -> tuple[int, int]:
     """The highest rank in an adapter's configuration and the bytes of its tensors; 0 if they are unknown."""
     try:
         size = (path / "adapter_model.safetensors").stat().st_size
-        config = json.loads((path / "adapter_config.json").read_bytes())
+        config = loads((path / "adapter_config.json").read_bytes())
         ranks = [config.get("r", _DEFAULT_RANK), *(config.get("rank_pattern") or {}).values()]
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, AttributeError):
         return 0, 0
     return max((rank for rank in ranks if type(rank) is int and rank > 0), default=0), size

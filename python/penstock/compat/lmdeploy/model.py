@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
+from penstock._json import loads
 from penstock.compat.lmdeploy.checks import check_choice, refuse
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, shown
 from penstock.compat.lmdeploy.template_classes import (
@@ -301,8 +302,8 @@ def _read_json(file_or_string: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             text = Path(text).read_text(encoding="utf-8")
-        values = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        values = loads(text)
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"{shown(file_or_string)} is neither a JSON file nor JSON: {error}") from error
     if not isinstance(values, dict):
         refuse("the JSON of a chat template", values, "an object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import operator
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from penstock._json import loads
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 from penstock.compat.dashinfer.allspark.values import shown
@@ -309,8 +309,8 @@ def _response_format(key: str, value: Any) -> Mapping[str, Any] | None:
         return {"type": kind}
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
+            schema = loads(schema)
+        except ValueError as error:
             reason = f"json_schema of {key} is not valid JSON: {error}"
             raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason) from error
     return {"type": "json_schema", "json_schema": schema}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import penstock
+from penstock._json import loads
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 
@@ -81,8 +82,8 @@ class ModelGraph:
         try:
             with path.open("rb") as file:
                 text = file.read(_LIMIT + 1)
-            content = json.loads(text) if len(text) <= _LIMIT else None
-        except (OSError, ValueError, RecursionError) as error:
+            content = loads(text) if len(text) <= _LIMIT else None
+        except (OSError, ValueError) as error:
             raise _io_error(f"{path}: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise _io_error(f"{path}: not a model that Penstock has serialised; serialise it again")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import reprlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._json import loads
 from penstock.compat.dashinfer.allspark.enums import TargetDevice
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
             raise ValueError(message) from error
     else:
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            content = loads(text)
+        except ValueError as error:
             message = f"{path}: invalid JSON: {error}"
             raise ValueError(message) from error
     if not isinstance(content, dict):
