@@ -125,6 +125,8 @@ def render(template: jinja2.Template, values: dict[str, Any], budget: Budget) ->
         raise RenderError(error.message or type(error).__name__) from error
     except LimitExceededError as error:
         raise RenderError(str(error)) from error
+    except RecursionError as error:
+        raise RenderError("it recurses too deeply") from error
     except Exception as error:  # any error of an expression in the template
         raise RenderError(f"{type(error).__name__}: {error}") from error
     finally:

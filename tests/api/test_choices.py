@@ -49,7 +49,9 @@ async def test_each_choice_equals_a_separate_request_with_its_seed(engine: penst
 async def test_choices_beyond_max_unfinished_are_refused(tiny_model: Path) -> None:
     async with make_engine(tiny_model, max_num_seqs=1, max_unfinished=128) as engine:
         async with engine.stream(PROMPT, LONG, n=100):
-            message = "100 outputs are unfinished, the request has 29, and max_unfinished is 128"
+            message = (
+                "100 outputs are unfinished, and the request has 29; the limit is 128, from max_unfinished"
+            )
             with pytest.raises(penstock.OverloadedError, match=message):
                 await engine.generate(PROMPT, SHORT, n=29)
             result = await engine.generate(PROMPT, SHORT, n=28, priority=-1)

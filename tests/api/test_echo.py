@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,6 +44,23 @@ async def test_echoed_text_begins_with_the_prompt(engine: penstock.Engine) -> No
         assert echoed.usage.completion_tokens == plain.usage.completion_tokens
     shown = await engine.generate(special, SHORT, echo=True, skip_special_tokens=False)
     assert shown.text.startswith("<|im_start|>")
+
+
+async def test_tokens_complete_the_last_character_of_the_prompt(engine: penstock.Engine) -> None:
+    *begin, last = engine.encode("Hello \u00e9")
+    assert engine.decode(begin) == "Hello \ufffd"
+    options: dict[str, Any] = {"echo": True, "temperature": 0.0, "logit_bias": {last: 100.0}}
+    for number, text in ((1, "Hello \u00e9"), (2, "Hello \u00e9\ufffd")):
+        result = await engine.generate(begin, max_tokens=number, **options)
+        assert (result.text, result.content) == (text, text.removeprefix("Hello "))
+        async with engine.stream(begin, max_tokens=number, n=2, **options) as request:
+            texts = ["", ""]
+            async for chunk in request:
+                texts[chunk.index] += chunk.text
+        assert texts == [text, text]
+    # The text ends before the sequence, which begins with the rest of the character.
+    stopped = await engine.generate(begin, max_tokens=4, stop_token_sequences=[[last, last]], **options)
+    assert (stopped.text, stopped.finish_reason) == ("Hello \ufffd", "stop")
 
 
 async def test_first_chunk_of_each_choice_begins_with_the_echo(engine: penstock.Engine) -> None:

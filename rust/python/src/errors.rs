@@ -193,13 +193,15 @@ impl From<Error> for PyErr {
             Error::Stopped(reason) => plain(py, "EngineStoppedError", reason),
             Error::Overloaded(reason) => plain(py, "OverloadedError", format!("{reason}; try again later")),
             Error::Rejected(Rejection::Overloaded { waiting, limit }, _) => {
-                let message = format!("{waiting} requests wait and max_waiting is {limit}; try again later");
+                let message = format!(
+                    "{waiting} requests wait; the limit is {limit}, from max_waiting; try again later"
+                );
                 plain(py, "OverloadedError", message)
             }
             Error::Rejected(Rejection::TooManyPreempted { waiting, limit }, _) => {
                 let message = format!(
-                    "{waiting} requests wait, preempted ones included, and max_waiting + max_num_seqs is {limit}; try again \
-                     later"
+                    "{waiting} requests wait, preempted ones included; the limit is {limit}, from max_waiting and \
+                     max_num_seqs; try again later"
                 );
                 plain(py, "OverloadedError", message)
             }
@@ -213,8 +215,8 @@ impl From<Error> for PyErr {
             Error::AdapterLimit(message) => plain(py, "AdapterLimitError", message),
             Error::Rejected(Rejection::TooManyUnfinished { unfinished, choices, limit }, _) => {
                 let message = format!(
-                    "{unfinished} outputs are unfinished, the request has {choices}, and max_unfinished is {limit}; try \
-                     again later"
+                    "{unfinished} outputs are unfinished, and the request has {choices}; the limit is {limit}, from \
+                     max_unfinished; try again later"
                 );
                 plain(py, "OverloadedError", message)
             }

@@ -2,7 +2,8 @@
 //!
 //! Calls arrive attached to the interpreter, run everything that takes longer than a few microseconds in `detach`, and
 //! return immutable values. No attached code waits, and no panic leaves the crate. Threads of the engine attach only to
-//! call a logits processor, and that of `call_deep` to call a function. Event loops wait in Python, on the file descriptor of a `Port`.
+//! call a logits processor, and that of `call_deep` to call a function. Event loops wait in Python, on the file
+//! descriptor of a `Port`.
 
 mod adapters;
 mod beams;

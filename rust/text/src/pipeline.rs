@@ -98,6 +98,8 @@ const MEMORY_PER_BYTE: usize = 340;
 const NORMALIZED_BYTE: usize = 50;
 /// Memory that an encoding takes in any case: the buffers and caches of regular expressions.
 const MEMORY_BASE: usize = 1 << 20;
+/// Bytes of a text for which no memory is checked: it takes no more than the rest of the process needs at any time.
+const SMALL_TEXT: usize = 16 << 10;
 
 /// Memory for an encoding is refused.
 #[derive(Debug)]
@@ -116,6 +118,9 @@ impl std::error::Error for NoMemory {}
 
 /// Checks that there is memory for a text of this length. The library ends the process if an allocation is refused.
 fn check_memory(length: usize, per_byte: usize) -> Result<(), NoMemory> {
+    if length <= SMALL_TEXT {
+        return Ok(());
+    }
     let bytes = length.saturating_mul(per_byte).saturating_add(MEMORY_BASE);
     let mut memory: Vec<u8> = Vec::new();
     let taken = memory.try_reserve_exact(bytes).map_err(|_| NoMemory { bytes });

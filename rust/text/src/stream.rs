@@ -39,6 +39,15 @@ impl TextStream {
         })
     }
 
+    /// Puts ids before the first one. Returns their text; if it ends within a character, the character is text of the
+    /// id that completes it. Stop strings are not searched in the returned text.
+    pub fn begin_after(&mut self, ids: &[u32]) -> String {
+        for id in ids {
+            self.detokenizer.push(self.tokenizer.table(), *id, &mut self.text);
+        }
+        std::mem::take(&mut self.text)
+    }
+
     /// Adds an id. Returns the stop string that ended the text, if any; later ids are ignored and return the same. An
     /// id outside the vocabulary adds no text.
     pub fn push(&mut self, id: u32) -> Option<StopMatch> {

@@ -25,7 +25,7 @@ mod token_output;
 pub use choice_output::ChoiceEnd;
 pub use float_array::FloatArray;
 pub use listener::Listener;
-pub use output_text::{OutputFormats, OutputOptions};
+pub use output_text::{Echo, OutputFormats, OutputOptions};
 pub use request_state::{Milestone, RequestState};
 #[rustfmt::skip]
 mod result_types;

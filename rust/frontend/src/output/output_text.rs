@@ -24,12 +24,19 @@ pub struct OutputOptions {
     pub stops: Vec<String>,
     /// Stop token sequences, none empty.
     pub sequences: Vec<Vec<u32>>,
-    /// The prompt's text, if the text begins with it.
-    pub echo: Option<String>,
+    /// The prompt, if the text begins with it.
+    pub echo: Option<Echo>,
     /// The name of the adapter, if any.
     pub adapter: Option<String>,
     /// The formats to parse, if any.
     pub formats: Option<OutputFormats>,
+}
+
+/// A prompt that is part of the text.
+pub enum Echo {
+    Text(String),
+    /// Its last character can be incomplete, and is completed by the first tokens.
+    Tokens(Vec<u32>),
 }
 
 /// The formats that an output is parsed for.
@@ -45,6 +52,8 @@ pub struct OutputFormats {
 /// The text of one choice.
 pub struct OutputText {
     options: Arc<OutputOptions>,
+    /// The prompt's text, if the text begins with it.
+    echo: Option<Arc<str>>,
     sequences: StopSequences,
     plain: TextBuffer,
     parsing: Option<Parsing>,
@@ -66,7 +75,11 @@ impl OutputOptions {
     /// The empty texts of `count` choices.
     pub fn texts(self, count: usize) -> Result<Vec<OutputText>, TextError> {
         let options = Arc::new(self);
-        let plain = TextStream::new(&options.tokenizer, options.options, &options.stops)?;
+        let mut plain = TextStream::new(&options.tokenizer, options.options, &options.stops)?;
+        let echo = options.echo.as_ref().map(|echo| match echo {
+            Echo::Text(text) => Arc::from(&**text),
+            Echo::Tokens(ids) => plain.begin_after(ids).into(),
+        });
         let markers = options.markers();
         let marked_stream = match markers.is_empty() {
             true => None,
@@ -88,6 +101,7 @@ impl OutputOptions {
         let sequences = StopSequences::new(held_back);
         let text = |_| OutputText {
             sequences: sequences.clone(),
+            echo: echo.clone(),
             plain: TextBuffer::new(plain.clone()),
             parsing: options.formats.map(parsing),
             options: Arc::clone(&options),
@@ -129,7 +143,7 @@ impl OutputText {
 
     /// Puts the prompt's text first, if requested. Called before the first token and before the end.
     pub fn begin(&self, output: &mut TokenOutput) {
-        if let Some(echo) = self.options.echo.as_deref().filter(|_| output.token_ids.is_empty()) {
+        if let Some(echo) = self.echo.as_deref().filter(|_| output.token_ids.is_empty()) {
             output.text = echo.to_owned();
             output.echoed = echo.len();
         }
@@ -161,7 +175,12 @@ impl OutputText {
     pub fn finish_without(&mut self, num_stopping: usize, output: &mut TokenOutput) {
         let options = &self.options;
         let tokens = &output.token_ids[..output.token_ids.len() - num_stopping];
-        self.plain.finish_as(&options.tokenizer.decode(tokens, options.options));
+        let (before, num_echoed) = match (&options.echo, &self.echo) {
+            (Some(Echo::Tokens(ids)), Some(echo)) => (&ids[..], echo.len()),
+            _ => (&[][..], 0),
+        };
+        let whole = options.tokenizer.decode(&[before, tokens].concat(), options.options);
+        self.plain.finish_as(&whole[num_echoed..]);
         if let Some(marked) = self.parsing.as_mut().and_then(|parsing| parsing.marked.as_mut()) {
             let shown: Vec<_> =
                 tokens.iter().copied().filter(|token| marked.shows(*token, options)).collect();

@@ -17,7 +17,7 @@ use super::grammars::Grammars;
 use crate::Error;
 use crate::adapters::{AdapterNotFound, Adapters};
 use crate::field::{Field, Read};
-use crate::output::{OutputFormats, OutputOptions, RequestState};
+use crate::output::{Echo, OutputFormats, OutputOptions, RequestState};
 use crate::params::{ModelLimits, ResolvedParams, SamplingParams};
 use crate::selection::{BeamSearch, BeamStep};
 use crate::value::{Kind, Value};
@@ -197,7 +197,7 @@ impl Frontend {
         let is_chat = mode == Mode::Chat;
         OutputOptions {
             formats: if is_chat { self.formats.of_chat(params, text.as_deref()) } else { None },
-            echo: params.echo.then(|| text.unwrap_or_else(|| self.tokenizer.decode(prompt, options))),
+            echo: params.echo.then(|| text.map_or_else(|| Echo::Tokens(prompt.to_vec()), Echo::Text)),
             tokenizer: self.tokenizer.clone(),
             options,
             stops: params.stop.clone(),
