@@ -125,6 +125,28 @@ def test_second_serialisation_is_skipped_if_both_files_exist(
     assert model_files.ModelFiles.named(tmp_path, "m").read().weights == "m.asparam"
 
 
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_weights_of_the_same_size_and_time_are_serialised(tmp_path: Path, *, is_renamed: bool) -> None:
+    def serialise() -> bytes:
+        HuggingFaceModel(model, "m").load_model().serialize_to_path(None, tmp_path, skip_if_exists=True)
+        return logits(tmp_path / "m.asparam")
+
+    model = write_checkpoint(tmp_path / "model", make_config("llama"), seed=0)
+    other = write_checkpoint(tmp_path / "other", make_config("llama"), seed=1) / "model.safetensors"
+    first = serialise()
+    weights = model / "model.safetensors"
+    before = weights.stat()
+    if is_renamed:
+        os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+        other.replace(weights)
+    else:
+        weights.write_bytes(other.read_bytes())
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = weights.stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert serialise() == logits(model) != first
+
+
 def test_serialisation_is_repeated_after_the_model_changes(tmp_path: Path) -> None:
     def serialise(seed: int) -> bytes:
         model = write_checkpoint(tmp_path / "model", make_config("llama"), seed=seed)

@@ -12,7 +12,7 @@ import anyio.to_thread
 from starlette.datastructures import Headers
 
 from penstock.server import orca
-from penstock.server.bodies import LARGE, decoded
+from penstock.server.bodies import LARGE, VALUE_BYTES, decoded, number_of_values
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
@@ -63,7 +63,7 @@ class Exchange:
         self.generation: Generation | None = None
         self._is_read = False
         self._is_large = False
-        #: Bytes of the body that count towards the limit of all bodies.
+        #: Bytes of the body, and of its decoded values, that count towards the limit of all bodies.
         self._num_body_bytes = 0
 
     def close(self) -> None:
@@ -83,6 +83,8 @@ class Exchange:
             raise ApiError(415, "the content type must be application/json")
         body = await self._read_body()
         self._is_large = len(body) > LARGE
+        if self._is_large:
+            self._take(await self.in_body_thread(number_of_values, body) * VALUE_BYTES)
         return await self.in_body_thread(decoded, body)
 
     def reads(self, size: int) -> None:
@@ -122,13 +124,16 @@ class Exchange:
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
-                self._state.take_body_bytes(self.client, len(part), self._num_body_bytes)
-                self._num_body_bytes += len(part)
+                self._take(len(part))
                 parts.append(part)
                 if not message.get("more_body", False):
                     self._is_read = True
                     return b"".join(parts)
         raise ApiError(408, f"the body did not arrive within {timeout:g} seconds")
+
+    def _take(self, size: int) -> None:
+        self._state.take_body_bytes(self.client, size, self._num_body_bytes)
+        self._num_body_bytes += size
 
     async def send_json(self, value: object, status: int = 200) -> None:
         """Send a JSON response."""

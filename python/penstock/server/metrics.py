@@ -102,7 +102,7 @@ class _Collector(Collector):
 
     def _add_http(self, families: Families) -> None:
         http = self._state.http
-        text = "Bytes of the bodies of unfinished HTTP requests."
+        text = "Bytes of the bodies of unfinished HTTP requests, and of their values."
         families.gauge("http_body_bytes", text, {}, self._state.num_body_bytes)
         text = "HTTP requests rejected because the bodies of all requests were too large."
         families.counter("http_bodies_rejected", text, {}, self._state.num_rejected_bodies)

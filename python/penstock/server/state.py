@@ -281,7 +281,7 @@ class State:
         self.num_active += 1
 
     def take_body_bytes(self, client: int, size: int, num_read: int) -> None:
-        """Count bytes of a body, of which a number was counted before.
+        """Count bytes of a body or of its decoded values, of which a number was counted before.
 
         Raises if those of all unfinished requests are too many, or those of the client's requests: of the
         bytes that the other clients leave, a quarter is for clients with a single body.

@@ -1,10 +1,17 @@
-//! Pre-tokenisation: splits text into the words for BPE, in linear time.
+//! Pre-tokenisation: splits text into the words for BPE.
 //!
 //! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves
 //! the rest of the text unsplit: a megabyte of spaces is enough to get different ids. So the library's regex steps are
 //! replaced here. Nearly every byte-level tokenizer ends its expression in `\s+(?!\S)|\s+`, whose look-ahead only
 //! leaves the last space to the next word; that is implemented by hand, and the rest of the expression runs on an
 //! automaton. Other expressions use a backtracking engine with a higher limit; a text that exceeds it is an error.
+//!
+//! With the expressions in use, the time is linear in the length of the text. An expression of a file can make it
+//! quadratic, also on the automaton, which may search the rest of the text for each word. So the time has a linear
+//! limit, which is checked after each search. The backtracking engine searches at one position at a time.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
@@ -16,7 +23,7 @@ use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
 use crate::normalizer::{MAX_GROWTH, MAX_STEPS};
-use crate::pipeline::{CancelCheck, Cancelled};
+use crate::pipeline::CancelCheck;
 
 /// End of an expression that matches whitespace but leaves its last character to the next word.
 const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
@@ -31,6 +38,11 @@ const AUTOMATON_BYTES: usize = 16 << 20;
 /// Maximum number of backtracking steps per match. This is seconds of time; a reasonable expression takes a few steps
 /// per character.
 const BACKTRACK_LIMIT: usize = 50_000_000;
+
+/// Time that the expressions may take for a text of any length, and for each of its bytes. The expressions in use take
+/// less than a tenth of that, also with the backtracking engine.
+const BASE_TIME: Duration = Duration::from_secs(1);
+const TIME_PER_BYTE: Duration = Duration::from_micros(10);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -87,6 +99,7 @@ impl Splitter {
         text: &mut PreTokenizedString,
         check: &CancelCheck<'_>,
     ) -> tokenizers::Result<()> {
+        let time = TimeLimit::new();
         for step in &self.steps {
             match step {
                 SplitStep::Bytes => text.normalize(|word| {
@@ -98,7 +111,7 @@ impl Splitter {
                     if *prefix_space && !part.get().starts_with(' ') {
                         part.prepend(" ");
                     }
-                    let words = WordPattern { words, check };
+                    let words = WordPattern { words, check, time: &time };
                     if *invert { part.split(Invert(words), *behavior) } else { part.split(words, *behavior) }
                 })?,
             }
@@ -156,6 +169,8 @@ impl PreTokenizer for Splitter {
 enum WordRegex {
     /// Pattern 0 is the expression without [`SPACES_TAIL`], pattern 1 matches whitespace.
     Linear(Regex),
+    /// The expression at the position where the search begins.
+    Anchored(fancy_regex::Regex),
     Backtracking(fancy_regex::Regex),
 }
 
@@ -170,21 +185,32 @@ impl WordRegex {
                 }
             }
         }
-        Ok(Self::Backtracking(
-            fancy_regex::RegexBuilder::new(expression).backtrack_limit(BACKTRACK_LIMIT).build()?,
-        ))
+        let build = |expression: &str| {
+            fancy_regex::RegexBuilder::new(expression).backtrack_limit(BACKTRACK_LIMIT).build()
+        };
+        // The library passes an expression that needs no backtracking to the automaton, but not if it has an anchor.
+        let is_regular = !has_possessive_quantifier(expression) && Regex::new(expression).is_ok();
+        if !is_regular
+            && !expression.contains(r"\G")
+            && let Ok(regex) = build(&format!(r"\G(?:{expression})"))
+        {
+            return Ok(Self::Anchored(regex));
+        }
+        Ok(Self::Backtracking(build(expression)?))
     }
 
-    /// Calls `on_match` with the start and end of each non-empty match, in order.
+    /// Calls `on_match` with the start and end of each non-empty match, in order, and `after_search` after each search.
     fn for_each(
         &self,
         text: &str,
-        mut on_match: impl FnMut(usize, usize) -> Result<(), Cancelled>,
+        mut after_search: impl FnMut() -> Result<(), Error>,
+        mut on_match: impl FnMut(usize, usize) -> Result<(), Error>,
     ) -> Result<(), Error> {
         match self {
             Self::Linear(regex) => {
                 let mut at = 0;
                 while let Some(matched) = regex.search(&Input::new(text).span(at..text.len())) {
+                    after_search()?;
                     let mut end = matched.end();
                     if matched.pattern() == PatternID::must(1) && end < text.len() {
                         let last = text[matched.range()].chars().next_back().map_or(0, char::len_utf8);
@@ -196,13 +222,29 @@ impl WordRegex {
                         on_match(matched.start(), end)?;
                         at = end;
                     } else {
-                        at += text[at..].chars().next().map_or(1, char::len_utf8);
+                        at = after_character(text, at);
                     }
+                }
+            }
+            Self::Anchored(regex) => {
+                let mut at = 0;
+                while at < text.len() {
+                    let found = regex.find_from_pos(text, at)?;
+                    after_search()?;
+                    at = match found {
+                        Some(matched) if !matched.as_str().is_empty() => {
+                            on_match(matched.start(), matched.end())?;
+                            matched.end()
+                        }
+                        Some(matched) => after_character(text, matched.end()),
+                        None => after_character(text, at),
+                    };
                 }
             }
             Self::Backtracking(regex) => {
                 for matched in regex.find_iter(text) {
                     let matched = matched?;
+                    after_search()?;
                     if !matched.as_str().is_empty() {
                         on_match(matched.start(), matched.end())?;
                     }
@@ -213,10 +255,42 @@ impl WordRegex {
     }
 }
 
-/// The words of an expression, found until the check fails.
+/// The position after the character at `at`.
+fn after_character(text: &str, at: usize) -> usize {
+    at + text[at..].chars().next().map_or(1, char::len_utf8)
+}
+
+/// The time that the expressions take for a text.
+struct TimeLimit {
+    begin: Instant,
+    allowed: Cell<Duration>,
+}
+
+impl TimeLimit {
+    fn new() -> Self {
+        Self { begin: Instant::now(), allowed: Cell::new(BASE_TIME) }
+    }
+
+    /// Allows the time for a part of the text.
+    fn add_part(&self, bytes: usize) {
+        let time = TIME_PER_BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX));
+        self.allowed.set(self.allowed.get().saturating_add(time));
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.begin.elapsed() <= self.allowed.get() {
+            return Ok(());
+        }
+        let limit = format!("{BASE_TIME:?} and {TIME_PER_BYTE:?} per byte");
+        Err(format!("the pre_tokenizer of its tokenizer.json takes more than {limit}").into())
+    }
+}
+
+/// The words of an expression, found until a check fails.
 struct WordPattern<'a, 'b> {
     words: &'a WordRegex,
     check: &'a CancelCheck<'b>,
+    time: &'a TimeLimit,
 }
 
 impl Pattern for WordPattern<'_, '_> {
@@ -224,16 +298,18 @@ impl Pattern for WordPattern<'_, '_> {
         if text.is_empty() {
             return Ok(vec![((0, 0), false)]);
         }
+        self.time.add_part(text.len());
         let mut parts = Vec::new();
         let mut end = 0;
-        self.words.for_each(text, |from, to| {
+        let on_match = |from, to| {
             if end < from {
                 parts.push(((end, from), false));
             }
             parts.push(((from, to), true));
             end = to;
-            self.check.count_word()
-        })?;
+            Ok(self.check.count_word()?)
+        };
+        self.words.for_each(text, || self.time.check(), on_match)?;
         if end < text.len() {
             parts.push(((end, text.len()), false));
         }
@@ -275,8 +351,13 @@ mod tests {
 
     use super::*;
 
+    fn find(words: &WordRegex, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
+        let time = &TimeLimit::new();
+        WordPattern { words, check: &CancelCheck::new(&mut || true), time }.find_matches(text)
+    }
+
     fn found(words: &WordRegex, text: &str) -> Vec<(Offsets, bool)> {
-        WordPattern { words, check: &CancelCheck::new(&mut || true) }.find_matches(text).unwrap()
+        find(words, text).unwrap()
     }
 
     fn words(expression: &str, text: &str) -> Vec<(Offsets, bool)> {
@@ -302,6 +383,27 @@ mod tests {
     }
 
     #[test]
+    fn anchored_and_unanchored_searches_find_the_same_words() {
+        let expressions = [
+            PUBLISHED[2],
+            r"(?<=a)b|\s+(?!\S)|\s+",
+            r"(?=b)|a\Kb|x*+",
+            r"(?i)(?<!a)B(?=\s|c)",
+            r"(?<=^|a)b|c(?=$)",
+            r"(?x) a++ # words",
+        ];
+        for expression in expressions {
+            let anchored = WordRegex::new(expression).unwrap();
+            assert_eq!(matches!(anchored, WordRegex::Anchored(_)), !expression.contains('#'), "{expression}");
+            let unanchored = WordRegex::Backtracking(fancy_regex::Regex::new(expression).unwrap());
+            proptest!(|(text in "([abcABx]{0,4}|[ \t\r\n\u{3000}]{0,3}|[0-9é漢👍.!]{0,3}){0,8}")| {
+                prop_assert_eq!(found(&anchored, &text), found(&unanchored, &text));
+            });
+        }
+        assert!(matches!(WordRegex::new(r"\Ga++"), Ok(WordRegex::Backtracking(_))));
+    }
+
+    #[test]
     fn whitespace_leaves_its_last_character_to_the_next_word() {
         let cut = |text: &'static str| -> Vec<&str> {
             words(GPT2, text).into_iter().map(|((from, to), _)| &text[from..to]).collect()
@@ -317,9 +419,37 @@ mod tests {
         assert!(has_possessive_quantifier(r"[^\r\n]?+\p{L}+"));
         assert!(has_possessive_quantifier(r"\p{N}{1,3}+"));
         assert!(!has_possessive_quantifier(r"\p{L}+[()*+,]+|\?+| ?a"));
-        assert!(matches!(WordRegex::new(r"a++|\s+(?!\S)|\s+"), Ok(WordRegex::Backtracking(_))));
-        assert!(matches!(WordRegex::new(r"(?<=a)b|\s+(?!\S)|\s+"), Ok(WordRegex::Backtracking(_))));
+        assert!(matches!(WordRegex::new(r"a++|\s+(?!\S)|\s+"), Ok(WordRegex::Anchored(_))));
+        assert!(matches!(WordRegex::new(r"(?<=a)b|\s+(?!\S)|\s+"), Ok(WordRegex::Anchored(_))));
         assert!(matches!(WordRegex::new(r"\p{N}{1,3}"), Ok(WordRegex::Backtracking(_))));
         assert_eq!(words(r"a++a|b", "aaab"), [((0, 3), false), ((3, 4), true)]);
+    }
+
+    /// Expressions of published tokenizers for each engine: GPT-2's, Qwen's, and cl100k with possessive quantifiers.
+    const PUBLISHED: [&str; 3] = [
+        GPT2,
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+    ];
+
+    #[test]
+    fn published_expressions_split_a_megabyte_in_time() {
+        const BYTES: usize = 1 << 20;
+        for expression in PUBLISHED {
+            let words = WordRegex::new(expression).unwrap();
+            for part in [" ", "a", "7", "\n", "Hello, it's 1234 \r\n  caf\u{e9} \u{6f22}\u{1f44d}\t"] {
+                let text = part.repeat(BYTES / part.len());
+                assert!(!found(&words, &text).is_empty(), "{expression} {part:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn quadratic_expressions_are_stopped() {
+        for (expression, bytes) in [(r"(?=(a+)+b)a", 60_000), (r"a+b|a", 200_000)] {
+            let words = WordRegex::new(expression).unwrap();
+            let error = find(&words, &"a".repeat(bytes)).unwrap_err().to_string();
+            assert_eq!(error, "the pre_tokenizer of its tokenizer.json takes more than 1s and 10µs per byte");
+        }
     }
 }

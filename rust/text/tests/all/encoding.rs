@@ -338,8 +338,8 @@ fn parts_that_make_texts_much_longer_are_refused() {
     };
     let twice = template(vec![&own, &own], 0);
     let regex = json!({"type": "Replace", "pattern": {"Regex": "a|b"}, "content": "123456789"});
-    // A trie of no bytes, then a mapping of 75 bytes.
-    let mapping = format!("AAAAAG{}", "Fh".repeat(50));
+    // A trie of no bytes, then a mapping of 77 bytes.
+    let mapping = format!("AAAAAGFh{}", "YWFh".repeat(25));
     for (part, value, expected) in [
         (
             "normalizer",

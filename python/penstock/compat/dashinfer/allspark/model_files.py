@@ -55,7 +55,7 @@ class Conversion:
     source: str
     """The absolute path of the model."""
     source_files: dict[str, list[int]] = field(default_factory=dict)
-    """The size in bytes and the time of the last change, in nanoseconds, of each file of the model."""
+    """The identity of each file of the model with its contents, as in `_identity`."""
     data_type: str = "auto"
     quantization: Any = "auto"
     config_overrides: dict[str, Any] = field(default_factory=dict)
@@ -185,12 +185,17 @@ def source_files(metadata: dict[str, Any]) -> dict[str, list[int]]:
     files: Iterable[Path] = (Path(file) for file in metadata["files"])
     if path.is_dir():
         files = {*files, *(file for pattern in _TEXT_FILES for file in path.glob(pattern))}
-    return {os.path.relpath(file, path): _size_and_time(file) for file in files}
+    return {os.path.relpath(file, path): _identity(file) for file in files}
 
 
-def _size_and_time(file: Path) -> list[int]:
+def _identity(file: Path) -> list[int]:
+    """The identity of a file with certain contents.
+
+    A program can set the time of modification, but not that of the last change of the file's state, and
+    another file that takes the place of this one has another number.
+    """
     status = file.stat()
-    return [status.st_size, status.st_mtime_ns]
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 @contextmanager
