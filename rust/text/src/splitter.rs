@@ -43,6 +43,8 @@ const BACKTRACK_LIMIT: usize = 50_000_000;
 /// less than a tenth of that, also with the backtracking engine.
 const BASE_TIME: Duration = Duration::from_secs(1);
 const TIME_PER_BYTE: Duration = Duration::from_micros(10);
+/// The most time that counts for a search: in the rest, the process did not run.
+const SEARCH_TIME: Duration = Duration::from_millis(20);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -262,13 +264,18 @@ fn after_character(text: &str, at: usize) -> usize {
 
 /// The time that the expressions take for a text.
 struct TimeLimit {
-    begin: Instant,
+    checked: Cell<Instant>,
+    taken: Cell<Duration>,
     allowed: Cell<Duration>,
 }
 
 impl TimeLimit {
     fn new() -> Self {
-        Self { begin: Instant::now(), allowed: Cell::new(BASE_TIME) }
+        Self {
+            checked: Cell::new(Instant::now()),
+            taken: Cell::new(Duration::ZERO),
+            allowed: Cell::new(BASE_TIME),
+        }
     }
 
     /// Allows the time for a part of the text.
@@ -277,8 +284,12 @@ impl TimeLimit {
         self.allowed.set(self.allowed.get().saturating_add(time));
     }
 
+    /// Counts the time since the last check.
     fn check(&self) -> Result<(), Error> {
-        if self.begin.elapsed() <= self.allowed.get() {
+        let now = Instant::now();
+        let search = now.saturating_duration_since(self.checked.replace(now));
+        self.taken.set(self.taken.get().saturating_add(search.min(SEARCH_TIME)));
+        if self.taken.get() <= self.allowed.get() {
             return Ok(());
         }
         let limit = format!("{BASE_TIME:?} and {TIME_PER_BYTE:?} per byte");

@@ -82,10 +82,10 @@ fn encoding_with_little_memory_fails_before_it_begins() {
     let (mut num_refused, mut num_encoded) = (0, 0);
     for tokenizer in &tokenizers {
         for unit in ["a ", "1", "word ", ",", "\u{e9}", "\u{4f60}\u{597d}", "\u{fdfa}"] {
-            let text = unit.repeat((8 << 10) / unit.len());
+            let text = unit.repeat((32 << 10) / unit.len());
             tokenizer.encode(&text, true).unwrap(); // fills the caches
             for step in 0..32 {
-                LIMIT.store(LIVE.load(Ordering::Relaxed) + (step << 19) + (4 << 10), Ordering::Relaxed);
+                LIMIT.store(LIVE.load(Ordering::Relaxed) + (step << 21) + (4 << 10), Ordering::Relaxed);
                 let encoded = tokenizer.encode(&text, true);
                 LIMIT.store(usize::MAX, Ordering::Relaxed);
                 match encoded {
