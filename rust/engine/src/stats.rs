@@ -3,9 +3,7 @@
 //! Each number is one entry of rust/frontend's `definitions/stats.toml`, from which the table below, the Python class
 //! and the documentation follow: a new counter is an entry and the statement that increments it.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::histogram::{Histogram, SharedHistogram};
@@ -57,10 +55,7 @@ macro_rules! stats {
             counters: [AtomicU64; Counters::LEN],
             $(pub(crate) $histogram: SharedHistogram,)+
             num_rejected: AtomicU64,
-            /// Whether `overloads` is not empty.
-            is_overloaded: AtomicBool,
-            /// See `set_overloads`.
-            overloads: Mutex<Overloads>,
+            overloads: Overloads,
             epoch: Instant,
             /// Nanoseconds from `epoch` to the latest progress of the steps in flight, or `NO_STEP`.
             step_progress: AtomicU64,
@@ -72,8 +67,7 @@ macro_rules! stats {
                     counters: [const { AtomicU64::new(0) }; Counters::LEN],
                     $($histogram: SharedHistogram::new(&$buckets),)+
                     num_rejected: AtomicU64::new(0),
-                    is_overloaded: AtomicBool::new(false),
-                    overloads: Mutex::default(),
+                    overloads: Overloads::default(),
                     epoch: Instant::now(),
                     step_progress: AtomicU64::new(NO_STEP),
                 }
@@ -230,29 +224,60 @@ impl Counters {
     }
 }
 
-/// By client.
-pub type Overloads = BTreeMap<Option<ClientId>, Overload>;
+/// The bounds that clients have reached. If there are more clients, requests of the others are rejected when they
+/// arrive.
+#[derive(Default)]
+struct Overloads {
+    len: AtomicUsize,
+    entries: [OverloadEntry; 32],
+}
+
+#[derive(Default)]
+struct OverloadEntry {
+    client: AtomicU64,
+    code: AtomicU8,
+}
+
+/// In codes: the client has an id.
+const HAS_ID: u8 = 1;
+
+impl Overloads {
+    // Relaxed: each entry was true at some moment, also half of it.
+    fn set(&self, overloads: impl Iterator<Item = (Option<ClientId>, Overload)>) {
+        let mut len = 0;
+        for (entry, (client, overload)) in self.entries.iter().zip(overloads) {
+            let code = match overload {
+                Overload::Waiting => 2,
+                Overload::Unfinished => 4,
+            };
+            entry.client.store(client.map_or(0, |id| id.0), Ordering::Relaxed);
+            entry.code.store(code | if client.is_some() { HAS_ID } else { 0 }, Ordering::Relaxed);
+            len += 1;
+        }
+        self.len.store(len, Ordering::Relaxed);
+    }
+
+    fn get(&self, client: Option<ClientId>) -> Option<Overload> {
+        self.entries[..self.len.load(Ordering::Relaxed)].iter().find_map(|entry| {
+            let (code, id) = (entry.code.load(Ordering::Relaxed), entry.client.load(Ordering::Relaxed));
+            let found = (code & HAS_ID != 0).then_some(ClientId(id));
+            (found == client).then_some(if code < 4 { Overload::Waiting } else { Overload::Unfinished })
+        })
+    }
+}
 
 /// No step is in flight.
 const NO_STEP: u64 = u64::MAX;
 
 impl SharedStats {
     /// Called with `publish`, with the bounds for which new requests of clients with open requests would be rejected.
-    pub fn set_overloads(&self, overloads: Overloads) {
-        // Relaxed: as in `publish`. Only this thread changes it, and most often nothing is overloaded.
-        if overloads.is_empty() && !self.is_overloaded.load(Ordering::Relaxed) {
-            return;
-        }
-        self.is_overloaded.store(!overloads.is_empty(), Ordering::Relaxed);
-        *self.overloads.lock().unwrap_or_else(PoisonError::into_inner) = overloads;
+    pub fn set_overloads(&self, overloads: impl Iterator<Item = (Option<ClientId>, Overload)>) {
+        self.overloads.set(overloads);
     }
 
     /// The bound for which a new request of a client would be rejected, unless it is the most urgent.
     pub fn overload(&self, client: Option<ClientId>) -> Option<Overload> {
-        if !self.is_overloaded.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.overloads.lock().unwrap_or_else(PoisonError::into_inner).get(&client).copied()
+        self.overloads.get(client)
     }
 
     /// Called by the engine thread before it pushes the events that the numbers account for.

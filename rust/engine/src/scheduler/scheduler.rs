@@ -16,7 +16,7 @@ use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
 use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
-use crate::stats::{Counters, Overloads};
+use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
 
 /// Owns every sequence and every block.
@@ -95,12 +95,12 @@ impl Scheduler {
 
     /// The bounds for which new requests of clients with sequences would be rejected, unless they are so urgent that
     /// they run at once.
-    pub(crate) fn overloads(&self) -> Overloads {
+    pub(crate) fn overloads(&self) -> impl Iterator<Item = (Option<ClientId>, Overload)> {
         let has_room = self.num_unpaused() < self.max_unfinished
             && self.queue.num_new() < self.max_waiting.max(1)
             && self.num_with_descheduled() < self.max_waiting.saturating_add(self.slots.len());
         let clients = (!has_room).then(|| self.queue.clients.ids()).into_iter().flatten();
-        clients.filter_map(|client| Some((client, self.overload(client)?))).collect()
+        clients.filter_map(|client| Some((client, self.overload(client)?)))
     }
 
     fn overload(&self, client: Option<ClientId>) -> Option<Overload> {
