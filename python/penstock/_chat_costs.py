@@ -30,6 +30,9 @@ MAX_SECONDS = 10.0
 MAX_BITS = 4096
 """Maximum size of an integer."""
 
+MAX_INTEGER_CHARS = MAX_BITS // 6
+"""Maximum number of digits of an integer, in any base."""
+
 MAX_READ_CHARS = 32 * MAX_CHARS
 """Maximum total length of the values that are compared, sorted or searched during one rendering."""
 
@@ -171,6 +174,8 @@ def pieces(text: str, separator: str | None) -> int:
 
 def made_chars(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Maximum length of the text or list that a filter, or a method of a string, makes of a value."""
+    if name == "int" and isinstance(value, str) and len(value) > MAX_INTEGER_CHARS:
+        raise LimitExceededError(f"it computes with integers of more than {MAX_BITS} bits")
     if name in _READING:
         return 0
     if name in _LISTING:
@@ -215,7 +220,7 @@ def made_chars(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, A
             return 6 * size
         case "xmlattr":
             return size * (10 + weight(given))
-        case "encode" | "to_bytes" | "translate":
+        case "encode" | "from_bytes" | "to_bytes" | "translate":
             raise LimitExceededError(f"{name}() is not available")
         case _:
             return size

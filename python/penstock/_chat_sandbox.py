@@ -333,7 +333,7 @@ def _environment() -> jinja2.Environment:
     class Environment(sandbox.ImmutableSandboxedEnvironment):
         """Jinja's sandbox, in which every operation that can make long texts is measured first."""
 
-        intercepted_binops = frozenset({"+", "*", "**", "%"})
+        intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
             tree = super()._parse(source, name, filename)
@@ -354,7 +354,7 @@ def _environment() -> jinja2.Environment:
             if isinstance(left, int) and isinstance(right, int):
                 factor = max(right, 1) if operator == "**" else 1
                 bits = max(left.bit_length(), 1) * factor + right.bit_length()
-                if operator != "%" and bits > MAX_BITS:
+                if bits > MAX_BITS:
                     raise LimitExceededError(f"it computes with integers of more than {MAX_BITS} bits")
             elif operator == "*":
                 times, value = (left, right) if isinstance(left, int) else (right, left)
@@ -378,7 +378,7 @@ def _environment() -> jinja2.Environment:
             if isinstance(owner, str) and name == "join" and args:
                 args = (sized(args[0]), *args[1:])
                 chars = made_chars(name, args[0], (owner,), {})
-            elif isinstance(owner, (str, int)):
+            elif isinstance(owner, (str, int)) or owner is int:
                 chars = made_chars(name, owner, args, kwargs)
                 if args and name in SEARCHING:
                     charge_search(owner, args)

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["CompileError", "RenderError", "Renderer", "Template", "is_source", "renderer"]
+__all__ = ["CACHED_TEMPLATES", "CompileError", "RenderError", "Renderer", "Template", "is_source", "renderer"]
+
+
+CACHED_TEMPLATES = 32
+"""Number of compiled templates that a process keeps; the least recently used one is evicted."""
 
 
 class RenderError(Exception):

@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import jinja2
 
 
-def answer(message: bytes) -> tuple[str, str]:
+def answer(message: bytes, compiled: Callable[[str], jinja2.Template]) -> tuple[str, str]:
     """The kind of an answer, and its text or the message of an error."""
     from penstock import _chat_sandbox
     from penstock._chat_costs import Budget
@@ -35,18 +37,11 @@ def answer(message: bytes) -> tuple[str, str]:
 
     try:
         source, values = json.loads(message)
-        return "text", _chat_sandbox.render(_compiled(source), values, Budget())
+        return "text", _chat_sandbox.render(compiled(source), values, Budget())
     except (CompileError, RenderError) as error:
         if isinstance(error.__cause__, MemoryError):
             return "memory", ""
         return "compile" if isinstance(error, CompileError) else "render", str(error)
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(source: str) -> jinja2.Template:
-    from penstock import _chat_sandbox
-
-    return _chat_sandbox.compile_template(source)
 
 
 def _send(channel: BinaryIO, *parts: str) -> None:
@@ -68,15 +63,17 @@ def main(memory: str, seconds: str, *folders: str) -> None:
     sys.modules["penstock"] = package
     sys.path += folders
     from penstock import _chat_sandbox
+    from penstock._renderer import CACHED_TEMPLATES
 
     _chat_sandbox.reserved_names()  # makes the environment
+    compiled = functools.lru_cache(maxsize=CACHED_TEMPLATES)(_chat_sandbox.compile_template)
     with open(0, "rb", closefd=False) as requests, open(0, "wb", closefd=False) as answers:
         _send(answers, "ready", "")
         while header := requests.read(8):
             message = requests.read(int.from_bytes(header))
             signal.setitimer(signal.ITIMER_REAL, float(seconds))
             try:
-                _send(answers, *answer(message))
+                _send(answers, *answer(message, compiled))
             except MemoryError:
                 _send(answers, "memory", "")
             signal.setitimer(signal.ITIMER_REAL, 0)

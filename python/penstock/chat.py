@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall, call_deep
 from penstock._json import MAX_NESTING, loads
-from penstock._renderer import CompileError, RenderError
+from penstock._renderer import CACHED_TEMPLATES, CompileError, RenderError
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ __all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
 
-CACHED_TEMPLATES = 32
-"""Number of compiled templates in the cache, from which the least recently used one is evicted."""
-
 MAX_SMALL = 1024
 """Maximum number of values of a chat that is copied on the event loop, which takes about a millisecond."""
+
+MAX_ARGUMENTS = 65_536
+"""Maximum number of values of the arguments of a tool call."""
+
+#: A string of JSON.
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 #: The keywords of a request that are not sampling parameters.
 CHAT_OPTIONS = (
@@ -310,6 +314,8 @@ def is_large(*containers: object) -> bool:
         container = found.pop()
         if isinstance(container, dict):
             values = list(container.values())
+            if isinstance(arguments := container.get("arguments"), str):  # JSON, which is decoded
+                count += len(arguments) // 16
         elif isinstance(container, (list, tuple)):
             values = list(container[: MAX_SMALL + 1])
         else:
@@ -414,6 +420,16 @@ def _tool_call(call: Any) -> Any:
     return _with_arguments(call) if "name" in call else call
 
 
+def _check_number_of_values(arguments: str) -> None:
+    """Check the JSON text of a call's arguments. Raises `InvalidRequestError` if it has too many values."""
+    number = 0
+    if sum(map(arguments.count, "[{,")) > MAX_ARGUMENTS:
+        number = sum(map(_STRING.sub("", arguments).count, "[{,"))
+    if number > MAX_ARGUMENTS:
+        message = f"the arguments of a tool call have {number} values; the limit is {MAX_ARGUMENTS}"
+        raise InvalidRequestError(message, "messages", number, str(MAX_ARGUMENTS))
+
+
 def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     """The function of a call, with its arguments as a mapping.
 
@@ -422,6 +438,7 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     """
     arguments = function.get("arguments")
     if isinstance(arguments, str):
+        _check_number_of_values(arguments)
         try:
             given, arguments = arguments, loads(arguments)
             if "\\u" in given:  # perhaps a lone surrogate, which becomes U+FFFD

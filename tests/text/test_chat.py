@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import _chat_costs, _chat_sandbox, _json, chat
+from penstock import _chat_costs, _chat_sandbox, _json, _renderer, chat
 from penstock.chat import Chat, ChatTemplate
 from penstock.errors import InvalidRequestError
 from support.api.engines import start_python
@@ -334,6 +334,19 @@ def test_arguments_of_a_call_without_function_are_decoded_too() -> None:
     for arguments, expected in (('{"a": 1}', '{"a": 1}'), ("", "{}"), (None, "{}")):
         calls = [{"name": "f", "arguments": arguments}]
         assert render(source, [{"role": "assistant", "tool_calls": calls}]) == expected
+
+
+def test_values_of_arguments_have_a_limit() -> None:
+    def called(arguments: str) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+
+    text = json.dumps({"a": [[]] * 30_000, "b": "[{," * 50_000})
+    assert chat.is_large(called(text))
+    assert not chat.is_large(called('{"a": 1}'))
+    assert json.loads(render("{{ messages[0].tool_calls[0].function.arguments | tojson }}", called(text)))
+    with pytest.raises(InvalidRequestError, match="have 80001 values; the limit is 65536") as raised:
+        render(CHATML, called(json.dumps({"a": [[]] * 40_000})))
+    assert raised.value.field == "messages"
 
 
 def test_lone_surrogate_in_arguments_is_replaced() -> None:
@@ -677,6 +690,9 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         "{{ ('<!---->' * 400000)|striptags }}",
         "{{ ('a-' * 3000000)|title }}",
         "{{ ('a ' * 3000000)|wordcount }}",
+        "{% set n = ('f' * 1200000)|int(base=16) %}{{ n // 3 }}",
+        "{{ ('f' * 700)|int(0, 16) % 7 }}",
+        "{{ (1).from_bytes([1] * 1000, 'big') }}",
     ],
 )
 def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,7 +808,7 @@ def test_long_conversation_stays_within_the_limits() -> None:
 
 
 def test_templates_are_cached_within_a_limit() -> None:
-    size = chat.CACHED_TEMPLATES
+    size = _renderer.CACHED_TEMPLATES
     chat._compiled.cache_clear()
     for index in range(2 * size):
         ChatTemplate(f"{index}", {})

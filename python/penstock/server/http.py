@@ -88,8 +88,12 @@ class Exchange:
         return await self.in_body_thread(decoded, body)
 
     def reads(self, size: int) -> None:
-        """The work for this request reads this number of bytes that the server has stored."""
+        """The work for this request reads this number of bytes that the server has stored.
+
+        They count as a body until the response has been sent.
+        """
         self._is_large |= size > LARGE
+        self._take(size)
 
     async def in_body_thread(
         self, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs

@@ -35,7 +35,7 @@ pub fn detach_deep<T: Send>(
 ) -> Result<T, Error> {
     let run = || {
         std::thread::scope(|scope| {
-            let working = spawn_deep(scope, "penstock-loader", work)?;
+            let working = spawn_deep(scope, work)?;
             serve();
             Ok(join(working))
         })
@@ -43,13 +43,13 @@ pub fn detach_deep<T: Send>(
     detach(py, run)?
 }
 
-/// Starts a thread with a large stack.
+/// Starts a thread with a large stack. It has no name of its own: the threads that a driver starts in it would inherit
+/// the name, and stay.
 pub fn spawn_deep<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
-    name: &str,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>, Error> {
-    let thread = Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+    let thread = Builder::new().stack_size(STACK_BYTES);
     let cannot_start = |error| LaunchError::Start(format!("cannot start a thread: {error}")).into();
     thread.spawn_scoped(scope, work).map_err(cannot_start)
 }

@@ -333,7 +333,7 @@ fn load_together<T>(
     launch: impl FnOnce() -> Result<T, LaunchError>,
 ) -> Result<(TextTokenizer, T), Error> {
     std::thread::scope(|scope| {
-        let tokenizer = spawn_deep(scope, "penstock-tokens", tokenizer)?;
+        let tokenizer = spawn_deep(scope, tokenizer)?;
         let launched = launch();
         let tokenizer = join(tokenizer);
         let launched = launched?;

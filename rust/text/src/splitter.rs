@@ -43,8 +43,9 @@ const BACKTRACK_LIMIT: usize = 50_000_000;
 /// less than a tenth of that, also with the backtracking engine.
 const BASE_TIME: Duration = Duration::from_secs(1);
 const TIME_PER_BYTE: Duration = Duration::from_micros(10);
-/// The most time that counts for a search: in the rest, the process did not run.
-const SEARCH_TIME: Duration = Duration::from_millis(20);
+/// The most time that counts for a search: if one takes longer, the process was stopped meanwhile, or four of them are
+/// enough.
+const SEARCH_TIME: Duration = Duration::from_millis(250);
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

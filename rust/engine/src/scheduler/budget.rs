@@ -2,8 +2,9 @@
 //!
 //! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits
 //!    keep within the budget: a decoding sequence advances in every step, whatever prompts arrive.
-//! 2. If several clients have other sequences, the first one of the client with the fewest slots gets four fifths of the
-//!    rest (rounded down): a client with few prompts does not wait for those of a client with many.
+//! 2. If several clients have other sequences, of those with the priority of the first, the first one of the client with
+//!    the fewest slots gets four fifths of the rest (rounded down): a client with few prompts does not wait for those of
+//!    a client with many.
 //! 3. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not
 //!    starved by a stream of short ones, since every sequence becomes the first in time.
 //! 4. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
@@ -30,6 +31,7 @@ struct PendingPrefill {
     num_pending: usize,
     rank: usize,
     slot: u32,
+    priority: i32,
     /// The number of slots of its client.
     num_running: usize,
 }
@@ -54,8 +56,9 @@ impl TokenBudget {
             slots.get_mut(slot).num_scheduled = num_scheduled;
             remaining -= num_scheduled;
             if num_pending > 1 {
-                let num_running = clients.num_running(&slots.get(slot).sequence);
-                self.prefills.push(PendingPrefill { num_pending, rank, slot, num_running });
+                let sequence = &slots.get(slot).sequence;
+                let (priority, num_running) = (sequence.key.priority, clients.num_running(sequence));
+                self.prefills.push(PendingPrefill { num_pending, rank, slot, priority, num_running });
             }
         }
         let preferred = self.take_preferred();
@@ -84,9 +87,11 @@ impl TokenBudget {
 
     /// Takes out the sequence of rule 2, if there is one.
     fn take_preferred(&mut self) -> Option<PendingPrefill> {
-        let fewest = self.prefills.iter().map(|prefill| prefill.num_running).min()?;
-        let most = self.prefills.iter().map(|prefill| prefill.num_running).max()?;
-        let preferred = self.prefills.iter().position(|prefill| prefill.num_running == fewest)?;
+        let first = *self.prefills.first()?;
+        let equals = self.prefills.iter().take_while(|prefill| prefill.priority == first.priority);
+        let fewest = equals.clone().map(|prefill| prefill.num_running).min()?;
+        let most = equals.clone().map(|prefill| prefill.num_running).max()?;
+        let preferred = equals.clone().position(|prefill| prefill.num_running == fewest)?;
         (fewest < most).then(|| self.prefills.remove(preferred))
     }
 

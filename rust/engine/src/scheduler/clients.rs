@@ -2,9 +2,10 @@
 //!
 //! Clients that compete get the same number of slots, whatever number of sequences each of them has. Of the waiting
 //! sequences of one priority, the next is of the client with the fewest running sequences; of several such clients, of
-//! the one that got a slot least recently. The sequences of a client stay in scheduling order. The order depends on
-//! what runs now and not on what was computed before, so a client has no debt, and the length of its sequences does not
-//! matter. Requests without a client are those of one client.
+//! the one that got a slot least recently. A client that arrives comes before the one that got a slot last, and after
+//! the others: clients that come again and again do not pass one that waits. The sequences of a client stay in
+//! scheduling order. The order depends on what runs now and not on what was computed before, so a client has no debt,
+//! and the length of its sequences does not matter. Requests without a client are those of one client.
 //!
 //! A bound on requests holds for all clients together. At the bound, a client that has less than its share of it may
 //! still have requests, until there are twice as many: a client that fills a queue does not close it for others.
@@ -41,7 +42,7 @@ struct Client {
     num_running: usize,
     /// Requests that were never scheduled.
     num_new: usize,
-    /// The number of sequences of all clients that had got a slot when one of this client last did; 0 if none did.
+    /// See `Clients::last_turn`.
     turn: u64,
 }
 
@@ -53,7 +54,9 @@ pub(super) struct Clients {
     clients: BTreeMap<Option<ClientId>, Client>,
     /// The number of clients with requests that were never scheduled.
     num_with_new: usize,
-    num_turns: u64,
+    /// The turn of the client that got a slot last. Turns increase by 2, and those in between are of clients that have
+    /// got none yet.
+    last_turn: u64,
     lanes: BTreeMap<Lane, BTreeSet<SchedulingKey>>,
     order: BTreeSet<Place>,
 }
@@ -76,7 +79,9 @@ fn bound_of(own: usize, num_added: usize, num_clients: usize, limit: usize) -> u
 impl Clients {
     /// A sequence arrives.
     pub(super) fn add(&mut self, sequence: &Sequence) {
-        self.clients.entry(client_of(sequence)).or_default().num_unfinished += 1;
+        let turn = self.last_turn.saturating_sub(1);
+        let client = self.clients.entry(client_of(sequence)).or_insert(Client { turn, ..Client::default() });
+        client.num_unfinished += 1;
     }
 
     /// A sequence, which neither runs nor waits any more, ends.
@@ -110,8 +115,8 @@ impl Clients {
 
     /// A sequence gets a slot.
     pub(super) fn enter_slot(&mut self, sequence: &Sequence) {
-        self.num_turns += 1;
-        let turn = self.num_turns;
+        self.last_turn += 2;
+        let turn = self.last_turn;
         self.change_places(sequence, |client| {
             client.num_running += 1;
             client.turn = turn;

@@ -140,6 +140,26 @@ fn clients_take_turns_at_a_single_slot() {
 }
 
 #[test]
+fn clients_that_come_again_do_not_pass_one_that_waits() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 1, max_waiting: 20, ..limits() });
+    let mut waiting: Vec<_> = (0..6).map(|seed| harness.start(request_of(1, 2, 3, seed))).collect();
+    let mut returning = [2, 3].map(|client| harness.start(request_of(client, 2, 3, client)));
+    let mut num_ended = [0; 2];
+    while num_ended[0] < 6 {
+        assert!(harness.step());
+        num_ended[0] += waiting.iter_mut().filter_map(|client| read(client).1).count();
+        for (client, number) in returning.iter_mut().zip([2, 3]) {
+            if read(client).1.is_some() {
+                num_ended[1] += 1;
+                *client = harness.start(request_of(number, 2, 3, 100 + num_ended[1] as u64));
+            }
+        }
+    }
+    assert!((8..=12).contains(&num_ended[1]), "each client has every third turn: {num_ended:?}");
+    harness.run();
+}
+
+#[test]
 fn a_share_does_not_change_the_order_of_priorities() {
     let mut harness = Harness::new(Limits { max_num_seqs: 4, ..limits() });
     let urgent = |seed| Request { priority: -1, ..request_of(1, 3, 30, seed) };
@@ -152,6 +172,19 @@ fn a_share_does_not_change_the_order_of_priorities() {
     assert!(are_ended, "the urgent ones go first");
     assert_eq!(harness.stats().preemptions, 0);
     harness.run();
+}
+
+#[test]
+fn prompts_share_steps_within_a_priority_only() {
+    let limits = Limits { max_num_seqs: 4, max_num_batched_tokens: 20, num_blocks: 300, ..limits() };
+    for (priority, expected) in [(0, vec![(0, 2), (1, 2), (2, 16)]), (1, vec![(0, 10), (1, 10)])] {
+        let mut harness = Harness::new(limits.clone());
+        let mut clients: Vec<_> = (0..2).map(|seed| harness.start(request_of(1, 40, 2, seed))).collect();
+        clients.push(harness.start(Request { priority, ..request_of(2, 40, 2, 9) }));
+        assert_eq!(harness.plan(), expected);
+        harness.run();
+        clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
+    }
 }
 
 #[test]
