@@ -12,6 +12,7 @@ import json
 import re
 import reprlib
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -227,14 +228,26 @@ class _Compiled:
 
         budget = Budget(check_cancelled)
         run = functools.partial(_chat_sandbox.render, self._template, values, budget)
-        return call_deep(run, budget.end) if self._may_recurse else run()
+        text: str = _call_deep(run, budget.end) if self._may_recurse else run()
+        return text
 
 
 @functools.lru_cache(maxsize=CACHED_TEMPLATES)
 def _compiled(source: str) -> jinja2.Template:
     from penstock import _chat_sandbox
 
-    return call_deep(functools.partial(_chat_sandbox.compile_template, source), lambda: None)
+    template: jinja2.Template = _call_deep(
+        functools.partial(_chat_sandbox.compile_template, source), lambda: None
+    )
+    return template
+
+
+def _call_deep(function: Callable[[], Any], interrupt: Callable[[], object]) -> Any:
+    """Call a function that recurses deeply, with a large stack unless the thread is a daemon.
+
+    The interpreter ends a daemon thread at its exit, which native code on its stack does not survive.
+    """
+    return function() if threading.current_thread().daemon else call_deep(function, interrupt)
 
 
 class Chat:
