@@ -33,7 +33,7 @@ class TurnQueue(Generic[Item]):
         self._items.setdefault(client, deque()).append(item)
 
     def pop(self) -> Item:
-        """Take the item whose turn it is. Raises `IndexError` if there is none."""
+        """Take the next item. Raises `IndexError` if there is none."""
         if not self._items:
             raise IndexError("no client has an item")
         first = next(iter(self._items))

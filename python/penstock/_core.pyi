@@ -50,6 +50,7 @@ __all__ = [
     "convert",
     "cuda_info",
     "describe",
+    "has_large_stack",
     "resolve_device",
     "score",
 ]
@@ -3615,11 +3616,10 @@ def best_of(result: Result, params: SamplingParams) -> Result:
     """
 
 def call_deep(function: Callable[[], _Returned], interrupt: Callable[[], object]) -> _Returned:
-    """Call a function that recurses deeply and return its result, on a thread with a large stack.
+    """Call a function that recurses deeply on a new thread with a large stack, and return its result.
 
-    That is the thread of the caller, or a new one. Raises what the function raises. If the handler of a
-    signal raises, `interrupt` is called, and the exception of the handler is raised when the function has
-    ended.
+    Raises what the function raises. If the handler of a signal raises, `interrupt` is called, and the
+    exception of the handler is raised when the function has ended.
     """
 
 def candidate_params(params: SamplingParams) -> SamplingParams:
@@ -3644,6 +3644,9 @@ def convert(
 
 def cuda_info(cuda_folders: Sequence[str | os.PathLike[str]]) -> CudaInfo:
     """The driver, devices, compiler and cuBLASLt, searched in these folders; see `penstock.cuda_info`."""
+
+def has_large_stack() -> bool:
+    """Whether the calling thread has a stack of at least 4 MiB, so that it needs no `call_deep`."""
 
 def resolve_device(config: EngineConfig, cuda_folders: Sequence[str | os.PathLike[str]]) -> str:
     """The device that computes for this configuration, such as `"cpu"` or `"cuda:0"`.

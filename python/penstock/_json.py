@@ -6,13 +6,15 @@ import json
 import re
 from typing import Any
 
-__all__ = ["MAX_NESTING", "loads"]
+__all__ = ["MAX_NESTING", "loads", "number_of_values"]
 
 MAX_NESTING = 100
 """Maximum nesting depth of objects and arrays."""
 
-#: A string, also one without an end, or a bracket.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+#: A string, also one without an end.
+_STRING = r'"(?:[^"\\]|\\.)*+"?'
+_STRINGS = re.compile(_STRING, re.DOTALL)
+_TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 
 
 def loads(text: str | bytes) -> Any:
@@ -26,3 +28,8 @@ def loads(text: str | bytes) -> Any:
                 message = f"the text is nested deeper than {MAX_NESTING} at position {match.start()}"
                 raise ValueError(message)
     return json.loads(text)
+
+
+def number_of_values(text: str) -> int:
+    """The number of values in the lists and objects of a text, by its commas and opening brackets."""
+    return sum(map(_STRINGS.sub("", text).count, "[{,"))

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import reprlib
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock._core import ToolCall, call_deep
-from penstock._json import MAX_NESTING, loads
+from penstock._core import ToolCall, call_deep, has_large_stack
+from penstock._json import MAX_NESTING, loads, number_of_values
 from penstock._renderer import CACHED_TEMPLATES, CompileError, RenderError
 from penstock.errors import InvalidRequestError
 
@@ -40,9 +38,6 @@ MAX_SMALL = 1024
 
 MAX_ARGUMENTS = 65_536
 """Maximum number of values of the arguments of a tool call."""
-
-#: A string of JSON.
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 #: The keywords of a request that are not sampling parameters.
 CHAT_OPTIONS = (
@@ -243,11 +238,11 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 def _call_deep(function: Callable[[], Any], interrupt: Callable[[], object]) -> Any:
-    """Call a function that recurses deeply, with a large stack unless the thread is a daemon.
+    """Call a function that recurses deeply, on a new thread if this one has a small stack.
 
-    The interpreter ends a daemon thread at its exit, which native code on its stack does not survive.
+    Else no native code calls it: at the interpreter's exit, a daemon thread ends in Python code.
     """
-    return function() if threading.current_thread().daemon else call_deep(function, interrupt)
+    return function() if has_large_stack() else call_deep(function, interrupt)
 
 
 class Chat:
@@ -435,10 +430,7 @@ def _tool_call(call: Any) -> Any:
 
 def _check_number_of_values(arguments: str) -> None:
     """Check the JSON text of a call's arguments. Raises `InvalidRequestError` if it has too many values."""
-    number = 0
-    if sum(map(arguments.count, "[{,")) > MAX_ARGUMENTS:
-        number = sum(map(_STRING.sub("", arguments).count, "[{,"))
-    if number > MAX_ARGUMENTS:
+    if (number := number_of_values(arguments)) > MAX_ARGUMENTS:
         message = f"the arguments of a tool call have {number} values; the limit is {MAX_ARGUMENTS}"
         raise InvalidRequestError(message, "messages", number, str(MAX_ARGUMENTS))
 

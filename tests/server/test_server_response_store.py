@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -10,8 +11,8 @@ import pytest
 
 import penstock.server
 from penstock.server.responses.store import Items, ResponseStore, Stored
-from support.api.engines import make_engine
-from support.server.serving import Served, serving
+from support.api.engines import make_engine, wait_until
+from support.server.serving import Served, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,17 @@ def test_client_reads_and_deletes_a_response(client: openai.OpenAI) -> None:
     assert caught.value.param == "response_id"
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(made.id)
+
+
+def test_stored_items_that_waiting_requests_read_are_counted(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        application = penstock.server.app(engine)
+        with serving(application) as server:
+            _, first, _ = server.ask(PATH, {**BODY, "input": "a" * 200})
+            body = {**BODY, "previous_response_id": first["id"]}
+            with held(engine), server.send(post(PATH, body)):
+                wait_until(lambda: application.state.num_body_bytes > len(json.dumps(body)) + 200)
+            wait_until(lambda: application.state.num_body_bytes == 0)
 
 
 def test_streamed_response_is_stored_as_it_was_sent(client: openai.OpenAI) -> None:

@@ -53,7 +53,7 @@ def test_flood_of_a_key_leaves_room_for_another(engine: penstock.Engine, fields:
         status, _, _ = server.ask(PATH, SHORT, headers=header("b"))
         assert status == 200, "the queue of another key is full, and that is all"
         num_generated = engine.stats().generation_tokens - before.generation_tokens
-        assert num_generated < 32 * 400, "the requests of the other key would take many times as long"
+        assert num_generated < 8 * 400, "it does not wait for the requests of the other key in the queue"
     wait_until(lambda: at_rest(engine))
 
 

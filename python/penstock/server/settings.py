@@ -57,7 +57,9 @@ class ServerSettings:
         "Maximum size of a request's body. Default: 1K for each token of the longest sequence of a model, at "
         "least 2M and at most 32M.",
     ] = None
-    max_total_body_bytes: Annotated[int, "Maximum size of the bodies of all unfinished requests."] = 256 << 20
+    max_total_body_bytes: Annotated[
+        int, "Maximum size of the bodies of all unfinished requests, and of the stored items that they read."
+    ] = 256 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
     keep_alive_timeout: Annotated[

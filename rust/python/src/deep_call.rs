@@ -1,4 +1,4 @@
-//! `call_deep`: calls Python code that recurses as deep as its input is nested, such as the compiler of templates.
+//! Calls of Python code that recurses as deep as its input is nested, such as the compiler of templates.
 
 use std::mem::MaybeUninit;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -18,11 +18,14 @@ const LARGE_STACK_BYTES: usize = 4 << 20;
 
 /// See `_core.pyi`.
 #[pyfunction]
-pub fn call_deep(py: Python<'_>, function: Py<PyAny>, interrupt: Py<PyAny>) -> Result<Py<PyAny>, Error> {
+pub fn has_large_stack() -> bool {
     thread_local!(static HAS_LARGE_STACK: bool = stack_bytes() >= LARGE_STACK_BYTES);
-    if HAS_LARGE_STACK.with(|has| *has) {
-        return function.call0(py).map_err(Error::Python);
-    }
+    HAS_LARGE_STACK.with(|has| *has)
+}
+
+/// See `_core.pyi`.
+#[pyfunction]
+pub fn call_deep(py: Python<'_>, function: Py<PyAny>, interrupt: Py<PyAny>) -> Result<Py<PyAny>, Error> {
     let (running, ended) = channel::<()>();
     let call = || {
         let _running = running;

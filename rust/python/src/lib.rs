@@ -54,7 +54,7 @@ mod _core {
     #[pymodule_export]
     use crate::cuda::{cuda_info, resolve_device};
     #[pymodule_export]
-    use crate::deep_call::call_deep;
+    use crate::deep_call::{call_deep, has_large_stack};
     #[pymodule_export]
     use crate::describe::describe;
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! The clients of the engine, and the order in which their sequences wait.
 //!
-//! Clients that compete get the same number of slots, whatever number of sequences each of them has. Of the waiting
+//! Clients that compete get the same number of slots; the number of their sequences does not matter. Of the waiting
 //! sequences of one priority, the next is of the client with the fewest running sequences; of several such clients, of
 //! the one that got a slot least recently. A client that arrives comes before the one that got a slot last, and after
 //! the others: clients that come again and again do not pass one that waits. The sequences of a client stay in
