@@ -1,4 +1,4 @@
-"""The client that a task works for, such as an API key of a server, and the turns of clients."""
+"""The client and the deadline that a task works for, such as an API key of a server; the turns of clients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections import deque
 from contextvars import ContextVar
 from typing import Generic, TypeVar
 
-__all__ = ["TurnQueue", "client"]
+__all__ = ["TurnQueue", "client", "deadline"]
 
 Item = TypeVar("Item")
 
 #: Identifies the client by a number below 2^64. Clients that compete have equal shares, and take turns where
 #: their requests wait for one another.
 client: ContextVar[int | None] = ContextVar("penstock.client", default=None)
+
+#: The time of `time.monotonic` by which requests must end. A request that certainly ends later is refused.
+deadline: ContextVar[float | None] = ContextVar("penstock.deadline", default=None)
 
 
 class TurnQueue(Generic[Item]):

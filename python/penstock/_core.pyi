@@ -129,8 +129,8 @@ class EngineConfig:
       choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or more. Default:
       65536.
     - `max_paused`: Maximum number of paused outputs. An output pauses while its result queue is full.
-      Beyond the maximum, the output paused for longest ends with `finish_reason == "unread"`. Range: 1 or
-      more. Default: 4096.
+      Beyond the maximum, one of the client with the most paused outputs, the one paused for longest, ends
+      with `finish_reason == "unread"`. Range: 1 or more. Default: 4096.
     - `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the
       vocabulary. A position takes 8 bytes for each of them; beyond 20 they count in the request's limit of
       1 GiB. Range: -1 to 2**31 - 1. Default: 20.
@@ -405,8 +405,8 @@ class EngineConfig:
     def max_paused(self) -> int | None:
         """Maximum number of paused outputs.
 
-        An output pauses while its result queue is full. Beyond the maximum, the output paused for longest
-        ends with `finish_reason == "unread"`.
+        An output pauses while its result queue is full. Beyond the maximum, one of the client with the
+        most paused outputs, the one paused for longest, ends with `finish_reason == "unread"`.
 
         Range: 1 or more. Default: 4096.
         """
@@ -3347,6 +3347,7 @@ class Engine:
         is_chat: bool = False,
         is_scoring: bool = False,
         client: int | None = None,
+        time_left: float | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> Request:
         """Submit a request, whose output `port` receives. Does not wait for the engine.
@@ -3360,7 +3361,7 @@ class Engine:
         If it has a method `begin_wait`, this is called before the call waits for the compilation.
 
         `client`, a number below 2^64, is the client that the request is for: clients that compete get equal
-        shares of the engine.
+        shares of the engine. A request that certainly takes more than `time_left` seconds is refused.
 
         Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 import os
 import reprlib
+import time
 import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
-from penstock._client import client
+from penstock._client import client, deadline
 from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
@@ -350,6 +351,17 @@ class Session:
             max_tokens=1, prompt_logprobs=0, adapter=adapter, cache_salt=cache_salt, priority=priority
         )
 
+    def _start(self, check_cancelled: Callable[[], None] | None) -> Callable[..., _core.Request]:
+        """The start of a request for the client of the task, by its deadline."""
+        until = deadline.get()
+        time_left = None if until is None else until - time.monotonic()
+        return partial(
+            self.check_open().start_request,
+            client=client.get(),
+            time_left=time_left,
+            check_cancelled=check_cancelled,
+        )
+
     def submit(
         self,
         prompt: PreparedPrompt,
@@ -361,7 +373,7 @@ class Session:
 
         `check_cancelled` raises once the caller has been cancelled.
         """
-        start = partial(self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled)
+        start = self._start(check_cancelled)
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
@@ -376,7 +388,7 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.Request:
         """Submit a scoring request: the prompt without a generated token."""
-        start = partial(self.check_open().start_request, client=client.get(), check_cancelled=check_cancelled)
+        start = self._start(check_cancelled)
         if should_offload(text, params):
             self.check_room()
         return start(text, params, port, is_scoring=True)

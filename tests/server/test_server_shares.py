@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,33 @@ def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> Non
         stack.close()
         wait_until(lambda: state.num_body_bytes == 0)
         assert server.ask(PATH, body, headers=header("a"))[0] == 200
+
+
+def test_request_that_would_wait_too_long_is_refused_at_once(tiny_model: Path) -> None:
+    with make_engine(tiny_model, max_num_seqs=1) as engine, ExitStack() as stack:
+        server = stack.enter_context(with_keys(engine, request_timeout=2.0))
+        params = penstock.SamplingParams(max_tokens=200, ignore_eos=True)
+        seconds, num_prompts = 0.0, 16
+        while seconds < 1.5:  # a rate is that of at least one second of work
+            begin, num_prompts = time.monotonic(), 2 * num_prompts
+            for _ in engine.blocking.generate_many(["Hello"] * num_prompts, params):
+                pass
+            seconds = time.monotonic() - begin
+
+        def is_counted(number: int) -> bool:
+            stats = engine.stats()
+            return stats.waiting + stats.requests_rejected >= number
+
+        with held(engine):
+            number = 0
+            while not engine.stats().requests_rejected:
+                body = {**SHORT, "prompt": [number % 200] * 200}
+                connection = stack.enter_context(closing(server.send(post_as("a", body))))
+                number += 1
+                wait_until(partial(is_counted, number))
+            answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"from its deadline; try again later" in answer
 
 
 def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None:

@@ -8,6 +8,7 @@ so the request, and writes comments while the stream is idle.
 from __future__ import annotations
 
 import math
+import time
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 import penstock
+from penstock._client import deadline
 from penstock.server.disconnects import (
     DisconnectedError,
     watch_connection,
@@ -148,10 +150,14 @@ def _concurrency(info: penstock.ModelInfo, call: Call) -> int:
 
 
 @contextmanager
-def _until(deadline: float, settings: ServerSettings) -> Iterator[None]:
-    """Cancel the block at the deadline, and raise the error."""
-    with anyio.CancelScope(deadline=deadline) as scope:
-        yield
+def _until(until: float, settings: ServerSettings) -> Iterator[None]:
+    """Cancel the block at this time, and raise the error. Requests that would end later are refused."""
+    token = deadline.set(time.monotonic() + until - anyio.current_time())
+    try:
+        with anyio.CancelScope(deadline=until) as scope:
+            yield
+    finally:
+        deadline.reset(token)
     if scope.cancelled_caught:
         message = f"the request took more than {settings.request_timeout:g} seconds"
         raise ApiError(504, message, code="request_timeout")
@@ -254,17 +260,17 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
         raise invalid("prompt_logprobs", call.params.prompt_logprobs, "left out when stream is true")
     writer = _Writer(exchange, state.settings, events)
     batch = _Batch(generation)
-    deadline = _deadline(state.settings)
+    until = _deadline(state.settings)
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            with _until(deadline, state.settings):
+            with _until(until, state.settings):
                 await batch.open_first(stack)
             await exchange.start_stream()
             writer.is_started = True
             last = b""
             try:
-                with _until(deadline, state.settings):
+                with _until(until, state.settings):
                     await batch.for_each(writer.write)
                 requests = [batch.requests[index] for index in range(len(call.prompts))]
                 for request in requests:

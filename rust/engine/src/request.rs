@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
 
@@ -74,6 +74,9 @@ pub struct Request {
     pub priority: i32,
     /// The client that it is for. Requests without one are those of one client.
     pub client: Option<ClientId>,
+    /// The time by which it must end. It is rejected on arrival if it certainly ends later, and does not end earlier for
+    /// it: its consumer cancels it.
+    pub deadline: Option<Instant>,
     /// Whether it uses the prefix cache.
     pub prefix_cache: bool,
     /// Blocks are shared only between requests with the same salt.
@@ -102,6 +105,7 @@ impl Request {
             processors: Vec::new(),
             priority: 0,
             client: None,
+            deadline: None,
             prefix_cache: true,
             cache_salt: None,
             adapter: None,
@@ -158,7 +162,8 @@ pub enum FinishReason {
     Cancelled,
     /// It was preempted with `PreemptionMode::Interrupt`.
     Interrupted,
-    /// Its consumer did not read, and of more than `max_paused` such requests it was paused for longest.
+    /// Its consumer did not read, and more than `max_paused` sequences were paused. It was the one paused for longest of
+    /// the client with the most.
     Unread,
     /// Its step failed, with this message. Other requests continue.
     Failed(String),
@@ -302,6 +307,13 @@ pub enum Rejection {
         choices: usize,
         /// The most that may wait or run (`max_unfinished`).
         limit: usize,
+    },
+    /// The prompts before it in the queue take so long that it would miss its deadline.
+    TooLate {
+        /// The least time until it would end.
+        least: Duration,
+        /// The time until its deadline.
+        left: Duration,
     },
     /// The adapter is not registered, or is being removed.
     UnknownAdapter {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use penstock_checkpoint::{TextFiles, TokenizerSource, check_lfs_pointer};
 use penstock_engine::{ClientId, Overload, StopCause};
@@ -60,9 +61,10 @@ impl Engine {
     }
 
     #[pyo3(signature = (
-        prompt, params, port, *, is_chat = false, is_scoring = false, client = None, check_cancelled = None
+        prompt, params, port, *, is_chat = false, is_scoring = false, client = None, time_left = None,
+        check_cancelled = None
     ))]
-    #[allow(clippy::too_many_arguments, reason = "four of them are keywords")]
+    #[allow(clippy::too_many_arguments, reason = "five of them are keywords")]
     fn start_request(
         &self,
         py: Python<'_>,
@@ -72,9 +74,12 @@ impl Engine {
         is_chat: bool,
         is_scoring: bool,
         client: Option<u64>,
+        time_left: Option<f64>,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<Request, Error> {
         processors::check_may_wait()?;
+        let time_left = time_left.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
         let mode = mode(is_chat, is_scoring);
         params.params.check_mode(mode).map_err(|error| params.error(error))?;
         let prompt = self.read_prompt(prompt, mode)?;
@@ -82,6 +87,7 @@ impl Engine {
         let processors = own.for_engine();
         let started = detach_for(py, check_cancelled.as_ref(), client, |caller| {
             let mut prepared = self.frontend.prepare(&params.params, prompt, mode, caller)?;
+            prepared.set_deadline(deadline);
             let resolved = std::mem::take(&mut prepared.params);
             Ok((prepared.start(processors, &self.frontend, port.inner())?, resolved))
         })?;

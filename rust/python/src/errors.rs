@@ -220,6 +220,15 @@ impl From<Error> for PyErr {
                 );
                 plain(py, "OverloadedError", message)
             }
+            Error::Rejected(Rejection::TooLate { least, left }, _) => {
+                let message = format!(
+                    "the prompts that wait before the request take at least {:.1} s; the time left is {:.1} s, from \
+                     its deadline; try again later",
+                    least.as_secs_f64(),
+                    left.as_secs_f64()
+                );
+                plain(py, "OverloadedError", message)
+            }
             Error::Failed(reason) => plain(py, "GenerationError", reason),
             Error::Defect(message) => {
                 plain(py, "PenstockError", format!("{message}; this is a bug in penstock"))

@@ -15,10 +15,14 @@ impl EngineCore {
         assert_eq!((plan.step, output.step), (step, step), "steps completed out of order; this is a bug");
         self.stats.set_step_progress((!self.in_flight.is_empty()).then_some(now));
         self.scheduler.counters.steps += 1;
-        self.stats.tokens_per_step.observe(plan.rows.iter().map(|row| row.num_tokens).sum::<u32>().into(), 1);
+        let num_tokens = plan.rows.iter().map(|row| row.num_tokens).sum::<u32>();
+        self.stats.tokens_per_step.observe(num_tokens.into(), 1);
         let check = |()| output.check(&plan, self.limits.vocabulary_size).map_err(StepError::Failed);
         match result.and_then(check) {
-            Ok(()) => self.deliver(&plan, &mut output, &owners, now),
+            Ok(()) => {
+                self.deliver(&plan, &mut output, &owners, now);
+                self.scheduler.step_done(num_tokens.into(), now);
+            }
             // Without its changes the adapters on the device are unknown, and no row may run with another one's.
             Err(StepError::Failed(text)) if output.adapters_changed || plan.adapter_changes.is_empty() => {
                 self.fail(&plan, output.copies_done, &owners, &text, now);

@@ -87,6 +87,11 @@ impl KvCacheManager {
         }
     }
 
+    /// The number of tokens of a block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
     /// Looks up the longest cached prefix of a sequence, of at most `max_tokens` tokens.
     pub fn match_prefix(
         &mut self,

@@ -17,7 +17,7 @@ use crate::request::{AdapterId, ClientId, RequestId};
 use crate::sequence::{SchedulingKey, Sequence};
 
 /// The waiting sequences of a client with an adapter, without the paused ones. Those of a client are adjacent.
-type Lane = (Option<ClientId>, Option<AdapterId>);
+pub(super) type Lane = (Option<ClientId>, Option<AdapterId>);
 
 /// The place of a lane among all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -65,7 +65,7 @@ fn client_of(sequence: &Sequence) -> Option<ClientId> {
     sequence.request.client
 }
 
-fn lane_of(sequence: &Sequence) -> Lane {
+pub(super) fn lane_of(sequence: &Sequence) -> Lane {
     (sequence.request.client, sequence.request.adapter)
 }
 

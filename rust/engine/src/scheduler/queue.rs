@@ -11,7 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::clients::Clients;
+use super::backlog::Backlog;
+use super::clients::{Clients, lane_of};
 use crate::request::AdapterId;
 use crate::sequence::{SchedulingKey, Sequence};
 
@@ -36,6 +37,8 @@ pub(super) struct WaitingQueue {
     followers: Waiting,
     /// The clients of all sequences, also of the running ones.
     pub(super) clients: Clients,
+    /// The tokens of those in `new` that have deadlines.
+    pub(super) backlog: Backlog,
     /// The number of those in `preempted` that were scheduled before.
     num_descheduled: usize,
     num_changes: u64,
@@ -168,7 +171,25 @@ impl WaitingQueue {
     }
 
     fn remove_new(&mut self, key: SchedulingKey) -> Option<Sequence> {
-        self.new.remove(&key).inspect(|sequence| self.clients.remove_new(sequence))
+        let mut sequence = self.new.remove(&key)?;
+        self.clients.remove_new(&sequence);
+        if let Some(num_tokens) = sequence.backlog_tokens.take() {
+            self.backlog.remove(lane_of(&sequence), key.priority, num_tokens);
+        }
+        Some(sequence)
+    }
+
+    /// Counts the tokens of a request that was just found by `find_new`.
+    pub(super) fn count_tokens(&mut self, key: SchedulingKey, num_tokens: u32) {
+        let sequence = self.new.get_mut(&key).expect("it was just found; this is a bug");
+        sequence.backlog_tokens = Some(num_tokens);
+        self.backlog.add(lane_of(sequence), key.priority, num_tokens);
+    }
+
+    /// The request with this key, if it waits and was never scheduled.
+    pub(super) fn find_new(&mut self, key: SchedulingKey) -> Option<&mut Sequence> {
+        self.visit();
+        self.new.get_mut(&key)
     }
 
     fn remove_preempted(&mut self, key: SchedulingKey) -> Option<Sequence> {
@@ -210,7 +231,7 @@ impl WaitingQueue {
     }
 
     /// The paused sequences.
-    pub(super) fn paused(&self) -> impl Iterator<Item = &Sequence> {
+    pub(super) fn paused(&self) -> impl Iterator<Item = &Sequence> + Clone {
         self.paused.values().inspect(|_| self.visit())
     }
 
@@ -244,6 +265,10 @@ impl WaitingQueue {
         assert!(!queues.into_iter().any(is_misplaced), "a sequence has another key; this is a bug");
         let others = self.paused.values().chain(self.followers.values());
         self.clients.check_integrity(running.clone(), self.new.values(), self.preempted.values(), others);
+        let counted = self.new.values().filter_map(|sequence| {
+            Some((lane_of(sequence), sequence.key.priority, sequence.backlog_tokens?))
+        });
+        self.backlog.check_integrity(counted);
         let is_untouched =
             |sequence: &Sequence| sequence.has_no_rows_in_flight() && sequence.swapped.is_none();
         let mut untouched = self.new.values().chain(self.followers.values());

@@ -1,5 +1,7 @@
 //! [`Scheduler`]: the interface of the scheduler to the engine core.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,6 +9,7 @@ use penstock_types::{PreemptionMode, PreemptionVictim};
 
 use super::adapters::{Adapters, Removed};
 use super::budget::TokenBudget;
+use super::clients::lane_of;
 use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
@@ -14,7 +17,7 @@ use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection};
+use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection, Request};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -70,8 +73,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full it is rejected:
-    /// returned, with the bound that it would exceed.
+    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full, or would make it miss
+    /// its deadline, it is rejected: returned, with the bound that it would exceed.
     #[must_use]
     pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
         let (key, client) = (sequence.key, sequence.request.client);
@@ -80,6 +83,7 @@ impl Scheduler {
             return Some((sequence, Rejection::TooManyPreempted { waiting, limit }));
         }
         let limit = self.max_new(client);
+        let request = sequence.request.deadline.map(|_| Arc::clone(&sequence.request));
         self.add(&sequence);
         self.queue.push_new(sequence);
         // If another one waits before it, it cannot run either, unless it may overtake it.
@@ -89,8 +93,45 @@ impl Scheduler {
         }
         // Then no new request was admitted, so it is still in the queue.
         let is_rejected = self.queue.num_new() > limit;
-        let sequence = is_rejected.then(|| self.remove_waiting(key)).flatten()?;
-        Some((sequence, Rejection::Overloaded { waiting: self.queue.num_new(), limit }))
+        if let Some(sequence) = is_rejected.then(|| self.remove_waiting(key)).flatten() {
+            return Some((sequence, Rejection::Overloaded { waiting: self.queue.num_new(), limit }));
+        }
+        self.check_deadline(key, &request?, now)
+    }
+
+    /// Rejects a new request if it waits and certainly misses its deadline; counts its tokens otherwise.
+    fn check_deadline(
+        &mut self,
+        key: SchedulingKey,
+        request: &Arc<Request>,
+        now: Instant,
+    ) -> Option<(Sequence, Rejection)> {
+        let num_common = self.queue.backlog.num_common(request);
+        let sequence = self.queue.find_new(key)?;
+        let (lane, num_reusable) = (lane_of(sequence), sequence.num_reusable());
+        let (chain, tokens) = sequence.contents();
+        let mut num_cached = 0;
+        if chain.max_blocks() > 0 {
+            let cached = self.kv.match_prefix(chain, tokens, num_reusable, now).cached();
+            num_cached = num_common.min(num_reusable).max(cached.device + cached.host);
+            num_cached -= num_cached % self.kv.block_size();
+        }
+        let num_tokens = (request.prompt.len() - num_cached) as u32;
+        let num_others = self.slots.len() - 1;
+        let least = self.queue.backlog.least_time(lane, key.priority, num_tokens, num_others);
+        let left = request.deadline?.saturating_duration_since(now);
+        if let Some(least) = least.filter(|least| *least > left) {
+            let sequence = self.remove_waiting(key)?;
+            return Some((sequence, Rejection::TooLate { least, left }));
+        }
+        self.queue.count_tokens(key, num_tokens);
+        None
+    }
+
+    /// A step has computed as many tokens, and its outputs were delivered.
+    pub(crate) fn step_done(&mut self, num_tokens: u64, now: Instant) {
+        let is_idle = self.slots.num_running() == 0 && self.queue.len() == 0;
+        self.queue.backlog.step_done(num_tokens, is_idle, now);
     }
 
     /// The bounds for which new requests of clients with sequences would be rejected, unless they are so urgent that
@@ -219,13 +260,21 @@ impl Scheduler {
         self.end_unread(now);
     }
 
-    /// Ends the sequences that have been paused for longest while more than `max_paused` are.
+    /// Ends sequences while more than `max_paused` are paused: of the client with the most, the one that has been paused
+    /// for longest.
     pub(super) fn end_unread(&mut self, now: Instant) {
         while self.num_paused() > self.max_paused {
             let running = self.slots.iter().map(|running| &running.sequence);
             let paused = running.filter(|sequence| sequence.is_paused()).chain(self.queue.paused());
-            let longest = paused.min_by_key(|sequence| sequence.pause_order()).map(|sequence| sequence.key);
-            let sequence = longest.and_then(|key| self.remove(key, now));
+            let mut num_paused = BTreeMap::<Option<ClientId>, usize>::new();
+            for sequence in paused.clone() {
+                *num_paused.entry(sequence.request.client).or_default() += 1;
+            }
+            let order = |sequence: &&Sequence| {
+                (Reverse(num_paused[&sequence.request.client]), sequence.pause_order())
+            };
+            let victim = paused.min_by_key(order).map(|sequence| sequence.key);
+            let sequence = victim.and_then(|key| self.remove(key, now));
             let sequence = sequence.expect("some are paused; this is a bug");
             self.ended.push((sequence, FinishReason::Unread));
         }

@@ -46,6 +46,8 @@ pub struct Sequence {
     pub(crate) swapped: Option<SwappedBlocks>,
     /// Tokens that were loaded from the host tier into the prefix cache for its next allocation.
     pub(crate) num_staged: usize,
+    /// The tokens that the scheduler's `backlog` has counted for it.
+    pub(crate) backlog_tokens: Option<u32>,
     pub(super) generated: Vec<u32>,
     pub(super) prompt_outputs: PromptOutputs,
     pub(super) drafting: Drafting,
@@ -111,6 +113,7 @@ impl Sequence {
             chain,
             swapped: None,
             num_staged: 0,
+            backlog_tokens: None,
             generated: Vec::new(),
             num_planned: 0,
             num_computed_once: 0,

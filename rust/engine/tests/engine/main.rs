@@ -7,6 +7,7 @@
 mod adapters;
 mod choices;
 mod clients;
+mod deadlines;
 mod device;
 mod drafts;
 mod finish;

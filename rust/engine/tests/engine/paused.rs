@@ -1,6 +1,6 @@
 //! Sequences whose consumers do not read: they pause, give way to all others, and end if there are too many.
 
-use penstock_engine::{FinishReason, Limits, PreemptionMode, Request};
+use penstock_engine::{ClientId, FinishReason, Limits, PreemptionMode, Request};
 
 use crate::harness::{Client, Harness, caching, check_output, limits, read};
 use crate::oracle::{expected_output, request};
@@ -84,6 +84,24 @@ fn longest_unread_request_ends_at_max_paused() {
         assert_eq!(read_to_end(&mut harness, client), (4 - num_read, FinishReason::Length));
     }
     assert_eq!((harness.stats().paused, harness.stats().blocks_used), (0, 0));
+}
+
+#[test]
+fn client_with_the_most_paused_requests_loses_one() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 2, max_paused: 4, queue_capacity: 3, ..limits() });
+    let mut start_as = |client, seed| {
+        let client = harness.start(Request { client: Some(ClientId(client)), ..request(4, 4, seed) });
+        harness.run();
+        client
+    };
+    let first = start_as(1, 0);
+    let mut flood: Vec<_> = (1..7).map(|seed| start_as(2, seed)).collect();
+    let second = start_as(1, 7);
+    assert_eq!((harness.stats().paused, harness.stats().finished_unread), (4, 4));
+    assert!(!first.is_ended() && !second.is_ended(), "a client with fewer loses none");
+    for client in &mut flood[..4] {
+        assert_eq!(read(client).1.unwrap().reason, FinishReason::Unread, "the longest of the client first");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
+use std::time::Instant;
 
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
 use penstock_engine::{ClientId, Engine, Port, StartError};
@@ -276,6 +277,11 @@ impl SamplingParams {
 }
 
 impl PreparedRequest {
+    /// Sets the time by which the request must end, or the engine rejects it.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.request.deadline = deadline;
+    }
+
     /// Starts the request with these logits processors. `port` is notified of their events.
     pub fn start(
         self,

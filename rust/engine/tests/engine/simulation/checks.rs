@@ -138,6 +138,10 @@ impl World {
                     assert!([max_unfinished, 2 * max_unfinished].contains(limit), "{limit}");
                     self.seen.too_many += 1;
                 }
+                End::Rejected(Rejection::TooLate { least, left }) => {
+                    assert!(least > left && client.request.deadline.is_some());
+                    self.seen.too_late += 1;
+                }
                 End::Rejected(Rejection::UnknownAdapter { .. }) => {
                     assert!(!observed.is_held, "the adapter was held");
                     let adapter = client.request.adapter.unwrap();

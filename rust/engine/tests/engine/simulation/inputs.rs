@@ -94,6 +94,8 @@ impl World {
         request.priority = [0, 0, 0, 1, -1][random.below(5)];
         request.client = [None, Some(1), Some(1), Some(2)][random.below(4)].map(ClientId);
         request.prefix_cache = random.chance(90);
+        let left = Duration::from_millis(random.below(2000) as u64);
+        request.deadline = random.chance(60).then(|| self.harness.now + left);
         let adapters: Vec<_> = self.adapters.iter().chain(&self.holds).copied().collect();
         if !adapters.is_empty() && random.chance(60) {
             request.adapter = Some(adapters[random.below(adapters.len())]);

@@ -111,6 +111,7 @@ struct Seen {
     preempted_drafting: u64,
     overloaded: u64,
     too_many: u64,
+    too_late: u64,
     paused: u64,
     paused_waiting: u64,
     pressed_choices: u64,
