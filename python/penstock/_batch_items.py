@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from penstock._core import Chunk, Port, Result, SamplingParams, Usage
-    from penstock._jobs import Job
+    from penstock._jobs import Failure, Job
     from penstock._options import Prompt
     from penstock._session import Session
-    from penstock.errors import GenerationError
+    from penstock.errors import GenerationError, OutOfMemoryError
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class BatchItem:
 
     index: int
     result: Result | None
-    error: InvalidRequestError | GenerationError | None
+    error: InvalidRequestError | GenerationError | OutOfMemoryError | None
 
     __slots__ = {  # noqa: RUF023 - in the order of the fields
         "index": "The position of the prompt, from 0.",
         "result": "The result; `None` if the prompt is invalid or the request failed.",
-        "error": "The `InvalidRequestError` or `GenerationError`; `None` if there is a result.",
+        "error": "The error, of one of these types; `None` if there is a result.",
     }
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class BatchChunk:
     index: int
     chunk: Chunk | None
     usage: Usage | None
-    error: InvalidRequestError | GenerationError | None
+    error: InvalidRequestError | GenerationError | OutOfMemoryError | None
 
     __slots__ = {  # noqa: RUF023 - in the order of the fields
         "index": "The position of the prompt, from 0.",
         "chunk": "The new output of one choice; `None` if there is an error.",
         "usage": "The token counts of the request so far, this chunk included; `None` if there is an error.",
-        "error": "The `InvalidRequestError` or `GenerationError`, after the last chunk; else `None`.",
+        "error": "The error, of one of these types, after the last chunk; else `None`.",
     }
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Results(BatchBase[BatchItem]):
         self._num_returned += item is not None
         return item
 
-    def _fail(self, job_index: int, error: InvalidRequestError | GenerationError) -> None:
+    def _fail(self, job_index: int, error: Failure) -> None:
         self._finished[job_index] = BatchItem(job_index, None, error)
 
     def _collect(self, port: Port) -> bool:
@@ -170,7 +170,7 @@ class Chunks(BatchBase[BatchChunk]):
                 return item
         return self._failed.popleft() if self._failed else None
 
-    def _fail(self, job_index: int, error: InvalidRequestError | GenerationError) -> None:
+    def _fail(self, job_index: int, error: Failure) -> None:
         self._failed.append(BatchChunk(job_index, None, None, error))
 
     def _take(self, job: Job) -> BatchChunk | None:

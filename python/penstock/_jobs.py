@@ -12,7 +12,7 @@ from penstock import _core
 from penstock._options import merge
 from penstock._pump import Watch
 from penstock.chat import Chat
-from penstock.errors import GenerationError, InvalidRequestError, OverloadedError
+from penstock.errors import GenerationError, InvalidRequestError, OutOfMemoryError, OverloadedError
 from penstock.request import result_of
 
 if TYPE_CHECKING:
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
     #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
     Submit: TypeAlias = Callable[[Callable[[], None]], _core.Request | _core.BeamSearch]
-    #: The errors of a job that do not end the batch; an `OverloadedError` starts it again later.
-    Refusal: TypeAlias = InvalidRequestError | GenerationError | OverloadedError
+    #: The errors that a job can end with; none of them ends the batch.
+    Failure: TypeAlias = InvalidRequestError | GenerationError | OutOfMemoryError
+    #: The errors of a job; an `OverloadedError` starts it again later.
+    Refusal: TypeAlias = Failure | OverloadedError
 
 #: This many times `concurrency` items are kept while an earlier one is missing, or is not read.
 _WINDOW = 4
-#: The errors of a job that do not end the batch.
-REFUSALS = (InvalidRequestError, GenerationError, OverloadedError)
+#: The errors of `Refusal`.
+REFUSALS = (InvalidRequestError, GenerationError, OutOfMemoryError, OverloadedError)
 
 Item = TypeVar("Item")
 
@@ -190,7 +192,7 @@ class BatchBase(Generic[Item]):
         """The next item that can be returned."""
         raise NotImplementedError
 
-    def _fail(self, job_index: int, error: InvalidRequestError | GenerationError) -> None:
+    def _fail(self, job_index: int, error: Failure) -> None:
         """Keep the item of a prompt that failed."""
         raise NotImplementedError
 

@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock import _core, _jobs
+from penstock._session import Session
 from support.api.engines import (
     LONG,
     PROMPT,
@@ -130,6 +131,24 @@ async def test_batch_has_an_error_for_each_bad_prompt(engine: penstock.Engine) -
             assert (item.result is None) == (item.error is not None)
     blocking = list(engine.blocking.generate_many(prompts, SHORT))
     assert [item.error is None for item in blocking] == [True, *[False] * 5, True]
+
+
+@pytest.mark.parametrize("method", ["generate_many", "stream_many"])
+async def test_text_without_memory_is_the_error_of_its_item(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    submit = Session.submit
+
+    def refuse(self: Session, prompt: Any, *arguments: Any) -> Any:
+        if prompt == "large":
+            raise penstock.OutOfMemoryError("the system refuses 340 bytes")
+        return submit(self, prompt, *arguments)
+
+    monkeypatch.setattr(Session, "submit", refuse)
+    items = [item async for item in getattr(engine, method)(["a", "large", "b"], SHORT)]
+    failed = [item for item in items if item.error is not None]
+    assert [(item.index, type(item.error)) for item in failed] == [(1, penstock.OutOfMemoryError)]
+    assert {item.index for item in items} == {0, 1, 2}
 
 
 async def test_failing_processor_is_the_error_of_its_item(engine: penstock.Engine) -> None:

@@ -299,7 +299,7 @@ def failure(error: BaseException) -> tuple[str, str]:
     """The code and the message of a failed request; raises an error that is not one of a request."""
     if isinstance(error, RequestFailed):
         return error.code, error.message
-    if isinstance(error, (penstock.EngineStoppedError, penstock.OverloadedError)):
+    if isinstance(error, (penstock.EngineStoppedError, penstock.OverloadedError, penstock.OutOfMemoryError)):
         return ErrorCode.ENGINE_UNAVAILABLE, message_of(error)
     if isinstance(error, penstock.GenerationError):
         return ErrorCode.INTERNAL_ERROR, message_of(error)
