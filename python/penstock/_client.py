@@ -26,11 +26,18 @@ class TurnQueue(Generic[Item]):
 
     def num_of(self, client: int | None) -> int:
         """The number of items of a client."""
+        self._last: int | None = -1  # the client served last, which is at the end; -1 before the first
         return len(self._items.get(client, ()))
 
     def push(self, client: int | None, item: Item) -> None:
-        """Add an item. A client without items gets the last turn."""
-        self._items.setdefault(client, deque()).append(item)
+        """Add an item. A client without items comes before the one served last, and after all others."""
+        if client in self._items:
+            self._items[client].append(item)
+            return
+        served = self._items.pop(self._last, None)
+        self._items[client] = deque([item])
+        if served is not None:
+            self._items[self._last] = served
 
     def pop(self) -> Item:
         """Take the next item. Raises `IndexError` if there is none."""
@@ -47,5 +54,6 @@ class TurnQueue(Generic[Item]):
         """Take an item out."""
         items = self._items[client]
         items.remove(item)
+        self._last = first
         if not items:
             del self._items[client]
