@@ -1,13 +1,14 @@
-"""The turns of clients that wait."""
+"""The turns of clients that wait, and the slots that they wait for."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 
+import anyio
 import pytest
 
-from penstock._client import TurnQueue
+from penstock._client import TurnLimiter, TurnQueue, client
 
 CLIENTS = (None, 1, 2, 3, 4)
 
@@ -56,3 +57,53 @@ def test_newcomer_comes_before_the_client_served_last() -> None:
     assert order == ["a1", "b1", "a2", "b2", "a3", "c1", "b3"]
     with pytest.raises(IndexError):
         queue.pop()
+
+
+@pytest.mark.anyio
+@pytest.mark.loops
+async def test_client_that_has_a_slot_waits_for_the_others() -> None:
+    """The first task of a client takes the free slot, and has its turn so."""
+    limiter, order, may_end = TurnLimiter(1), list[str](), anyio.Event()
+
+    async def work(number: int, name: str) -> None:
+        client.set(number)
+        async with limiter:
+            order.append(name)
+            await may_end.wait()
+
+    async with anyio.create_task_group() as group:
+        for number, name in ((1, "a1"), (1, "a2"), (1, "a3"), (2, "b1")):
+            group.start_soon(work, number, name)
+            await anyio.wait_all_tasks_blocked()
+        assert (limiter.num_free, limiter.num_waiting) == (0, 3)
+        may_end.set()
+    assert order == ["a1", "b1", "a2", "a3"]
+    assert limiter.num_free == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.loops
+@pytest.mark.parametrize("has_slot", [False, True])
+async def test_cancelled_task_leaves_its_slot_to_another(*, has_slot: bool) -> None:
+    """Cancelled while it waits, or just before it gets the slot."""
+    limiter, scope, order = TurnLimiter(1), anyio.CancelScope(), list[str]()
+
+    async def work(name: str) -> None:
+        async with limiter:
+            order.append(name)
+
+    async def work_cancelled() -> None:
+        with scope:
+            await work("cancelled")
+
+    async with anyio.create_task_group() as group, limiter:
+        group.start_soon(work_cancelled)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(work, "other")
+        await anyio.wait_all_tasks_blocked()
+        scope.cancel()
+        if not has_slot:
+            await anyio.wait_all_tasks_blocked()
+            assert limiter.num_waiting == 1
+    assert order == ["other"]
+    assert (limiter.num_free, limiter.num_waiting) == (1, 0)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 import penstock.server
+from penstock._client import client
 from support.api.engines import make_engine, wait_until
 from support.server.serving import at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
 PATH = "/v1/completions"
 SHORT = {"prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
 
@@ -101,3 +106,101 @@ def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None
         assert connection.getresponse().status == 200
         connection.close()
     wait_until(lambda: at_rest(engine))
+
+
+# ---- threads
+
+
+class Work:
+    """Work of clients in threads, until it is told to end."""
+
+    def __init__(self, threads: Any) -> None:
+        self.threads = threads
+        self.order = list[int]()
+        self._tickets = threading.Semaphore(0)
+
+    async def run(self, number: int) -> None:
+        """Work for a client in a thread."""
+        client.set(number)
+        await self.threads.run(self._hold, number)
+
+    def _hold(self, number: int) -> None:
+        self.order.append(number)
+        assert self._tickets.acquire(timeout=60)
+
+    def end_one(self) -> None:
+        """End the work of one thread."""
+        self._tickets.release()
+
+    async def until_begun(self, count: int) -> None:
+        """Wait until as many threads have begun, ended ones included."""
+        with anyio.fail_after(60):
+            while len(self.order) < count:
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["body", "metrics", "response", "template", "tokenizer"])
+async def test_clients_take_turns_at_the_threads(engine: penstock.Engine, kind: str) -> None:
+    work = Work(getattr(penstock.server.app(engine).state, f"{kind}_threads"))
+    slots = work.threads.slots
+    num_threads = slots.num_free
+    async with anyio.create_task_group() as group:
+        for _ in range(num_threads):
+            group.start_soon(work.run, 1)
+        await work.until_begun(num_threads)
+        for index, number in enumerate((1, 1, 1, 2, 2, 3)):
+            group.start_soon(work.run, number)
+            while slots.num_waiting == index:
+                await anyio.lowlevel.checkpoint()
+        for count in range(1, 7):
+            work.end_one()
+            await work.until_begun(num_threads + count)
+        assert work.order[num_threads:] == [2, 3, 1, 2, 1, 1]
+        for _ in range(num_threads):
+            work.end_one()
+    assert slots.num_free == num_threads
+
+
+@pytest.mark.anyio
+async def test_cancelled_work_keeps_its_thread_until_it_ends(engine: penstock.Engine) -> None:
+    work = Work(penstock.server.app(engine).state.body_threads)
+    async with anyio.create_task_group() as group:
+        group.start_soon(work.run, 1)
+        await work.until_begun(1)
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+            assert work.threads.slots.num_free == 0
+            work.end_one()
+    assert work.threads.slots.num_free == 1
+
+
+def test_tokenisations_of_a_key_leave_room_for_another(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = threading.Event()
+
+    def wait(*_arguments: object) -> bytes:
+        may_continue.wait(60)
+        return b"{}"
+
+    def send(key: str) -> socket.socket:
+        request = post("/detokenize", {"tokens": [1]})
+        data = request.replace(b"\r\n", f"\r\nX-Api-Key: {key}\r\n".encode(), 1)
+        connection: socket.socket = server.send(data)
+        return connection
+
+    monkeypatch.setattr("penstock.server.tokens._detokenized", wait)
+    with with_keys(engine) as server, ExitStack() as stack:
+        slots = server.application.state.tokenizer_threads.slots
+        waiting = [stack.enter_context(closing(send("a"))) for _ in range(2 + 64)]
+        wait_until(lambda: slots.num_waiting == 64)
+        status, answer, _ = server.ask("/detokenize", {"tokens": [1]}, headers=header("a"))
+        assert (status, answer["error"]["code"]) == (429, "overloaded")
+        waiting += [stack.enter_context(closing(send("b"))) for _ in range(16)]
+        wait_until(lambda: slots.num_waiting == 64 + 16)
+        assert server.ask("/detokenize", {"tokens": [1]}, headers=header("b"))[0] == 429
+        may_continue.set()
+        for connection in waiting:
+            assert b" 200 " in connection.recv(1000)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
-import anyio.to_thread
 from starlette.datastructures import Headers
 
 from penstock.server import orca
@@ -101,8 +99,7 @@ class Exchange:
         """Run this in the thread of large bodies if what the request sends or reads is large, else here."""
         if not self._is_large:
             return work(*args, **options)
-        bound = partial(work, *args, **options)
-        return await anyio.to_thread.run_sync(bound, limiter=self._state.body_threads)
+        return await self._state.body_threads.run(work, *args, **options)
 
     async def read_options(self) -> dict[str, Any]:
         """The JSON object of the body, which may be empty."""

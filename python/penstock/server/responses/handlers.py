@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import penstock
-from penstock.server.choices import MAX_INLINE, in_response_thread, num_logprobs
+from penstock.server.choices import MAX_INLINE, num_logprobs
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import template_options
@@ -135,7 +135,7 @@ async def _response(
         return response["status"], json_bytes(response)
 
     if result.reasoning or num_logprobs(generation.call.params, [result]) > MAX_INLINE:
-        return await in_response_thread(state, make)
+        return await state.response_threads.run(make)
     return make()
 
 
