@@ -15,6 +15,7 @@ import pytest
 
 import penstock.server
 from penstock._client import client
+from penstock.server.addresses import network_of
 from support.api.engines import make_engine, wait_until
 from support.server.serving import at_rest, held, post, serving
 
@@ -204,3 +205,41 @@ def test_tokenisations_of_a_key_leave_room_for_another(
         may_continue.set()
         for connection in waiting:
             assert b" 200 " in connection.recv(1000)
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:0:1::2", "2001:db8:0:1::/64"),
+        ("2001:DB8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::/64"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::ffff:c000:201", "192.0.2.1"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("unix:", "unix:"),
+        ("a:b", "a:b"),
+        ("", ""),
+    ],
+)
+def test_client_has_the_first_64_bits_of_an_address(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_addresses_of_an_ipv6_network_are_one_client(engine: penstock.Engine) -> None:
+    application = penstock.server.app(engine)
+    counts = application.state._num_body_bytes_by_client
+    with (
+        serving(application, proxy_headers=True, forwarded_allow_ips="*") as server,
+        ExitStack() as stack,
+    ):
+        for address, num_clients in (("2001:db8::1", 1), ("2001:db8::2", 1), ("2001:db8:0:1::1", 2)):
+            request = post(PATH, b" " * 1000, length=2000)
+            forwarded = f"\r\nX-Forwarded-For: {address}\r\n".encode()
+            before = application.state.num_body_bytes
+            stack.enter_context(closing(server.send(request.replace(b"\r\n", forwarded, 1))))
+            wait_until(lambda: application.state.num_body_bytes == before + 1000)  # noqa: B023
+            assert len(counts) == num_clients
