@@ -16,8 +16,10 @@ import pytest
 import penstock.server
 from penstock._client import client
 from penstock.server.addresses import network_of
+from penstock.server.connection import limited_protocol
 from support.api.engines import make_engine, wait_until
-from support.server.serving import at_rest, held, post, serving
+from support.server.edge import PARSERS, PING, read, read_until
+from support.server.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,6 +207,77 @@ def test_tokenisations_of_a_key_leave_room_for_another(
         may_continue.set()
         for connection in waiting:
             assert b" 200 " in connection.recv(1000)
+
+
+# ---- connections
+
+
+def connect(server: Served, address: str, data: bytes = b"") -> socket.socket:
+    """A connection from an address of this machine, on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", server.port), 60, source_address=(address, 0))
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_address_with_most_connections_makes_room(engine: penstock.Engine, parser: str) -> None:
+    settings = penstock.server.ServerSettings(max_connections=4)
+    protocol: Any = limited_protocol(settings, PARSERS[parser])
+    with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:
+
+        def opened(number: int, data: bytes = b"") -> socket.socket:
+            """A connection from an address with this number, which the server has accepted."""
+            count = len(groups.get(address := f"127.0.0.{number}", ()))
+            connection = stack.enter_context(closing(connect(server, address, data)))
+            wait_until(lambda: len(groups.get(address, ())) > count)
+            return connection
+
+        groups = protocol.clients._groups
+        with held(engine):
+            silent = opened(1)
+            busy = opened(1, post(PATH, SHORT))
+            wait_until(lambda: len(groups["127.0.0.1"].busy) == 1)
+            head, body = opened(1, b"GET /ping HT"), opened(1, post(PATH, b"{", length=100))
+            wait_until(lambda: list(map(is_received, groups["127.0.0.1"].idle)) == [False, True, True])
+            with connect(server, "127.0.0.1", PING) as refused:
+                assert read(refused) == b""
+            for closed in (silent, head):
+                read_until(opened(2, PING), b'{"status":"ok"}')
+                assert read(closed) == b""
+            with connect(server, "127.0.0.2", PING) as refused:
+                assert read(refused) == b"", "both addresses have two"
+            opened(3)
+            assert read(body) == b"", "its request is incomplete"
+            opened(4)
+            with connect(server, "127.0.0.5", PING) as refused:
+                assert read(refused) == b"", "no address has more than one"
+        read_until(busy, b'"usage"')
+        stack.close()
+        wait_until(lambda: (len(groups), protocol.clients._num_connections) == (0, 0))
+        assert server.ask("/ping")[0] == 200
+
+
+def is_received(connection: Any) -> bool:
+    """Whether some bytes of a request have come."""
+    return bool(connection._num_overhead or connection._requests)
+
+
+def test_addresses_of_an_ipv6_network_share_connections(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def address_of(transport: Any) -> tuple[str, int]:
+        host, port = transport.get_extra_info("peername")
+        return host.replace("127.0.0.", "2001:db8::"), port
+
+    monkeypatch.setattr("uvicorn.protocols.http.h11_impl.get_remote_addr", address_of)
+    settings = penstock.server.ServerSettings(max_connections=2)
+    protocol: Any = limited_protocol(settings, PARSERS["h11"])
+    with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(closing(connect(server, "127.0.0.1", PING)))
+            read_until(connection, b'{"status":"ok"}')
+        refused = stack.enter_context(closing(connect(server, "127.0.0.2", PING)))
+        assert read(refused) == b""
 
 
 # ---- addresses
