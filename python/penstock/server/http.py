@@ -10,7 +10,7 @@ import anyio
 from starlette.datastructures import Headers
 
 from penstock.server import orca
-from penstock.server.bodies import LARGE, VALUE_BYTES, decoded, number_of_values
+from penstock.server.bodies import LARGE, decoded, size_of_values
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
@@ -81,8 +81,7 @@ class Exchange:
             raise ApiError(415, "the content type must be application/json")
         body = await self._read_body()
         self._is_large = len(body) > LARGE
-        if self._is_large:
-            self._take(await self.in_body_thread(number_of_values, body) * VALUE_BYTES)
+        self._take(await self.in_body_thread(size_of_values, body))
         return await self.in_body_thread(decoded, body)
 
     def reads(self, size: int) -> None:

@@ -58,7 +58,9 @@ class ServerSettings:
         "least 2M and at most 32M.",
     ] = None
     max_total_body_bytes: Annotated[
-        int, "Maximum size of the bodies of all unfinished requests, and of the stored items that they read."
+        int,
+        "Maximum size of the bodies of all unfinished requests and of the stored items that they read, with "
+        "the memory of their values.",
     ] = 256 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[
