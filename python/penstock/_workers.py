@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
-from penstock._client import TurnQueue, client
+from penstock._client import MAX_WAITING, MAX_WAITING_OF_CLIENT, TurnLimiter, client
 from penstock._core import Port
 from penstock.errors import OverloadedError
 
@@ -34,10 +34,6 @@ Returned = TypeVar("Returned")
 
 #: Number of worker threads of an event loop, as in the standard library's thread pools.
 MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
-
-#: Number of threads of an event loop that may wait for others, and of those that work for one client.
-MAX_WAITING = 64
-MAX_WAITING_OF_CLIENT = 16
 
 
 class AbandonedError(BaseException):
@@ -88,37 +84,6 @@ class SlowCall:
             self._workers.end(self.client, is_waiting=False)
 
 
-class TurnLock:
-    """A lock for tasks. Clients that wait for it take turns; the tasks of a client are in order."""
-
-    def __init__(self) -> None:
-        self._is_locked = False
-        self._waiting = TurnQueue[anyio.Event]()
-
-    async def __aenter__(self) -> None:
-        if not self._is_locked:
-            self._is_locked = True
-            return
-        turn, mine = anyio.Event(), client.get()
-        self._waiting.push(mine, turn)
-        try:
-            await turn.wait()
-        except BaseException:
-            if turn.is_set():
-                self._release()
-            else:
-                self._waiting.remove(mine, turn)
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        self._is_locked = len(self._waiting) > 0
-        if self._is_locked:
-            self._waiting.pop().set()
-
-
 class Workers:
     """The slots of one event loop. Clients that wait for one take turns; any thread can free one."""
 
@@ -127,7 +92,7 @@ class Workers:
         self._num_free = num_threads
         self._num_waiting = Counter[int | None]()  # by client
         self._port = Port()  # rung when a slot is freed
-        self._first = TurnLock()  # held by the first of the tasks that wait
+        self._first = TurnLimiter(1)  # held by the first of the tasks that wait
 
     async def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
         """Call `function` in a worker thread, as soon as there is a slot."""

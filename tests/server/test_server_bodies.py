@@ -6,16 +6,18 @@ import json
 import random
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock.server
+from penstock import _json
 from penstock.server import bodies
 from penstock.server.errors import ApiError, invalid
-from support.api.engines import make_engine
-from support.server.serving import Served, post, serving
+from support.api.engines import make_engine, wait_until
+from support.server.serving import Served, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +158,7 @@ def test_values_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch) 
         fields = len(items) if isinstance(value, dict) else 0
         return len(items) + sum(values for values, _ in found), 1 + fields + sum(parts for _, parts in found)
 
-    monkeypatch.setattr(bodies, "_PART", 7)
+    monkeypatch.setattr(_json, "_PART", 7)
     for _ in range(200):
         found = {"a": value(4), "b": value(4)}
         body = json.dumps(found, ensure_ascii=generator.random() < 0.5).encode()
@@ -167,10 +169,52 @@ def test_values_are_counted_outside_of_strings(monkeypatch: pytest.MonkeyPatch) 
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(bodies, limit, number)
-                assert bodies.number_of_values(body) >= values
+                assert bodies.size_of_values(body) >= 32 * values
+                assert _json.number_of_values(body.decode()) >= values
                 patch.setattr(bodies, limit, number - 1)
                 with pytest.raises(ApiError, match=f"too many {name}"):
-                    bodies.number_of_values(body)
+                    bodies.size_of_values(body)
+
+
+def listed(*values: str) -> bytes:
+    return f'{{"x":[{",".join(values)}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        listed(*["[]"] * 2000),
+        listed(*["[0]"] * 2000),
+        listed(*["{}"] * 2000),
+        listed(*['{"a":{"b":0}}'] * 2000),
+        listed(*(f'{{"é{number}":0}}' for number in range(2000))),
+        listed("{" + ",".join(f'"{number}":0' for number in range(2000)) + "}"),
+        listed(*(str(number) for number in range(1000, 6000))),
+        listed(*['"é"', '"\u20ac"', '"\U0001f600"'] * 700),
+        listed(*['{"role":"user","content":"Hello there"}'] * 400),
+        json.dumps({"x": "Some words, and others. " * 1000}).encode(),
+    ],
+    ids=["lists", "numbers", "objects", "nested", "keys", "fields", "ids", "characters", "messages", "text"],
+)
+def test_values_count_as_the_memory_that_they_take(body: bytes) -> None:
+    bodies.decoded(body)
+    tracemalloc.start()
+    try:
+        value = bodies.decoded(body)
+        memory, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value
+    assert 0.9 < (len(body) + bodies.size_of_values(body)) / memory < 3.5
+
+
+def test_small_body_counts_with_its_values(engine: penstock.Engine) -> None:
+    application = penstock.server.app(engine)
+    body = b'{"prompt":"a","max_tokens":1,"x":[' + b"[]," * 10_000 + b"0]}"
+    assert len(body) < bodies.LARGE
+    with serving(application) as server, held(engine), server.send(post(PATH, body)):
+        wait_until(lambda: application.state.num_body_bytes > 96 * 10_000)
+        assert application.state.num_body_bytes < 1.5 * MIB
 
 
 def test_text_with_many_brackets_is_accepted(server: Served) -> None:
@@ -184,11 +228,12 @@ def test_large_body_is_decoded_beside_the_event_loop(server: Served, monkeypatch
     is_begun, may_continue = threading.Event(), threading.Event()
 
     def count(body: bytes) -> int:
-        is_begun.set()
-        assert may_continue.wait(60)
-        return bodies.number_of_values(body)
+        if len(body) > bodies.LARGE:
+            is_begun.set()
+            assert may_continue.wait(60)
+        return bodies.size_of_values(body)
 
-    monkeypatch.setattr("penstock.server.http.number_of_values", count)
+    monkeypatch.setattr("penstock.server.http.size_of_values", count)
     body = json.dumps({**SHORT, "x": "a" * bodies.LARGE}).encode()
     with server.send(post(PATH, body)) as connection:
         assert is_begun.wait(60)

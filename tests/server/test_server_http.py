@@ -132,14 +132,14 @@ def test_bodies_of_all_requests_have_a_limit(engine: penstock.Engine) -> None:
 
 
 def test_values_of_waiting_requests_count_towards_the_limit(engine: penstock.Engine) -> None:
-    settings = penstock.server.ServerSettings(max_total_body_bytes=2_000_000)
+    settings = penstock.server.ServerSettings(max_total_body_bytes=4_000_000)
     application = penstock.server.app(engine, settings)
     state = application.state
     body = json.dumps({**SHORT, "metadata": ["ab"] * 20_000}).encode()
-    size = len(body) + 20_000 * 32
+    size = len(body) + 20_000 * (32 + 48)
     with serving(application, http=limited_protocol(settings)) as server:
         with held(engine), server.send(post(PATH, body)):
-            wait_until(lambda: size <= state.num_body_bytes < size + 10 * 32)
+            wait_until(lambda: size <= state.num_body_bytes < size + 1000)
             status, answer, headers = server.ask(PATH, body)
             assert (status, answer["error"]["code"], headers["retry-after"]) == (
                 429,

@@ -65,6 +65,19 @@ def test_stored_items_that_waiting_requests_read_are_counted(tiny_model: Path) -
             wait_until(lambda: application.state.num_body_bytes == 0)
 
 
+def test_stored_items_count_with_their_values(tiny_model: Path) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "b", "arguments": [[]] * 10_000}
+    answer = {"type": "function_call_output", "call_id": "a", "output": "c"}
+    with make_engine(tiny_model, max_model_len=512) as engine:
+        application = penstock.server.app(engine)
+        with serving(application) as server:
+            _, first, _ = server.ask(PATH, {**BODY, "input": [USER, call, answer]})
+            body = {**BODY, "previous_response_id": first["id"]}
+            with held(engine), server.send(post(PATH, body)):
+                wait_until(lambda: application.state.num_body_bytes > 96 * 10_000)
+            wait_until(lambda: application.state.num_body_bytes == 0)
+
+
 def test_streamed_response_is_stored_as_it_was_sent(client: openai.OpenAI) -> None:
     stream = client.responses.create(model="default", input="Hello", max_output_tokens=3, stream=True)
     last: Any = list(stream)[-1]

@@ -103,9 +103,10 @@ def test_disconnect_ends_the_wait_for_a_tokenizer_thread(
     key = ("/detokenize", "POST", "4xx")
     before = state.http.requests[key]
     running = [server.send(post("/detokenize", {"tokens": [1]})) for _ in range(2)]
-    wait_until(lambda: state.tokenizer_threads.borrowed_tokens == 2)
+    slots = state.tokenizer_threads.slots
+    wait_until(lambda: slots.num_free == 0)
     waiting = server.send(post("/detokenize", {"tokens": [1]}))
-    wait_until(lambda: state.tokenizer_threads.statistics().tasks_waiting == 1)
+    wait_until(lambda: slots.num_waiting == 1)
     waiting.close()
     wait_until(lambda: state.http.requests[key] == before + 1)
     may_continue.set()

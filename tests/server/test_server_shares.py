@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+import threading
 import time
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 import penstock.server
+from penstock._client import client
+from penstock.server.addresses import network_of
+from penstock.server.connection import limited_protocol
 from support.api.engines import make_engine, wait_until
-from support.server.serving import at_rest, held, post, serving
+from support.server.edge import PARSERS, PING, read, read_until
+from support.server.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
 PATH = "/v1/completions"
 SHORT = {"prompt": "Hello", "max_tokens": 4, "ignore_eos": True}
 
@@ -129,3 +137,210 @@ def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None
         assert connection.getresponse().status == 200
         connection.close()
     wait_until(lambda: at_rest(engine))
+
+
+# ---- threads
+
+
+class Work:
+    """Work of clients in threads, until it is told to end."""
+
+    def __init__(self, threads: Any) -> None:
+        self.threads = threads
+        self.order = list[int]()
+        self._tickets = threading.Semaphore(0)
+
+    async def run(self, number: int) -> None:
+        """Work for a client in a thread."""
+        client.set(number)
+        await self.threads.run(self._hold, number)
+
+    def _hold(self, number: int) -> None:
+        self.order.append(number)
+        assert self._tickets.acquire(timeout=60)
+
+    def end_one(self) -> None:
+        """End the work of one thread."""
+        self._tickets.release()
+
+    async def until_begun(self, count: int) -> None:
+        """Wait until as many threads have begun, ended ones included."""
+        with anyio.fail_after(60):
+            while len(self.order) < count:
+                await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["body", "metrics", "response", "template", "tokenizer"])
+async def test_clients_take_turns_at_the_threads(engine: penstock.Engine, kind: str) -> None:
+    work = Work(getattr(penstock.server.app(engine).state, f"{kind}_threads"))
+    slots = work.threads.slots
+    num_threads = slots.num_free
+    async with anyio.create_task_group() as group:
+        for _ in range(num_threads):
+            group.start_soon(work.run, 1)
+        await work.until_begun(num_threads)
+        for index, number in enumerate((1, 1, 1, 2, 2, 3)):
+            group.start_soon(work.run, number)
+            while slots.num_waiting == index:
+                await anyio.lowlevel.checkpoint()
+        for count in range(1, 7):
+            work.end_one()
+            await work.until_begun(num_threads + count)
+        assert work.order[num_threads:] == [2, 3, 1, 2, 1, 1]
+        for _ in range(num_threads):
+            work.end_one()
+    assert slots.num_free == num_threads
+
+
+@pytest.mark.anyio
+async def test_cancelled_work_keeps_its_thread_until_it_ends(engine: penstock.Engine) -> None:
+    work = Work(penstock.server.app(engine).state.body_threads)
+    async with anyio.create_task_group() as group:
+        group.start_soon(work.run, 1)
+        await work.until_begun(1)
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await anyio.wait_all_tasks_blocked()
+            assert work.threads.slots.num_free == 0
+            work.end_one()
+    assert work.threads.slots.num_free == 1
+
+
+def test_tokenisations_of_a_key_leave_room_for_another(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_continue = threading.Event()
+
+    def wait(*_arguments: object) -> bytes:
+        may_continue.wait(60)
+        return b"{}"
+
+    def send(key: str) -> socket.socket:
+        request = post("/detokenize", {"tokens": [1]})
+        data = request.replace(b"\r\n", f"\r\nX-Api-Key: {key}\r\n".encode(), 1)
+        connection: socket.socket = server.send(data)
+        return connection
+
+    monkeypatch.setattr("penstock.server.tokens._detokenized", wait)
+    with with_keys(engine) as server, ExitStack() as stack:
+        slots = server.application.state.tokenizer_threads.slots
+        waiting = [stack.enter_context(closing(send("a"))) for _ in range(2 + 64)]
+        wait_until(lambda: slots.num_waiting == 64)
+        status, answer, _ = server.ask("/detokenize", {"tokens": [1]}, headers=header("a"))
+        assert (status, answer["error"]["code"]) == (429, "overloaded")
+        waiting += [stack.enter_context(closing(send("b"))) for _ in range(16)]
+        wait_until(lambda: slots.num_waiting == 64 + 16)
+        assert server.ask("/detokenize", {"tokens": [1]}, headers=header("b"))[0] == 429
+        may_continue.set()
+        for connection in waiting:
+            assert b" 200 " in connection.recv(1000)
+
+
+# ---- connections
+
+
+def connect(server: Served, address: str, data: bytes = b"") -> socket.socket:
+    """A connection from an address of this machine, on which these bytes were sent."""
+    connection = socket.create_connection(("127.0.0.1", server.port), 60, source_address=(address, 0))
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_address_with_most_connections_makes_room(engine: penstock.Engine, parser: str) -> None:
+    settings = penstock.server.ServerSettings(max_connections=4)
+    protocol: Any = limited_protocol(settings, PARSERS[parser])
+    with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:
+
+        def opened(number: int, data: bytes = b"") -> socket.socket:
+            """A connection from an address with this number, which the server has accepted."""
+            count = len(groups.get(address := f"127.0.0.{number}", ()))
+            connection = stack.enter_context(closing(connect(server, address, data)))
+            wait_until(lambda: len(groups.get(address, ())) > count)
+            return connection
+
+        groups = protocol.clients._groups
+        with held(engine):
+            silent = opened(1)
+            busy = opened(1, post(PATH, SHORT))
+            wait_until(lambda: len(groups["127.0.0.1"].busy) == 1)
+            head, body = opened(1, b"GET /ping HT"), opened(1, post(PATH, b"{", length=100))
+            wait_until(lambda: list(map(is_received, groups["127.0.0.1"].idle)) == [False, True, True])
+            with connect(server, "127.0.0.1", PING) as refused:
+                assert read(refused) == b""
+            for closed in (silent, head):
+                read_until(opened(2, PING), b'{"status":"ok"}')
+                assert read(closed) == b""
+            with connect(server, "127.0.0.2", PING) as refused:
+                assert read(refused) == b"", "both addresses have two"
+            opened(3)
+            assert read(body) == b"", "its request is incomplete"
+            opened(4)
+            with connect(server, "127.0.0.5", PING) as refused:
+                assert read(refused) == b"", "no address has more than one"
+        read_until(busy, b'"usage"')
+        stack.close()
+        wait_until(lambda: (len(groups), protocol.clients._num_connections) == (0, 0))
+        assert server.ask("/ping")[0] == 200
+
+
+def is_received(connection: Any) -> bool:
+    """Whether some bytes of a request have come."""
+    return bool(connection._num_overhead or connection._requests)
+
+
+def test_addresses_of_an_ipv6_network_share_connections(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def address_of(transport: Any) -> tuple[str, int]:
+        host, port = transport.get_extra_info("peername")
+        return host.replace("127.0.0.", "2001:db8::"), port
+
+    monkeypatch.setattr("uvicorn.protocols.http.h11_impl.get_remote_addr", address_of)
+    settings = penstock.server.ServerSettings(max_connections=2)
+    protocol: Any = limited_protocol(settings, PARSERS["h11"])
+    with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:
+        for _ in range(2):
+            connection = stack.enter_context(closing(connect(server, "127.0.0.1", PING)))
+            read_until(connection, b'{"status":"ok"}')
+        refused = stack.enter_context(closing(connect(server, "127.0.0.2", PING)))
+        assert read(refused) == b""
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:0:1::2", "2001:db8:0:1::/64"),
+        ("2001:DB8:0:1:ffff:ffff:ffff:ffff", "2001:db8:0:1::/64"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("::ffff:c000:201", "192.0.2.1"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+        ("unix:", "unix:"),
+        ("a:b", "a:b"),
+        ("", ""),
+    ],
+)
+def test_client_has_the_first_64_bits_of_an_address(address: str, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_addresses_of_an_ipv6_network_are_one_client(engine: penstock.Engine) -> None:
+    application = penstock.server.app(engine)
+    counts = application.state._num_body_bytes_by_client
+    with (
+        serving(application, proxy_headers=True, forwarded_allow_ips="*") as server,
+        ExitStack() as stack,
+    ):
+        for address, num_clients in (("2001:db8::1", 1), ("2001:db8::2", 1), ("2001:db8:0:1::1", 2)):
+            request = post(PATH, b" " * 1000, length=2000)
+            forwarded = f"\r\nX-Forwarded-For: {address}\r\n".encode()
+            before = application.state.num_body_bytes
+            stack.enter_context(closing(server.send(request.replace(b"\r\n", forwarded, 1))))
+            wait_until(lambda: application.state.num_body_bytes == before + 1000)  # noqa: B023
+            assert len(counts) == num_clients

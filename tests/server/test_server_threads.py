@@ -73,10 +73,10 @@ def tokenizer_threads_held(server: Served, monkeypatch: pytest.MonkeyPatch) -> I
         return b"{}"
 
     monkeypatch.setattr("penstock.server.tokens._detokenized", wait)
-    limiter = server.application.state.tokenizer_threads
+    slots = server.application.state.tokenizer_threads.slots
     connections = [server.send(post("/detokenize", {"tokens": [1]})) for _ in range(3)]
     try:
-        wait_until(lambda: limiter.statistics().tasks_waiting == 1)
+        wait_until(lambda: slots.num_waiting == 1)
         yield
     finally:
         may_continue.set()
@@ -102,10 +102,12 @@ def test_responses_do_not_wait_for_tokenisation(
 
 
 def test_waiting_tokenisations_have_a_bound(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.prompts._MAX_WAITING", 1)
+    for bound in ("MAX_WAITING", "MAX_WAITING_OF_CLIENT"):
+        monkeypatch.setattr(f"penstock.server.threads.{bound}", 1)
     with tokenizer_threads_held(server, monkeypatch):
         status, answer, headers = server.ask("/tokenize", {"prompt": "Hi"})
         assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "overloaded", "1")
+        assert answer["error"]["message"] == "1 of your tokenisations wait: the limit is 1 now"
     assert server.ask("/tokenize", {"prompt": "Hi"})[0] == 200
 
 

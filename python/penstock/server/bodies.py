@@ -9,16 +9,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock._json import without_strings
 from penstock.server.errors import ApiError, invalid
 
-__all__ = ["LARGE", "VALUE_BYTES", "converted", "decoded", "number_of_values"]
+__all__ = ["LARGE", "converted", "decoded", "size_of_values"]
 
 Structure = TypeVar("Structure")
 
 #: A larger body is decoded in a thread. One of this size takes at most 4 ms.
 LARGE = 32 << 10
-#: Memory of a decoded value beyond its JSON: a token id takes as much, a short text twice as much.
-VALUE_BYTES = 32
+#: Memory of a decoded value beyond its JSON: that of a token id in a list, and what others take more.
+_VALUE_BYTES = 32
+_STRING_BYTES = 48
+_LIST_BYTES = 64
+_OBJECT_BYTES = 160
 #: Bounds of a body, which bound the memory and the time for its decoding: the decoder holds the interpreter.
 _MAX_VALUES = 1 << 20
 #: Lists, objects and fields of objects, which take more time than other values.
@@ -35,8 +39,6 @@ _KINDS = {
     "object": "an object",
     "str": "a string",
 }
-#: The interpreter is released after a part of this size.
-_PART = 1 << 18
 
 
 def decoded(body: bytes) -> dict[str, Any]:
@@ -59,32 +61,23 @@ def decoded(body: bytes) -> dict[str, Any]:
     return {name: field for name, field in value.items() if field is not None}
 
 
-def number_of_values(body: bytes) -> int:
-    """The number of values in the lists and objects of a text, by its commas and opening brackets.
+def size_of_values(text: bytes, *, is_body: bool = True) -> int:
+    """About the memory that the decoded values of a text take beyond its own size; more rather than less.
 
-    Raises if there are too many.
+    Raises if a body has too many.
     """
-    values = structure = begin = 0
-    is_in_string = False
-    while begin < len(body):
-        end = begin + _PART
-        part = body[begin:end]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the last character escapes the next one
-            end += 1
-            part = body[begin:end]
-        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(pieces[is_in_string::2])
-        is_in_string ^= len(pieces) % 2 == 0
-        opened = outside.count(b"[") + outside.count(b"{")
-        structure += opened + outside.count(b":")
-        values += opened + outside.count(b",")
-        if structure > _MAX_STRUCTURE:
+    values = structure = size = 0
+    for part in without_strings(text):
+        lists, objects = part.count(b"["), part.count(b"{")
+        structure += lists + objects + part.count(b":")
+        values += lists + objects + part.count(b",")
+        size += part.count(b'"') * _STRING_BYTES + lists * _LIST_BYTES + objects * _OBJECT_BYTES
+        if is_body and structure > _MAX_STRUCTURE:
             message = f"the body has too many lists, objects and fields: the limit is {_MAX_STRUCTURE}"
             raise ApiError(400, message)
-        if values > _MAX_VALUES:
+        if is_body and values > _MAX_VALUES:
             raise ApiError(400, f"the body has too many values: the limit is {_MAX_VALUES}")
-        begin = end
-    return values
+    return size + values * _VALUE_BYTES
 
 
 def _check_nesting(value: dict[str, Any]) -> None:

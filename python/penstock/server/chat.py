@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.server.choices import answer_of, in_response_thread, num_logprobs, send_choices
+from penstock.server.choices import answer_of, num_logprobs, send_choices
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import Tokens, chat_logprobs, prompt_logprobs
@@ -80,8 +79,9 @@ async def _send(
     params = generation.call.params
     if params.prompt_logprobs is not None:
         tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
-        positions = partial(prompt_logprobs, tokens, result, params.prompt_logprobs)
-        answer["prompt_logprobs"] = await in_response_thread(state, positions)
+        answer["prompt_logprobs"] = await state.response_threads.run(
+            prompt_logprobs, tokens, result, params.prompt_logprobs
+        )
     if request.return_token_ids:
         answer["prompt_token_ids"] = result.prompt_token_ids
     size = num_logprobs(params, [result])

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-import anyio.to_thread
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
 from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import penstock
     from penstock.server.http import Exchange
     from penstock.server.state import Generation, State
 
-__all__ = ["MAX_INLINE", "answer_of", "in_response_thread", "num_logprobs", "send_choices"]
+__all__ = ["MAX_INLINE", "answer_of", "num_logprobs", "send_choices"]
 
 #: The number of log probabilities that the event loop makes: about a millisecond's work.
 MAX_INLINE = 1000
 _MAX_BYTES = 256 << 20
-
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
 
 
 def answer_of(generation: Generation, kind: str, results: Sequence[penstock.Result]) -> dict[str, Any]:
@@ -38,13 +32,6 @@ def answer_of(generation: Generation, kind: str, results: Sequence[penstock.Resu
         "usage": usage_of(*(result.usage for result in results)),
         "system_fingerprint": None,
     }
-
-
-async def in_response_thread(
-    state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
-) -> Returned:
-    """Run this in one of the threads that make responses, which tokenisation outside of requests has not."""
-    return await anyio.to_thread.run_sync(partial(work, *args, **options), limiter=state.response_threads)
 
 
 async def send_choices(
@@ -67,7 +54,7 @@ async def send_choices(
                 raise ApiError(400, message, param="logprobs")
         return json_bytes(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
 
-    body = encode() if size <= MAX_INLINE else await in_response_thread(state, encode)
+    body = encode() if size <= MAX_INLINE else await state.response_threads.run(encode)
     await exchange.send_bytes(body, "application/json")
 
 

@@ -12,7 +12,7 @@ from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
-from penstock.server.prompts import encode_text, in_tokenizer_thread, text_prompts
+from penstock.server.prompts import encode_text, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
 from penstock.server.state import Call
@@ -71,8 +71,8 @@ async def _prepared(state: State, exchange: Exchange, request: CompletionRequest
         for prompt in prompts:
             if isinstance(prompt, str):
                 adds = request.add_special_tokens
-                token_ids = await in_tokenizer_thread(
-                    state, encode_text, model.engine, prompt, add_special_tokens=adds
+                token_ids = await state.tokenizer_threads.run(
+                    encode_text, model.engine, prompt, add_special_tokens=adds
                 )
             else:
                 token_ids = prompt

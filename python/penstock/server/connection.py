@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from penstock.server.addresses import network_of
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -42,12 +44,78 @@ class _Transport:
         self.close = protocol.close_after_response
 
 
+class _Group:
+    """The open connections of one client."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: Those with no request that is being answered, the one without activity for longest first.
+        self.idle: dict[_Limits, None] = {}
+        self.busy: set[_Limits] = set()
+
+    def __len__(self) -> int:
+        return len(self.idle) + len(self.busy)
+
+    def touch(self, connection: _Limits, *, is_idle: bool) -> None:
+        """Note an activity of a connection."""
+        self.remove(connection)
+        if is_idle:
+            self.idle[connection] = None
+        else:
+            self.busy.add(connection)
+
+    def remove(self, connection: _Limits) -> None:
+        """Forget a connection."""
+        self.idle.pop(connection, None)
+        self.busy.discard(connection)
+
+
+class _Clients:
+    """The open connections of a server, by client."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_connections = 0
+        self._groups: dict[str, _Group] = {}
+
+    def add(self, connection: _Limits, name: str) -> bool:
+        """Count a new connection of this client; returns whether there is room for it.
+
+        At the limit, a client with more connections loses an idle one.
+        """
+        group = self._groups.get(name) or _Group(name)
+        if self._num_connections >= self._limit:
+            others = (found for found in self._groups.values() if found.idle)
+            largest = max(others, key=len, default=group)
+            if len(largest) <= len(group) + 1:
+                return False
+            oldest = next(iter(largest.idle))
+            self.remove(oldest)
+            oldest.transport.abort()
+        self._groups[name] = connection.group = group
+        self._num_connections += 1
+        group.touch(connection, is_idle=True)
+        return True
+
+    def remove(self, connection: _Limits) -> None:
+        """Forget a connection, if it is counted."""
+        group, connection.group = connection.group, None
+        if group is None:
+            return
+        self._num_connections -= 1
+        group.remove(connection)
+        if not group:
+            del self._groups[group.name]
+
+
 class _Limits(asyncio.Protocol):
     """A protocol of uvicorn, with limits; the base class is given by `limited_protocol`."""
 
     settings: ServerSettings
+    clients: _Clients
+    group: _Group | None = None
     # Of uvicorn's protocols; `cycle` is the newest request.
-    connections: set[asyncio.Protocol]
+    client: tuple[str, int] | None
     cycle: Any
     flow: Any
     loop: asyncio.AbstractEventLoop
@@ -71,7 +139,8 @@ class _Limits(asyncio.Protocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._transport = _Transport(transport, self)
-        if len(self.connections) > self.settings.max_connections:
+        # Those of a unix socket have no address, and are in one group.
+        if not self.clients.add(self, network_of(self.client[0]) if self.client else ""):
             transport.abort()
             return
         connection = transport.get_extra_info("socket")
@@ -82,6 +151,7 @@ class _Limits(asyncio.Protocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.clients.remove(self)
         self._stop_timer()
         self._stop_send_timer()
         self._ahead = b""
@@ -111,6 +181,8 @@ class _Limits(asyncio.Protocol):
         if self._is_held():
             # uvicorn pauses when a piece has bytes after a request.
             self.flow.resume_reading()
+        if self.group is not None:
+            self.group.touch(self, is_idle=not self._is_held())
 
     def _is_held(self) -> bool:
         return bool(self._requests) and not self._requests[0].more_body
@@ -285,4 +357,5 @@ def _send_without_chunks(request: Any, message: Any) -> Coroutine[Any, Any, None
 
 def limited_protocol(settings: ServerSettings, base: Any = AutoHTTPProtocol) -> type[asyncio.Protocol]:
     """The HTTP protocol of uvicorn with these limits."""
-    return type("LimitedProtocol", (_Limits, base), {"settings": settings})
+    fields = {"settings": settings, "clients": _Clients(settings.max_connections)}
+    return type("LimitedProtocol", (_Limits, base), fields)

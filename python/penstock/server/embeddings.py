@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 
 import penstock
-from penstock.server.choices import in_response_thread
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin
@@ -87,8 +85,8 @@ class _EmbeddingBatch:
                     raise self._generation.error_of(item.error or AssertionError(), place)
                 self._generation.end(item.result)
                 self._count(item.result.usage.prompt_tokens)
-                pooled = partial(_pooled, _states(item.result), request)
-                self._embeddings[item.index] = await in_response_thread(self._state, pooled)
+                threads, states = self._state.response_threads, _states(item.result)
+                self._embeddings[item.index] = await threads.run(_pooled, states, request)
 
     def _count(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

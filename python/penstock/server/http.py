@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
-import anyio.to_thread
 from starlette.datastructures import Headers
 
 from penstock.server import orca
-from penstock.server.bodies import LARGE, VALUE_BYTES, decoded, number_of_values
+from penstock.server.bodies import LARGE, decoded, size_of_values
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
@@ -83,8 +81,7 @@ class Exchange:
             raise ApiError(415, "the content type must be application/json")
         body = await self._read_body()
         self._is_large = len(body) > LARGE
-        if self._is_large:
-            self._take(await self.in_body_thread(number_of_values, body) * VALUE_BYTES)
+        self._take(await self.in_body_thread(size_of_values, body))
         return await self.in_body_thread(decoded, body)
 
     def reads(self, size: int) -> None:
@@ -101,8 +98,7 @@ class Exchange:
         """Run this in the thread of large bodies if what the request sends or reads is large, else here."""
         if not self._is_large:
             return work(*args, **options)
-        bound = partial(work, *args, **options)
-        return await anyio.to_thread.run_sync(bound, limiter=self._state.body_threads)
+        return await self._state.body_threads.run(work, *args, **options)
 
     async def read_options(self) -> dict[str, Any]:
         """The JSON object of the body, which may be empty."""

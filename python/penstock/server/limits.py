@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from penstock._client import client
 from penstock._renderer import renderer
+from penstock.server.addresses import network_of
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError, api_error
 from penstock.server.http import Exchange
@@ -48,7 +49,7 @@ class Action(NamedTuple):
 
 def _client_of(exchange: Exchange) -> int:
     address = exchange.scope.get("client")
-    digest = exchange.key or digest_of(("" if address is None else address[0]).encode())
+    digest = exchange.key or digest_of(b"" if address is None else network_of(address[0]).encode())
     return int.from_bytes(digest[:8])
 
 

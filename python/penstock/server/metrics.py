@@ -6,10 +6,8 @@ A thread reads and formats them, one scrape at a time: the time for it grows wit
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -53,8 +51,7 @@ async def metrics(state: State, exchange: Exchange) -> None:
     """The metrics, in the format that the client accepts."""
     accepted = exchange.request_headers.get("accept", "")
     is_openmetrics = any(kind.partition(";")[0].strip() == _OPENMETRICS for kind in accepted.split(","))
-    write = partial(_text, _Collector(state), is_openmetrics=is_openmetrics)
-    text = await anyio.to_thread.run_sync(write, limiter=state.metrics_threads)
+    text = await state.metrics_threads.run(_text, _Collector(state), is_openmetrics=is_openmetrics)
     kind = openmetrics.CONTENT_TYPE_LATEST if is_openmetrics else CONTENT_TYPE_PLAIN_0_0_4
     await exchange.send_bytes(text, kind)
 

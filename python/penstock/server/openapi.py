@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 import msgspec
 
 import penstock
-from penstock.server.prompts import in_tokenizer_thread
 from penstock.server.protocol import objects
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.openai_chat import ChatRequest
@@ -194,7 +193,7 @@ def openapi_handler(routes: Sequence[RouteRow]) -> Handler:
         """Describe the routes."""
         needs_key = bool(state.keys)
         if needs_key not in made:  # takes 0.1 s
-            made[needs_key] = await in_tokenizer_thread(state, document, routes, needs_key=needs_key)
+            made[needs_key] = await state.tokenizer_threads.run(document, routes, needs_key=needs_key)
         servers = [{"url": exchange.scope.get("root_path") or "/"}]
         await exchange.send_json({**made[needs_key], "servers": servers})
 

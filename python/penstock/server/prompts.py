@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
-
-import anyio
-import anyio.to_thread
+from typing import TYPE_CHECKING, Any
 
 from penstock.server.errors import ApiError, invalid, prompt_too_long
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import penstock
     from penstock.server.protocol.template import TemplateFields
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import State
 
     Prompts = list[str | list[int]]
 
 __all__ = [
     "encode_chat",
     "encode_text",
-    "in_template_thread",
-    "in_tokenizer_thread",
     "render_chat",
     "template_options",
     "text_prompts",
@@ -33,12 +26,6 @@ __all__ = [
 #: The longest text that is tokenised outside of a request: characters for each token of the longest sequence.
 _CHARACTERS = 8
 _MIN_TEXT = 1 << 18
-
-#: The number of tokenisations, and of renderings of templates of requests, that wait for a thread.
-_MAX_WAITING = 64
-
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
 
 #: The fields that are an option of the template if they have another value than this.
 _DEFAULTS = {
@@ -110,24 +97,3 @@ def encode_text(
     if len(text) > limit:
         raise prompt_too_long(field, len(text), limit, "characters", longest)
     return engine.encode(text, add_special_tokens=add_special_tokens)
-
-
-async def in_tokenizer_thread(
-    state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
-) -> Returned:
-    """Run this in one of the threads that tokenise outside of the engine, unless many wait for them."""
-    return await _in_thread(state.tokenizer_threads, "tokenisations", partial(work, *args, **options))
-
-
-async def in_template_thread(
-    state: State, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
-) -> Returned:
-    """Run this in a thread that waits for the process of templates, unless many wait for such threads."""
-    return await _in_thread(state.template_threads, "chat templates", partial(work, *args, **options))
-
-
-async def _in_thread(limiter: anyio.CapacityLimiter, waiting: str, work: Callable[[], Returned]) -> Returned:
-    if limiter.statistics().tasks_waiting >= _MAX_WAITING:
-        message = f"{_MAX_WAITING} {waiting} wait, which is the limit"
-        raise ApiError(429, message, code="overloaded", retry_after=1)
-    return await anyio.to_thread.run_sync(work, limiter=limiter)

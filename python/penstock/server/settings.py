@@ -58,10 +58,16 @@ class ServerSettings:
         "least 2M and at most 32M.",
     ] = None
     max_total_body_bytes: Annotated[
-        int, "Maximum size of the bodies of all unfinished requests, and of the stored items that they read."
+        int,
+        "Maximum size of the bodies of all unfinished requests and of the stored items that they read, with "
+        "the memory of their values.",
     ] = 256 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
-    max_connections: Annotated[int, "Maximum number of open connections, of `penstock serve`."] = 4096
+    max_connections: Annotated[
+        int,
+        "Maximum number of open connections, of `penstock serve`. At the limit, idle ones of the address "
+        "that has the most make room for others.",
+    ] = 4096
     keep_alive_timeout: Annotated[
         float, "Time for which `penstock serve` keeps a connection open between two requests."
     ] = 75.0

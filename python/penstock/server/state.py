@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import anyio
-
 import penstock
+from penstock._client import MAX_WAITING
 from penstock.server.adapters import Adapters
 from penstock.server.errors import ApiError, api_error, prompt_error
 from penstock.server.hosts import Hosts
@@ -22,6 +21,7 @@ from penstock.server.measures import HttpMeasures, RequestMeasures
 from penstock.server.probes import Probe
 from penstock.server.responses.store import ResponseStore
 from penstock.server.templates import TemplateProcess
+from penstock.server.threads import Threads
 from penstock.server.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -228,16 +228,17 @@ class State:
         }
         self.adapters = Adapters(list(models.values()), list(self.models), settings)
         self.hosts = Hosts(settings)
-        #: Threads that decode large bodies and that format metrics; they need the interpreter.
-        self.body_threads = anyio.CapacityLimiter(1)
-        self.metrics_threads = anyio.CapacityLimiter(1)
+        #: Threads that decode large bodies and that format metrics; they need the interpreter. Bodies that
+        #: wait are bounded by their bytes.
+        self.body_threads = Threads(1)
+        self.metrics_threads = Threads(1, "scrapes")
         #: Threads that tokenise outside of the engine.
-        self.tokenizer_threads = anyio.CapacityLimiter(2)
+        self.tokenizer_threads = Threads(2, "tokenisations")
         #: The process that renders templates of requests, and threads that wait for it outside of the engine.
         self.templates = TemplateProcess()
-        self.template_threads = anyio.CapacityLimiter(64)
-        #: Threads that make responses of results.
-        self.response_threads = anyio.CapacityLimiter(2)
+        self.template_threads = Threads(MAX_WAITING, "chat templates")
+        #: Threads that make responses of results, and never wait for tokenisation.
+        self.response_threads = Threads(2)
         self.generations: dict[str, Generation] = {}
         #: Names of request fields that the log has as unknown.
         self.unknown_fields: set[str] = set()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.from_thread
 
 import penstock
-from penstock._client import TurnQueue, client
+from penstock._client import MAX_WAITING_OF_CLIENT, TurnQueue, client
 from penstock._renderer import CompileError, RenderError
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ MAX_SECONDS = 5.0
 MAX_MEMORY = 512 << 20
 #: Seconds for the start of the process.
 MAX_START_SECONDS = 30.0
-#: The number of threads of one client that wait for the process.
-MAX_WAITING_OF_CLIENT = 32
 #: Bytes of an answer, which has at most six bytes for each character of a text.
 _MAX_ANSWER = 64 << 20
 #: Seconds between two checks of the caller.

@@ -11,13 +11,7 @@ from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
 from penstock.server.logprobs import Tokens
 from penstock.server.messages import chat_messages
-from penstock.server.prompts import (
-    encode_text,
-    in_template_thread,
-    in_tokenizer_thread,
-    render_chat,
-    template_options,
-)
+from penstock.server.prompts import encode_text, render_chat, template_options
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from penstock.server.sse import json_bytes
 
@@ -45,9 +39,9 @@ async def _answer(
 ) -> bytes:
     """The response. No thread that tokenises waits for the rendering of a template of the request."""
     if request.messages is None or not is_source(request.chat_template or ""):
-        return await in_tokenizer_thread(state, _tokenized, engine, request, template)
-    text = await in_template_thread(state, _rendered, engine, request, template)
-    return await in_tokenizer_thread(state, _tokenized, engine, request, template, text)
+        return await state.tokenizer_threads.run(_tokenized, engine, request, template)
+    text = await state.template_threads.run(_rendered, engine, request, template)
+    return await state.tokenizer_threads.run(_tokenized, engine, request, template, text)
 
 
 def _rendered(engine: penstock.Engine, request: TokenizeRequest, template: dict[str, Any]) -> str:
@@ -82,7 +76,7 @@ async def detokenize(state: State, exchange: Exchange) -> None:
     """The text of token ids."""
     request = converted(await exchange.read_object(), DetokenizeRequest)
     model = state.select(request.model).model
-    work = partial(in_tokenizer_thread, state, _detokenized, model.engine, request.tokens)
+    work = partial(state.tokenizer_threads.run, _detokenized, model.engine, request.tokens)
     await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 
 

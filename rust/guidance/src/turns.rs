@@ -6,12 +6,14 @@ use std::collections::VecDeque;
 pub(crate) struct Turns<T> {
     /// Never empty for a client.
     clients: VecDeque<(Option<u64>, VecDeque<T>)>,
+    /// The client that had the last turn. If it has items, it is at the end.
+    last: Option<Option<u64>>,
     len: usize,
 }
 
 impl<T> Default for Turns<T> {
     fn default() -> Self {
-        Self { clients: VecDeque::new(), len: 0 }
+        Self { clients: VecDeque::new(), last: None, len: 0 }
     }
 }
 
@@ -21,12 +23,16 @@ impl<T: PartialEq> Turns<T> {
         self.len
     }
 
-    /// Adds an item. A client without items gets the last turn.
+    /// Adds an item. A client without items comes before the one that had the last turn, and after all others.
     pub(crate) fn push(&mut self, client: Option<u64>, item: T) {
         self.len += 1;
         match self.clients.iter_mut().find(|(id, _)| *id == client) {
             Some((_, items)) => items.push_back(item),
-            None => self.clients.push_back((client, VecDeque::from([item]))),
+            None => {
+                let is_last = |(id, _): &(Option<u64>, _)| Some(*id) == self.last;
+                let index = self.clients.len() - usize::from(self.clients.back().is_some_and(is_last));
+                self.clients.insert(index, (client, VecDeque::from([item])));
+            }
         }
     }
 
@@ -35,6 +41,7 @@ impl<T: PartialEq> Turns<T> {
         let (client, mut items) = self.clients.pop_front()?;
         let item = items.pop_front()?;
         self.len -= 1;
+        self.last = Some(client);
         if !items.is_empty() {
             self.clients.push_back((client, items));
         }
@@ -69,6 +76,24 @@ mod tests {
         let order: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
         assert_eq!(order, ["a", "d", "f", "c", "g", "e"]);
         assert_eq!(turns.len(), 0);
+    }
+
+    #[test]
+    fn a_newcomer_comes_before_the_client_served_last() {
+        let mut turns = Turns::default();
+        for item in ["a1", "a2", "a3"] {
+            turns.push(Some(1), item);
+        }
+        let mut order = Vec::new();
+        for item in ["b1", "b2"] {
+            order.extend(turns.pop());
+            turns.push(Some(2), item);
+            order.extend(turns.pop());
+        }
+        turns.push(None, "c1");
+        turns.push(Some(2), "b3");
+        order.extend(std::iter::from_fn(|| turns.pop()));
+        assert_eq!(order, ["a1", "b1", "a2", "b2", "a3", "c1", "b3"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ from penstock.server.anthropic.conversion import (
 from penstock.server.anthropic.events import MessageEvents, edits_of, is_thinking_shown, stop_of, usage_of
 from penstock.server.disconnects import while_connected
 from penstock.server.generation import begin, generate, stream
-from penstock.server.prompts import encode_chat, in_tokenizer_thread, template_options
+from penstock.server.prompts import encode_chat, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
 from penstock.server.sampling import ONE_OUTPUT, Unsupported, fields_named, read_request, sampling_options
@@ -74,7 +74,7 @@ async def count_tokens(state: State, exchange: Exchange) -> None:
     model = state.select(request.model).model
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = await exchange.in_body_thread(chat_messages, request)
-    count = partial(in_tokenizer_thread, state, encode_chat, model.engine, messages, tools, template)
+    count = partial(state.tokenizer_threads.run, encode_chat, model.engine, messages, tools, template)
     token_ids = await while_connected(exchange.receive, count)
     count_of: dict[str, Any] = {"input_tokens": len(token_ids)}
     if request.context_management is not None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import penstock
-from penstock.server.choices import MAX_INLINE, in_response_thread, num_logprobs
+from penstock.server.bodies import size_of_values
+from penstock.server.choices import MAX_INLINE, num_logprobs
 from penstock.server.errors import ApiError, invalid
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import template_options
@@ -58,7 +59,7 @@ async def create_response(state: State, exchange: Exchange) -> None:
     """Answer with a response."""
     fields, request = await read_request(state, exchange, ResponsesRequest, (), UNSUPPORTED)
     check_fields(request)
-    previous = _previous(state, exchange, request)
+    previous = await _previous(state, exchange, request)
     with fields_named(_NAMES):
         call, context = await exchange.in_body_thread(_call, state, request, fields, previous)
         generation = begin(state, exchange, "resp", request.model, call, prompt="input")
@@ -100,7 +101,7 @@ def _context(stored: Stored) -> Items:
     return stored.items + Items.of([_decode_id(item).id for item in output], list(map(bytes, output)))
 
 
-def _previous(state: State, exchange: Exchange, request: ResponsesRequest) -> Stored | None:
+async def _previous(state: State, exchange: Exchange, request: ResponsesRequest) -> Stored | None:
     """The response that the request continues."""
     previous = request.previous_response_id
     if previous is None:
@@ -110,7 +111,13 @@ def _previous(state: State, exchange: Exchange, request: ResponsesRequest) -> St
         message = f"Previous response with id {previous[:64]!r} not found."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
     exchange.reads(stored.size)
+    exchange.reads(await exchange.in_body_thread(_size_of_values, stored.items))
     return stored
+
+
+def _size_of_values(items: Items) -> int:
+    """The memory of the values that a request decodes, beyond that of the texts."""
+    return sum(size_of_values(text, is_body=False) for text in items.texts)
 
 
 def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
@@ -135,7 +142,7 @@ async def _response(
         return response["status"], json_bytes(response)
 
     if result.reasoning or num_logprobs(generation.call.params, [result]) > MAX_INLINE:
-        return await in_response_thread(state, make)
+        return await state.response_threads.run(make)
     return make()
 
 
