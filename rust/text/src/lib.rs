@@ -11,6 +11,7 @@
 
 mod detokenizer;
 mod error;
+mod expression;
 mod gguf;
 mod normalizer;
 mod options;
