@@ -346,6 +346,18 @@ mod tests {
     }
 
     #[test]
+    fn long_search_counts_as_a_quarter_of_a_second() {
+        let time = TimeLimit::new("pre_tokenizer");
+        let mut now = time.checked.get();
+        for _ in 0..4 {
+            now += Duration::from_secs(3600);
+            time.check_at(now).unwrap();
+        }
+        time.check_at(now).unwrap();
+        time.check_at(now + Duration::from_micros(1)).unwrap_err();
+    }
+
+    #[test]
     fn quadratic_expressions_are_stopped() {
         for (expression, bytes) in [(r"(?=(a+)+b)a", 60_000), (r"a+b|a", 200_000)] {
             let words = Expression::of_words(expression).unwrap();
