@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use regex_automata::meta::Regex;
 use regex_automata::{Input, PatternID};
-use tokenizers::Offsets;
+use tokenizers::normalizers::Replace;
+use tokenizers::pattern::Pattern;
+use tokenizers::{NormalizedString, Offsets};
 
 /// End of an expression that matches whitespace but leaves its last character to the next word.
 const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
@@ -172,6 +174,45 @@ fn after_character(text: &str, at: usize) -> usize {
     at + text[at..].chars().next().map_or(1, char::len_utf8)
 }
 
+/// A `Replace` with an expression, of a normaliser or a decoder.
+pub(crate) struct Replacement {
+    expression: Expression,
+    content: String,
+}
+
+impl Replacement {
+    /// `None` if the step replaces a text: the library takes linear time for it.
+    pub(crate) fn new(step: &Replace) -> Result<Option<Self>, Error> {
+        let description = serde_json::to_value(step)?;
+        let Some(expression) = description["pattern"]["Regex"].as_str() else { return Ok(None) };
+        Ok(Some(Self { expression: Expression::new(expression)?, content: step.content.clone() }))
+    }
+
+    pub(crate) fn normalize(&self, text: &mut NormalizedString, time: &TimeLimit) -> Result<(), Error> {
+        text.replace(Matches { expression: &self.expression, time }, &self.content)
+    }
+
+    pub(crate) fn replace(&self, text: &str, time: &TimeLimit) -> Result<String, Error> {
+        let parts = self.expression.cut(text, time, |_, _| Ok(true))?;
+        let part = |&((from, to), is_match): &(Offsets, bool)| {
+            if is_match { self.content.as_str() } else { &text[from..to] }
+        };
+        Ok(parts.iter().map(part).collect())
+    }
+}
+
+/// All matches of an expression.
+struct Matches<'a> {
+    expression: &'a Expression,
+    time: &'a TimeLimit,
+}
+
+impl Pattern for Matches<'_> {
+    fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
+        self.expression.cut(text, self.time, |_, _| Ok(true))
+    }
+}
+
 /// The time that the expressions take for a text.
 pub(crate) struct TimeLimit {
     /// The field that has the expressions.
@@ -245,6 +286,8 @@ fn has_possessive_quantifier(expression: &str) -> bool {
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use proptest::prelude::*;
+    use tokenizers::normalizers::replace::ReplacePattern;
+    use tokenizers::{Decoder, Normalizer};
 
     use super::*;
     use crate::splitter::GPT2;
@@ -364,4 +407,36 @@ mod tests {
             let error = find(&words, &"a".repeat(bytes)).unwrap_err().to_string();
             assert_eq!(error, "the pre_tokenizer of its tokenizer.json takes more than 1s and 10µs per byte");
         }
-    }}
+    }
+    #[test]
+    fn replacements_are_those_of_the_library() {
+        let expressions = [
+            r"a+|\s",
+            r"x*",
+            r"(?=b)|a\Kb|x*+",
+            r"(?<=a)b|$",
+            r"^|\s+(?!\S)|\s+",
+            r"(?i)(?<!a)B(?=\s|c)",
+            r"\b",
+            r"[^a-z]{2}|",
+            r"\Ga",
+        ];
+        for expression in expressions {
+            for content in ["", "_", "ab"] {
+                let library = Replace::new(ReplacePattern::Regex(expression.to_owned()), content).unwrap();
+                let ours = Replacement::new(&library).unwrap().unwrap();
+                proptest!(|(text in "([abcABx]{0,4}|[ \t\r\n\u{3000}]{0,3}|[0-9é漢👍.!]{0,3}){0,8}")| {
+                    let time = TimeLimit::new("normalizer");
+                    let mut expected = NormalizedString::from(text.as_str());
+                    let mut normalized = expected.clone();
+                    library.normalize(&mut expected).unwrap();
+                    ours.normalize(&mut normalized, &time).unwrap();
+                    prop_assert_eq!(&normalized, &expected, "{}", expression);
+                    let decoded = library.decode_chain(vec![text.clone()]).unwrap();
+                    prop_assert_eq!(ours.replace(&text, &time).unwrap(), decoded.concat(), "{}", expression);
+                });
+            }
+        }
+        assert!(Replacement::new(&Replace::new("a", "b").unwrap()).unwrap().is_none());
+    }
+}

@@ -10,7 +10,7 @@ use tokenizers::tokenizer::Model;
 use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, OffsetType, PostProcessorWrapper, TokenizerImpl};
 
 use crate::error::TextError;
-use crate::normalizer::{MAX_STEPS, Normalizer, within_limit};
+use crate::normalizer::{MAX_STEPS, Normalizer, within_limits};
 use crate::splitter::Splitter;
 
 pub(crate) type Pipeline =
@@ -23,7 +23,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
         true => format!("{error}; {TRUNCATED}"),
         false => error.to_string(),
     };
-    let pipeline: Pipeline = match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
+    let parse = || catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes)));
+    // Added tokens are normalised.
+    let parsed = within_limits(parse).map_err(|error| TextError::Json { reason: error.to_string() })?;
+    let pipeline: Pipeline = match parsed {
         Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: reason(error) })?,
         Err(_) => return Err(inconsistent()),
     };
@@ -172,7 +175,7 @@ pub(crate) fn encode(
     let growth = pipeline.get_normalizer().map_or(1, |normalizer| normalizer.growth(text));
     check_memory(text.len(), MEMORY_PER_BYTE.max(growth * NORMALIZED_BYTE))?;
     let vocabulary = pipeline.get_added_vocabulary();
-    let mut words = within_limit(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
+    let mut words = within_limits(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
     let length = Cell::new(0);
     words.normalize(|part| {
         length.set(length.get() + part.len());
@@ -203,7 +206,8 @@ pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Resul
         special: token.special,
     });
     let tokens: Vec<_> = tokens.collect();
-    pipeline.add_tokens(tokens).map_err(|error| TextError::Json { reason: error.to_string() })?;
+    let num_added = within_limits(|| pipeline.add_tokens(tokens)).flatten();
+    num_added.map_err(|error| TextError::Json { reason: error.to_string() })?;
     for token in added {
         // The library ignores tokens without text.
         let Some(actual) = pipeline.token_to_id(&token.content) else { continue };

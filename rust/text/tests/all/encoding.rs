@@ -405,6 +405,61 @@ fn text_that_a_normalizer_makes_much_longer_is_an_error() {
     assert_eq!(ours(&json).encode("aab", false).unwrap().len(), 9);
 }
 
+/// A step that replaces what an expression matches.
+fn replace_matches(expression: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"Regex": expression}, "content": content})
+}
+
+/// An expression that takes quadratic time for a run of `a`.
+const QUADRATIC: &str = "(?=(a+)+b)a";
+
+#[test]
+fn quadratic_expression_of_a_normalizer_is_stopped() {
+    let mut json = byte_level_json();
+    json["normalizer"] = sequence("normalizers", vec![replace_matches(QUADRATIC, "c")]);
+    let tokenizer = ours(&json);
+    let text = "a".repeat(60_000);
+    // Each part would take a second at least.
+    for text in [text.clone(), vec![text; 20].join("<think>")] {
+        let error = tokenizer.encode(&text, false).unwrap_err().to_string();
+        let reason = "the normalizer of its tokenizer.json takes more than 1s and 10µs per byte";
+        assert_eq!(error, format!("text of {} bytes cannot be encoded: {reason}", text.len()));
+    }
+    assert_eq!(tokenizer.encode("aab", false).unwrap().len(), 3, "the next text is encoded");
+}
+
+#[test]
+fn quadratic_expression_of_a_decoder_is_stopped() {
+    let mut json = byte_level_json();
+    json["model"]["vocab"]["a".repeat(60_000)] = json!(274);
+    json["decoder"] = sequence("decoders", vec![replace_matches(QUADRATIC, "c")]);
+    let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err().unwrap();
+    let reason = "the decoder of its tokenizer.json takes more than 1s and 10µs per byte";
+    assert_eq!(error.to_string(), format!("tokenizer.json: {reason}"));
+}
+
+#[test]
+fn added_tokens_are_normalized_in_time() {
+    let mut json = byte_level_json();
+    json["normalizer"] = replace_matches(QUADRATIC, "c");
+    json["added_tokens"] = json!([{"id": 274, "content": "a".repeat(60_000), "single_word": false, "lstrip": false,
+                                   "rstrip": false, "normalized": true, "special": false}]);
+    let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err().unwrap();
+    assert!(error.to_string().contains("the normalizer of its tokenizer.json takes more than"), "{error}");
+}
+
+#[test]
+fn expression_of_a_normalizer_matches_the_library() {
+    let mut json = byte_level_json();
+    json["normalizer"] =
+        sequence("normalizers", vec![replace_matches(r"(?<!\S)h+|x+", "_"), replace("_", "x")]);
+    let (ours, library) = (ours(&json), library(&json));
+    proptest!(|(text in text())| {
+        let expected = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        prop_assert_eq!(ours.encode(&text, false).unwrap(), expected);
+    });
+}
+
 #[test]
 fn growing_parts_of_published_files_are_accepted() {
     let mut json = byte_level_json();
