@@ -9,16 +9,17 @@ use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::normalizers::utils::Sequence as NormalizerSequence;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
-use tokenizers::{AddedToken, NormalizerWrapper};
+use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
 
 use crate::error::TextError;
+use crate::model::MAX_AFFIX;
 use crate::pipeline::Pipeline;
 use crate::splitter::Splitter;
 use crate::tokenizer_config::TokenizerConfig;
@@ -61,7 +62,7 @@ fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError
     let vocab = vocab(vocabulary);
     let merges = listed_merges(vocabulary, &vocab)?;
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(config.ignore_merges);
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
+    let mut pipeline = with_model(bpe)?;
     if config.nfc {
         let composed = NormalizerWrapper::from(NFC);
         pipeline.with_normalizer(Some(composed)).map_err(|error| gguf_error("pre", &error))?;
@@ -85,9 +86,14 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
     };
     let mut bpe = BPE::builder().vocab_and_merges(vocab, merges).fuse_unk(true).byte_fallback(true);
     if let Some(unknown) = vocabulary.unk.and_then(|id| token(vocabulary, id)) {
+        let bytes = unknown.len();
+        if bytes > MAX_AFFIX {
+            let reason = format!("a token of {bytes} bytes; the limit is {MAX_AFFIX}");
+            return Err(TextError::Gguf { field: "unknown_token_id", reason });
+        }
         bpe = bpe.unk_token(unknown.to_owned());
     }
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
+    let mut pipeline = with_model(bpe)?;
     let replace = |from: &str, to: &str| Replace::new(from, to).map_err(|error| gguf_error("tokens", &error));
     // A normaliser, not a pre-tokenizer: it applies to each text between special tokens.
     let mut normalizers: Vec<NormalizerWrapper> = vec![replace(" ", SPACE)?.into()];
@@ -102,6 +108,12 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
         .map_err(|error| gguf_error("tokens", &error))?
         .with_decoder(Some(Sequence::new(decoders)));
     Ok(pipeline)
+}
+
+/// A pipeline that has only a model.
+fn with_model(bpe: BpeBuilder) -> Result<Pipeline, TextError> {
+    let model = bpe.build().map_err(|error| gguf_error("tokens", &error))?;
+    Ok(Pipeline::new(ModelWrapper::from(model).into()))
 }
 
 fn vocab(vocabulary: &GgufVocabulary) -> Vocab {

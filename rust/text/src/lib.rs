@@ -13,6 +13,7 @@ mod detokenizer;
 mod error;
 mod expression;
 mod gguf;
+mod model;
 mod normalizer;
 mod options;
 pub mod parsers;

@@ -6,15 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use penstock_checkpoint::{AddedToken, TRUNCATED};
 use serde_json::Value;
-use tokenizers::tokenizer::Model;
-use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, OffsetType, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, Encoding, OffsetType, PostProcessorWrapper, TokenizerImpl};
 
 use crate::error::TextError;
+use crate::model::WordModel;
 use crate::normalizer::{MAX_STEPS, Normalizer, within_limits};
 use crate::splitter::Splitter;
 
 pub(crate) type Pipeline =
-    TokenizerImpl<ModelWrapper, Normalizer, Splitter, PostProcessorWrapper, DecoderWrapper>;
+    TokenizerImpl<WordModel, Normalizer, Splitter, PostProcessorWrapper, DecoderWrapper>;
 
 /// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any
 /// token. Parsing touches only its own result, so the panic is returned as an error.
@@ -187,7 +187,7 @@ pub(crate) fn encode(
     }
     words.tokenize(|word| {
         check.count_word()?;
-        pipeline.get_model().tokenize(word.get())
+        pipeline.get_model().tokenize_while(word.get(), check)
     })?;
     let encoding = words.into_encoding(None, 0, OffsetType::None)?;
     pipeline.post_process(encoding, None, add_special_tokens)
