@@ -217,3 +217,27 @@ pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Resul
     }
     Ok(())
 }
+
+/// Maximum length of an added token in bytes. At each position of a text, the library may compare as many.
+const MAX_ADDED_TOKEN: usize = 1000;
+
+/// Checks that the library finds the added tokens in linear time.
+pub(crate) fn check_added_tokens(pipeline: &Pipeline) -> Result<(), TextError> {
+    let vocabulary = pipeline.get_added_vocabulary();
+    let mut added: Vec<_> = vocabulary.get_added_tokens_decoder().iter().collect();
+    added.sort_unstable_by_key(|(id, _)| **id);
+    for (&id, token) in added {
+        let normalized = vocabulary.simple_id_to_token(id).map_or(0, |normalized| normalized.len());
+        let bytes = normalized.max(token.content.len());
+        if bytes > MAX_ADDED_TOKEN {
+            let problem = format!("has {bytes} bytes; the limit is {MAX_ADDED_TOKEN}");
+            return Err(TextError::CostlyToken { id, problem });
+        }
+        // Each token of a run of whitespace would be searched for the rest of the run.
+        if (token.lstrip || token.rstrip) && token.content.chars().all(char::is_whitespace) {
+            let problem = "is whitespace; lstrip and rstrip must be false then".to_owned();
+            return Err(TextError::CostlyToken { id, problem });
+        }
+    }
+    Ok(())
+}

@@ -642,6 +642,28 @@ fn models_at_the_limits_match_the_library() {
 }
 
 #[test]
+fn costly_added_tokens_are_refused() {
+    let with = |content: String, lstrip: bool, rstrip: bool| {
+        let mut json = byte_level_json();
+        json["added_tokens"] = json!([{"id": 274, "content": content, "single_word": false, "lstrip": lstrip,
+                                       "rstrip": rstrip, "normalized": false, "special": false}]);
+        Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes()))
+            .map_err(|error| error.to_string())
+    };
+    assert!(with("a".repeat(1000), true, true).is_ok());
+    assert!(with(" \n".to_owned(), false, false).is_ok());
+    let long = with("a".repeat(1001), false, false).err().unwrap();
+    assert_eq!(long, "added token 274 has 1001 bytes; the limit is 1000");
+    for (lstrip, rstrip) in [(true, false), (false, true)] {
+        let whitespace = with(" \n".to_owned(), lstrip, rstrip).err().unwrap();
+        assert_eq!(whitespace, "added token 274 is whitespace; lstrip and rstrip must be false then");
+    }
+    let mut vocabulary = byte_level("gpt-2");
+    vocabulary.tokens[273] = "a".repeat(1001);
+    assert_eq!(error(vocabulary), "added token 273 has 1001 bytes; the limit is 1000");
+}
+
+#[test]
 fn tokens_of_tokenizer_config_keep_their_ids() {
     let token = |id, content: &str, special| AddedToken {
         id,
