@@ -37,6 +37,13 @@ pub enum TextError {
         /// The id in the vocabulary, or the next free id.
         actual: u32,
     },
+    /// Finding the token in a text would take long.
+    #[error("added token {id} {problem}")]
+    CostlyToken {
+        id: u32,
+        /// The property and its limit.
+        problem: String,
+    },
     /// The text cannot be encoded.
     #[error("text of {bytes} bytes cannot be encoded: {reason}")]
     Encode { bytes: usize, reason: String },

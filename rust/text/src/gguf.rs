@@ -9,22 +9,30 @@ use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::decoders::sequence::Sequence;
 use tokenizers::decoders::strip::Strip;
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::{BPE, BpeBuilder, Merges, Vocab};
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 use tokenizers::normalizers::unicode::NFC;
 use tokenizers::normalizers::utils::Sequence as NormalizerSequence;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
-use tokenizers::{AddedToken, NormalizerWrapper};
+use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
 
 use crate::error::TextError;
+use crate::model::MAX_AFFIX;
 use crate::pipeline::Pipeline;
 use crate::splitter::Splitter;
 use crate::tokenizer_config::TokenizerConfig;
 
 /// SentencePiece's replacement for a space.
 const SPACE: &str = "▁";
+/// Maximum length in bytes of a token that text is merged to, where the merges follow from the scores. By default,
+/// SentencePiece learns tokens of up to 16 characters.
+const MAX_MERGED_TOKEN: usize = 1000;
+/// Maximum length of all implied merges, in bytes for each byte of the tokens, and for any vocabulary. Published
+/// vocabularies have about two merges for each token.
+const MAX_MERGED_BYTES: usize = 16;
+const MERGED_BYTES_MARGIN: usize = 1 << 20;
 
 pub(crate) fn build(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
     let (mut pipeline, add_bos) = match vocabulary.model.as_str() {
@@ -54,7 +62,7 @@ fn byte_level(vocabulary: &GgufVocabulary) -> Result<(Pipeline, bool), TextError
     let vocab = vocab(vocabulary);
     let merges = listed_merges(vocabulary, &vocab)?;
     let bpe = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(config.ignore_merges);
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
+    let mut pipeline = with_model(bpe)?;
     if config.nfc {
         let composed = NormalizerWrapper::from(NFC);
         pipeline.with_normalizer(Some(composed)).map_err(|error| gguf_error("pre", &error))?;
@@ -72,15 +80,20 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
             let reason = format!("{} scores for {} tokens", vocabulary.scores.len(), vocabulary.tokens.len());
             return Err(TextError::Gguf { field: "scores", reason });
         }
-        implied_merges(&vocab, &vocabulary.scores)
+        implied_merges(&vocab, &vocabulary.scores)?
     } else {
         listed_merges(vocabulary, &vocab)?
     };
     let mut bpe = BPE::builder().vocab_and_merges(vocab, merges).fuse_unk(true).byte_fallback(true);
     if let Some(unknown) = vocabulary.unk.and_then(|id| token(vocabulary, id)) {
+        let bytes = unknown.len();
+        if bytes > MAX_AFFIX {
+            let reason = format!("a token of {bytes} bytes; the limit is {MAX_AFFIX}");
+            return Err(TextError::Gguf { field: "unknown_token_id", reason });
+        }
         bpe = bpe.unk_token(unknown.to_owned());
     }
-    let mut pipeline = Pipeline::new(bpe.build().map_err(|error| gguf_error("tokens", &error))?.into());
+    let mut pipeline = with_model(bpe)?;
     let replace = |from: &str, to: &str| Replace::new(from, to).map_err(|error| gguf_error("tokens", &error));
     // A normaliser, not a pre-tokenizer: it applies to each text between special tokens.
     let mut normalizers: Vec<NormalizerWrapper> = vec![replace(" ", SPACE)?.into()];
@@ -95,6 +108,12 @@ fn sentencepiece(vocabulary: &GgufVocabulary) -> Result<Pipeline, TextError> {
         .map_err(|error| gguf_error("tokens", &error))?
         .with_decoder(Some(Sequence::new(decoders)));
     Ok(pipeline)
+}
+
+/// A pipeline that has only a model.
+fn with_model(bpe: BpeBuilder) -> Result<Pipeline, TextError> {
+    let model = bpe.build().map_err(|error| gguf_error("tokens", &error))?;
+    Ok(Pipeline::new(ModelWrapper::from(model).into()))
 }
 
 fn vocab(vocabulary: &GgufVocabulary) -> Vocab {
@@ -134,7 +153,7 @@ fn listed_merges(vocabulary: &GgufVocabulary, vocab: &Vocab) -> Result<Merges, T
 
 /// All merges of two tokens into a third, by descending score, then longer left part, then order of ids. This is
 /// the order of the reference converter of SentencePiece models.
-fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
+fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Result<Merges, TextError> {
     struct ImpliedMerge<'a> {
         score: f32,
         left_length: usize,
@@ -144,30 +163,40 @@ fn implied_merges(vocab: &Vocab, scores: &[f32]) -> Merges {
     }
     let mut tokens: Vec<(&str, u32)> = vocab.iter().map(|(token, &id)| (token.as_str(), id)).collect();
     tokens.sort_unstable_by_key(|&(_, id)| id);
-    let mut merges = Vec::new();
+    let limit = tokens.iter().map(|(token, _)| token.len()).sum::<usize>().saturating_mul(MAX_MERGED_BYTES);
+    let limit = limit.saturating_add(MERGED_BYTES_MARGIN);
+    let mut merged_bytes = 0_usize;
+    let (mut merges, mut cuts) = (Vec::new(), Vec::new());
     for (token, id) in tokens {
+        if token.len() > MAX_MERGED_TOKEN {
+            let bytes = token.len();
+            let reason =
+                format!("token {id} has {bytes} bytes; the limit is {MAX_MERGED_TOKEN} without merges");
+            return Err(TextError::Gguf { field: "tokens", reason });
+        }
         let length = token.chars().count();
-        let begin = merges.len();
         for (left_length, (cut, _)) in token.char_indices().enumerate().skip(1) {
             let (left, right) = token.split_at(cut);
-            if vocab.contains_key(left) && vocab.contains_key(right) {
-                let right_length = length - left_length;
-                merges.push(ImpliedMerge {
-                    score: scores[id as usize],
-                    left_length,
-                    right_length,
-                    left,
-                    right,
-                });
+            if let (Some(left_id), Some(right_id)) = (vocab.get(left), vocab.get(right)) {
+                let (score, right_length) = (scores[id as usize], length - left_length);
+                let merge = ImpliedMerge { score, left_length, right_length, left, right };
+                cuts.push((left_id, right_id, merge));
             }
         }
-        merges[begin..].sort_by_key(|merge| (vocab[merge.left], vocab[merge.right]));
+        merged_bytes = merged_bytes.saturating_add(cuts.len() * token.len());
+        if merged_bytes > limit {
+            let reason =
+                format!("the merges of the tokens 0 to {id} have {merged_bytes} bytes; the limit is {limit}");
+            return Err(TextError::Gguf { field: "tokens", reason });
+        }
+        cuts.sort_by_key(|&(left, right, _)| (left, right));
+        merges.extend(cuts.drain(..).map(|(_, _, merge)| merge));
     }
     merges.sort_by(|a, b| {
         let lengths = |merge: &ImpliedMerge<'_>| (merge.left_length, merge.right_length);
         b.score.total_cmp(&a.score).then_with(|| lengths(b).cmp(&lengths(a)))
     });
-    merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect()
+    Ok(merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect())
 }
 
 /// Adds the tokens that are matched verbatim in text: control tokens, BOS and EOS as special tokens, user-defined
@@ -234,15 +263,67 @@ fn add_template(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn merges_of<T: ToString>(tokens: &[T], scores: &[f32]) -> Result<Merges, TextError> {
+        let vocab = tokens.iter().map(ToString::to_string).zip(0..).collect();
+        implied_merges(&vocab, scores)
+    }
 
     #[test]
     fn implied_merges_are_ordered_by_score_then_left_length() {
         let tokens = ["a", "b", "c", "ab", "bc", "abc", "ca"];
-        let vocab: Vocab = tokens.iter().map(ToString::to_string).zip(0..).collect();
-        let merges = implied_merges(&vocab, &[0.0, 0.0, 0.0, -3.0, -2.0, -3.0, -1.0]);
+        let merges = merges_of(&tokens, &[0.0, 0.0, 0.0, -3.0, -2.0, -3.0, -1.0]).unwrap();
         let merges: Vec<_> = merges.iter().map(|(left, right)| (left.as_str(), right.as_str())).collect();
         assert_eq!(merges, [("c", "a"), ("b", "c"), ("ab", "c"), ("a", "bc"), ("a", "b")]);
+    }
+
+    /// The definition: all pairs of tokens, in the order of three stable sorts.
+    fn merges_by_pairs(tokens: &[String], scores: &[f32]) -> Vec<(String, String)> {
+        let mut merges = Vec::new();
+        for (merged, token) in tokens.iter().enumerate() {
+            for left in tokens {
+                for right in tokens.iter().filter(|&right| left.clone() + right == *token) {
+                    merges.push((merged, left.clone(), right.clone()));
+                }
+            }
+        }
+        let length = |text: &str| std::cmp::Reverse(text.chars().count());
+        merges.sort_by_key(|(_, left, right)| (length(left), length(right)));
+        merges.sort_by(|(a, ..), (b, ..)| scores[*b].total_cmp(&scores[*a]));
+        merges.into_iter().map(|(_, left, right)| (left, right)).collect()
+    }
+
+    #[test]
+    fn implied_merges_are_all_pairs_that_form_a_token() {
+        let scored = proptest::collection::hash_map("[abé]{1,5}", (-2_i8..2).prop_map(f32::from), 0..40);
+        proptest!(|(scored in scored)| {
+            let (tokens, scores): (Vec<_>, Vec<_>) = scored.into_iter().unzip();
+            prop_assert_eq!(merges_of(&tokens, &scores).unwrap(), merges_by_pairs(&tokens, &scores));
+        });
+    }
+
+    #[test]
+    fn implied_merges_of_nested_tokens_are_bounded() {
+        let nested = |count: usize| -> Vec<String> { (1..=count).map(|length| "a".repeat(length)).collect() };
+        assert_eq!(merges_of(&nested(100), &[0.0; 100]).unwrap().len(), 99 * 100 / 2);
+        let error = merges_of(&nested(1000), &[0.0; 1000]).unwrap_err().to_string();
+        let expected = "GGUF field tokenizer.ggml.tokens: the merges of the tokens 0 to ";
+        assert!(error.starts_with(expected) && error.ends_with(" bytes; the limit is 9056576"), "{error}");
+    }
+
+    #[test]
+    fn long_token_without_listed_merges_is_refused() {
+        let tokens = ["a".to_owned(), "a".repeat(1000), "a".repeat(1001)];
+        assert_eq!(merges_of(&tokens[..2], &[0.0; 2]).unwrap(), []);
+        let error = merges_of(&tokens, &[0.0; 3]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "GGUF field tokenizer.ggml.tokens: token 2 has 1001 bytes; the limit is 1000 without merges"
+        );
     }
 }

@@ -11,7 +11,9 @@
 
 mod detokenizer;
 mod error;
+mod expression;
 mod gguf;
+mod model;
 mod normalizer;
 mod options;
 pub mod parsers;

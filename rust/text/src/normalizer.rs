@@ -1,14 +1,17 @@
 //! The normaliser of a tokenizer, with bounds on the growth of a text.
 //!
 //! The steps of a file may replace a character by a long text, or repeat it, so that a word takes all memory. Here a
-//! step has a limit on the bytes that it makes of one, and a text on its length between the steps.
+//! step has a limit on the bytes that it makes of one, and a text on its length between the steps. A `Replace` with an
+//! expression is our own step, with a limit on its time.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tokenizers::{NormalizedString, NormalizerWrapper};
+
+use crate::expression::{Error, Replacement, TimeLimit};
 
 /// Maximum number of steps of a pipeline's part.
 pub(crate) const MAX_STEPS: usize = 64;
@@ -31,24 +34,36 @@ pub(crate) struct Normalizer {
 }
 
 struct Step {
-    normalizer: NormalizerWrapper,
+    action: Action,
     /// The most bytes that it makes of one.
     growth: usize,
 }
 
+enum Action {
+    Replace(Replacement),
+    Other(NormalizerWrapper),
+}
+
 thread_local! {
-    /// Set by a text that exceeds the limit: the library does not pass on the errors of a normaliser.
-    static EXCEEDED: Cell<bool> = const { Cell::new(false) };
+    /// The limit of the work on this thread, and the first error: the library does not pass on those of a normaliser.
+    static LIMIT: RefCell<(TimeLimit, Option<Error>)> = RefCell::new((TimeLimit::new("normalizer"), None));
 }
 
-/// Runs `work`. An error if a text of it exceeded the limit.
-pub(crate) fn within_limit<T>(work: impl FnOnce() -> T) -> tokenizers::Result<T> {
-    EXCEEDED.set(false);
+/// Runs `work`, whose texts have one limit on time. An error if one of them exceeded a limit.
+pub(crate) fn within_limits<T>(work: impl FnOnce() -> T) -> tokenizers::Result<T> {
+    LIMIT.set((TimeLimit::new("normalizer"), None));
     let result = work();
-    if EXCEEDED.get() { Err(too_long()) } else { Ok(result) }
+    LIMIT.with_borrow_mut(|(_, failure)| failure.take()).map_or(Ok(result), Err)
 }
 
-fn too_long() -> tokenizers::Error {
+/// Ends the normalisation of a text.
+fn fail(error: Error) -> Error {
+    let message = error.to_string();
+    LIMIT.with_borrow_mut(|(_, failure)| *failure = Some(error));
+    message.into()
+}
+
+fn too_long() -> Error {
     format!("its normalizer makes the text more than {MAX_GROWTH} times longer").into()
 }
 
@@ -61,7 +76,13 @@ impl Normalizer {
             let growth = growth(&description)?;
             let normalizer =
                 NormalizerWrapper::deserialize(description).map_err(|error| error.to_string())?;
-            Ok(Step { normalizer, growth })
+            let replacement = match &normalizer {
+                NormalizerWrapper::Replace(step) => {
+                    Replacement::new(step).map_err(|error| error.to_string())?
+                }
+                _ => None,
+            };
+            Ok(Step { action: replacement.map_or(Action::Other(normalizer), Action::Replace), growth })
         };
         Ok(Self { steps: descriptions.into_iter().map(step).collect::<Result<_, String>>()? })
     }
@@ -76,7 +97,7 @@ impl Normalizer {
 impl From<NormalizerWrapper> for Normalizer {
     /// The steps of our own pipelines, which are within the limits.
     fn from(normalizer: NormalizerWrapper) -> Self {
-        Self { steps: vec![Step { normalizer, growth: 1 }] }
+        Self { steps: vec![Step { action: Action::Other(normalizer), growth: 1 }] }
     }
 }
 
@@ -89,18 +110,25 @@ impl<'de> Deserialize<'de> for Normalizer {
 
 impl tokenizers::Normalizer for Normalizer {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        if LIMIT.with_borrow(|(_, failure)| failure.is_some()) {
+            return Err("another part of the text exceeded a limit".into());
+        }
         let limit = |growth: usize, length: usize| length.saturating_mul(growth).saturating_add(MARGIN);
         let length = text.len();
         for step in &self.steps {
             let possible = text.len().saturating_mul(step.growth);
             if possible > limit(MAX_POSSIBLE_GROWTH, length) {
-                EXCEEDED.set(true);
-                return Err(too_long());
+                return Err(fail(too_long()));
             }
-            step.normalizer.normalize(text)?;
+            match &step.action {
+                Action::Replace(step) => {
+                    let normalized = LIMIT.with_borrow(|(time, _)| step.normalize(text, time));
+                    normalized.map_err(fail)?;
+                }
+                Action::Other(step) => step.normalize(text)?,
+            }
             if text.len() > limit(MAX_GROWTH, length) {
-                EXCEEDED.set(true);
-                return Err(too_long());
+                return Err(fail(too_long()));
             }
         }
         Ok(())

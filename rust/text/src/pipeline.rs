@@ -6,15 +6,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use penstock_checkpoint::{AddedToken, TRUNCATED};
 use serde_json::Value;
-use tokenizers::tokenizer::Model;
-use tokenizers::{DecoderWrapper, Encoding, ModelWrapper, OffsetType, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{DecoderWrapper, Encoding, OffsetType, PostProcessorWrapper, TokenizerImpl};
 
 use crate::error::TextError;
-use crate::normalizer::{MAX_STEPS, Normalizer, within_limit};
+use crate::model::WordModel;
+use crate::normalizer::{MAX_STEPS, Normalizer, within_limits};
 use crate::splitter::Splitter;
 
 pub(crate) type Pipeline =
-    TokenizerImpl<ModelWrapper, Normalizer, Splitter, PostProcessorWrapper, DecoderWrapper>;
+    TokenizerImpl<WordModel, Normalizer, Splitter, PostProcessorWrapper, DecoderWrapper>;
 
 /// Parses a `tokenizer.json`. The library panics on some malformed files, such as those with merges longer than any
 /// token. Parsing touches only its own result, so the panic is returned as an error.
@@ -23,7 +23,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
         true => format!("{error}; {TRUNCATED}"),
         false => error.to_string(),
     };
-    let pipeline: Pipeline = match catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes))) {
+    let parse = || catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes)));
+    // Added tokens are normalised.
+    let parsed = within_limits(parse).map_err(|error| TextError::Json { reason: error.to_string() })?;
+    let pipeline: Pipeline = match parsed {
         Ok(parsed) => parsed.map_err(|error| TextError::Json { reason: reason(error) })?,
         Err(_) => return Err(inconsistent()),
     };
@@ -172,7 +175,7 @@ pub(crate) fn encode(
     let growth = pipeline.get_normalizer().map_or(1, |normalizer| normalizer.growth(text));
     check_memory(text.len(), MEMORY_PER_BYTE.max(growth * NORMALIZED_BYTE))?;
     let vocabulary = pipeline.get_added_vocabulary();
-    let mut words = within_limit(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
+    let mut words = within_limits(|| vocabulary.extract_and_normalize(pipeline.get_normalizer(), text))?;
     let length = Cell::new(0);
     words.normalize(|part| {
         length.set(length.get() + part.len());
@@ -184,7 +187,7 @@ pub(crate) fn encode(
     }
     words.tokenize(|word| {
         check.count_word()?;
-        pipeline.get_model().tokenize(word.get())
+        pipeline.get_model().tokenize_while(word.get(), check)
     })?;
     let encoding = words.into_encoding(None, 0, OffsetType::None)?;
     pipeline.post_process(encoding, None, add_special_tokens)
@@ -203,12 +206,37 @@ pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Resul
         special: token.special,
     });
     let tokens: Vec<_> = tokens.collect();
-    pipeline.add_tokens(tokens).map_err(|error| TextError::Json { reason: error.to_string() })?;
+    let num_added = within_limits(|| pipeline.add_tokens(tokens)).flatten();
+    num_added.map_err(|error| TextError::Json { reason: error.to_string() })?;
     for token in added {
         // The library ignores tokens without text.
         let Some(actual) = pipeline.token_to_id(&token.content) else { continue };
         if actual != token.id {
             return Err(TextError::AddedToken { content: token.content.clone(), id: token.id, actual });
+        }
+    }
+    Ok(())
+}
+
+/// Maximum length of an added token in bytes. At each position of a text, the library may compare as many.
+const MAX_ADDED_TOKEN: usize = 1000;
+
+/// Checks that the library finds the added tokens in linear time.
+pub(crate) fn check_added_tokens(pipeline: &Pipeline) -> Result<(), TextError> {
+    let vocabulary = pipeline.get_added_vocabulary();
+    let mut added: Vec<_> = vocabulary.get_added_tokens_decoder().iter().collect();
+    added.sort_unstable_by_key(|(id, _)| **id);
+    for (&id, token) in added {
+        let normalized = vocabulary.simple_id_to_token(id).map_or(0, |normalized| normalized.len());
+        let bytes = normalized.max(token.content.len());
+        if bytes > MAX_ADDED_TOKEN {
+            let problem = format!("has {bytes} bytes; the limit is {MAX_ADDED_TOKEN}");
+            return Err(TextError::CostlyToken { id, problem });
+        }
+        // Each token of a run of whitespace would be searched for the rest of the run.
+        if (token.lstrip || token.rstrip) && token.content.chars().all(char::is_whitespace) {
+            let problem = "is whitespace; lstrip and rstrip must be false then".to_owned();
+            return Err(TextError::CostlyToken { id, problem });
         }
     }
     Ok(())

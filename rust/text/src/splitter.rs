@@ -1,20 +1,6 @@
-//! Pre-tokenisation: splits text into the words for BPE.
-//!
-//! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves
-//! the rest of the text unsplit: a megabyte of spaces is enough to get different ids. So the library's regex steps are
-//! replaced here. Nearly every byte-level tokenizer ends its expression in `\s+(?!\S)|\s+`, whose look-ahead only
-//! leaves the last space to the next word; that is implemented by hand, and the rest of the expression runs on an
-//! automaton. Other expressions use a backtracking engine with a higher limit; a text that exceeds it is an error.
-//!
-//! With the expressions in use, the time is linear in the length of the text. An expression of a file can make it
-//! quadratic, also on the automaton, which may search the rest of the text for each word. So the time has a linear
-//! limit, which is checked after each search. The backtracking engine searches at one position at a time.
+//! Pre-tokenisation: splits text into the words for BPE. The steps with an expression are our own; see
+//! [`Expression`](crate::expression::Expression).
 
-use std::cell::Cell;
-use std::time::{Duration, Instant};
-
-use regex_automata::meta::Regex;
-use regex_automata::{Input, PatternID};
 use serde::{Deserialize, Deserializer};
 use tokenizers::normalizers::byte_level::ByteLevel;
 use tokenizers::pattern::{Invert, Pattern};
@@ -22,32 +8,12 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
+use crate::expression::{Error, Expression, TimeLimit};
 use crate::normalizer::{MAX_GROWTH, MAX_STEPS};
 use crate::pipeline::CancelCheck;
 
-/// End of an expression that matches whitespace but leaves its last character to the next word.
-const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
-
 /// The expression of GPT-2, which is built into `ByteLevel`.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-
-/// Cache size of the lazy automaton. With too small a cache, text in many scripts makes the automaton rebuild its
-/// states or fall back to a slower engine.
-const AUTOMATON_BYTES: usize = 16 << 20;
-
-/// Maximum number of backtracking steps per match. This is seconds of time; a reasonable expression takes a few steps
-/// per character.
-const BACKTRACK_LIMIT: usize = 50_000_000;
-
-/// Time that the expressions may take for a text of any length, and for each of its bytes. The expressions in use take
-/// less than a tenth of that, also with the backtracking engine.
-const BASE_TIME: Duration = Duration::from_secs(1);
-const TIME_PER_BYTE: Duration = Duration::from_micros(10);
-/// The most time that counts for a search: if one takes longer, the process was stopped meanwhile, or four of them are
-/// enough.
-const SEARCH_TIME: Duration = Duration::from_millis(250);
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// A pre-tokenizer: a sequence of steps, each splitting the parts of the previous one.
 pub(crate) struct Splitter {
@@ -58,7 +24,7 @@ enum SplitStep {
     Regex {
         /// Prepend a space to text that does not start with one.
         prefix_space: bool,
-        words: WordRegex,
+        words: Expression,
         behavior: SplitDelimiterBehavior,
         invert: bool,
     },
@@ -102,7 +68,7 @@ impl Splitter {
         text: &mut PreTokenizedString,
         check: &CancelCheck<'_>,
     ) -> tokenizers::Result<()> {
-        let time = TimeLimit::new();
+        let time = TimeLimit::new("pre_tokenizer");
         for step in &self.steps {
             match step {
                 SplitStep::Bytes => text.normalize(|word| {
@@ -133,8 +99,8 @@ fn add_steps(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<SplitStep>) -> 
         PreTokenizerWrapper::Split(split) => steps.push(SplitStep::Regex {
             prefix_space: false,
             words: match &split.pattern {
-                SplitPattern::Regex(expression) => WordRegex::new(expression)?,
-                SplitPattern::String(text) => WordRegex::new(&fancy_regex::escape(text))?,
+                SplitPattern::Regex(expression) => Expression::of_words(expression)?,
+                SplitPattern::String(text) => Expression::of_words(&fancy_regex::escape(text))?,
             },
             behavior: split.behavior,
             invert: split.invert,
@@ -142,7 +108,7 @@ fn add_steps(pre_tokenizer: PreTokenizerWrapper, steps: &mut Vec<SplitStep>) -> 
         PreTokenizerWrapper::ByteLevel(byte_level) if byte_level.use_regex => {
             steps.push(SplitStep::Regex {
                 prefix_space: byte_level.add_prefix_space,
-                words: WordRegex::new(GPT2)?,
+                words: Expression::of_words(GPT2)?,
                 behavior: SplitDelimiterBehavior::Isolated,
                 invert: false,
             });
@@ -168,300 +134,22 @@ impl PreTokenizer for Splitter {
     }
 }
 
-/// A compiled expression.
-enum WordRegex {
-    /// Pattern 0 is the expression without [`SPACES_TAIL`], pattern 1 matches whitespace.
-    Linear(Regex),
-    /// The expression at the position where the search begins.
-    Anchored(fancy_regex::Regex),
-    Backtracking(fancy_regex::Regex),
-}
-
-impl WordRegex {
-    fn new(expression: &str) -> Result<Self, Error> {
-        if let Some(head) = expression.strip_suffix(SPACES_TAIL) {
-            // The automaton parses `a?+` as a repetition of `a?`, not as a possessive quantifier.
-            if !has_possessive_quantifier(head) {
-                let config = Regex::config().hybrid_cache_capacity(AUTOMATON_BYTES);
-                if let Ok(regex) = Regex::builder().configure(config).build_many(&[head, r"\s+"]) {
-                    return Ok(Self::Linear(regex));
-                }
-            }
-        }
-        let build = |expression: &str| {
-            fancy_regex::RegexBuilder::new(expression).backtrack_limit(BACKTRACK_LIMIT).build()
-        };
-        // The library passes an expression that needs no backtracking to the automaton, but not if it has an anchor.
-        let is_regular = !has_possessive_quantifier(expression) && Regex::new(expression).is_ok();
-        if !is_regular
-            && !expression.contains(r"\G")
-            && let Ok(regex) = build(&format!(r"\G(?:{expression})"))
-        {
-            return Ok(Self::Anchored(regex));
-        }
-        Ok(Self::Backtracking(build(expression)?))
-    }
-
-    /// Calls `on_match` with the start and end of each non-empty match, in order, and `after_search` after each search.
-    fn for_each(
-        &self,
-        text: &str,
-        mut after_search: impl FnMut() -> Result<(), Error>,
-        mut on_match: impl FnMut(usize, usize) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        match self {
-            Self::Linear(regex) => {
-                let mut at = 0;
-                while let Some(matched) = regex.search(&Input::new(text).span(at..text.len())) {
-                    after_search()?;
-                    let mut end = matched.end();
-                    if matched.pattern() == PatternID::must(1) && end < text.len() {
-                        let last = text[matched.range()].chars().next_back().map_or(0, char::len_utf8);
-                        if end - last > matched.start() {
-                            end -= last;
-                        }
-                    }
-                    if end > matched.start() {
-                        on_match(matched.start(), end)?;
-                        at = end;
-                    } else {
-                        at = after_character(text, at);
-                    }
-                }
-            }
-            Self::Anchored(regex) => {
-                let mut at = 0;
-                while at < text.len() {
-                    let found = regex.find_from_pos(text, at)?;
-                    after_search()?;
-                    at = match found {
-                        Some(matched) if !matched.as_str().is_empty() => {
-                            on_match(matched.start(), matched.end())?;
-                            matched.end()
-                        }
-                        Some(matched) => after_character(text, matched.end()),
-                        None => after_character(text, at),
-                    };
-                }
-            }
-            Self::Backtracking(regex) => {
-                for matched in regex.find_iter(text) {
-                    let matched = matched?;
-                    after_search()?;
-                    if !matched.as_str().is_empty() {
-                        on_match(matched.start(), matched.end())?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The position after the character at `at`.
-fn after_character(text: &str, at: usize) -> usize {
-    at + text[at..].chars().next().map_or(1, char::len_utf8)
-}
-
-/// The time that the expressions take for a text.
-struct TimeLimit {
-    checked: Cell<Instant>,
-    taken: Cell<Duration>,
-    allowed: Cell<Duration>,
-}
-
-impl TimeLimit {
-    fn new() -> Self {
-        Self {
-            checked: Cell::new(Instant::now()),
-            taken: Cell::new(Duration::ZERO),
-            allowed: Cell::new(BASE_TIME),
-        }
-    }
-
-    /// Allows the time for a part of the text.
-    fn add_part(&self, bytes: usize) {
-        let time = TIME_PER_BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX));
-        self.allowed.set(self.allowed.get().saturating_add(time));
-    }
-
-    /// Counts the time since the last check.
-    fn check(&self) -> Result<(), Error> {
-        let now = Instant::now();
-        let search = now.saturating_duration_since(self.checked.replace(now));
-        self.taken.set(self.taken.get().saturating_add(search.min(SEARCH_TIME)));
-        if self.taken.get() <= self.allowed.get() {
-            return Ok(());
-        }
-        let limit = format!("{BASE_TIME:?} and {TIME_PER_BYTE:?} per byte");
-        Err(format!("the pre_tokenizer of its tokenizer.json takes more than {limit}").into())
-    }
-}
-
 /// The words of an expression, found until a check fails.
 struct WordPattern<'a, 'b> {
-    words: &'a WordRegex,
+    words: &'a Expression,
     check: &'a CancelCheck<'b>,
     time: &'a TimeLimit,
 }
 
 impl Pattern for WordPattern<'_, '_> {
     fn find_matches(&self, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
-        if text.is_empty() {
-            return Ok(vec![((0, 0), false)]);
-        }
-        self.time.add_part(text.len());
-        let mut parts = Vec::new();
-        let mut end = 0;
-        let on_match = |from, to| {
-            if end < from {
-                parts.push(((end, from), false));
+        let is_word = |from, to| {
+            if from == to {
+                return Ok(false);
             }
-            parts.push(((from, to), true));
-            end = to;
-            Ok(self.check.count_word()?)
+            self.check.count_word()?;
+            Ok(true)
         };
-        self.words.for_each(text, || self.time.check(), on_match)?;
-        if end < text.len() {
-            parts.push(((end, text.len()), false));
-        }
-        Ok(parts)
-    }
-}
-
-/// Whether a quantifier outside character classes is followed by `+`.
-fn has_possessive_quantifier(expression: &str) -> bool {
-    let mut depth = 0_usize;
-    let mut after_quantifier = false;
-    let mut characters = expression.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => {
-                // The braces of `\p{L}` are not a quantifier.
-                if matches!(characters.next(), Some('p' | 'P')) && characters.as_str().starts_with('{') {
-                    characters.find(|&inside| inside == '}');
-                }
-                after_quantifier = false;
-            }
-            '[' => depth += 1,
-            ']' => {
-                depth = depth.saturating_sub(1);
-                after_quantifier = false;
-            }
-            '+' if depth == 0 && after_quantifier => return true,
-            '?' | '*' | '+' | '}' if depth == 0 => after_quantifier = true,
-            _ => after_quantifier = false,
-        }
-    }
-    false
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn find(words: &WordRegex, text: &str) -> tokenizers::Result<Vec<(Offsets, bool)>> {
-        let time = &TimeLimit::new();
-        WordPattern { words, check: &CancelCheck::new(&mut || true), time }.find_matches(text)
-    }
-
-    fn found(words: &WordRegex, text: &str) -> Vec<(Offsets, bool)> {
-        find(words, text).unwrap()
-    }
-
-    fn words(expression: &str, text: &str) -> Vec<(Offsets, bool)> {
-        found(&WordRegex::new(expression).unwrap(), text)
-    }
-
-    #[test]
-    fn automaton_and_backtracking_engine_find_the_same_words() {
-        let expressions = [
-            GPT2,
-            r"(?i:'s|'ll)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+|\p{N}|\s*[\r\n]+|\s+(?!\S)|\s+",
-            r"x*|\s+(?!\S)|\s+",
-        ];
-        for expression in expressions {
-            let linear = WordRegex::new(expression).unwrap();
-            assert!(matches!(linear, WordRegex::Linear(_)), "{expression}");
-            let backtracking = WordRegex::Backtracking(fancy_regex::Regex::new(expression).unwrap());
-            proptest!(|(text in "([a-zA-Z']{0,3}|[ \t\r\n\u{85}\u{3000}]{0,4}|[0-9٣½]{0,4}|[é漢👍\u{301}x.!]{0,3}|\\PC){0,8}")| {
-                prop_assert_eq!(found(&linear, &text), found(&backtracking, &text));
-            });
-        }
-    }
-
-    #[test]
-    fn anchored_and_unanchored_searches_find_the_same_words() {
-        let expressions = [
-            PUBLISHED[2],
-            r"(?<=a)b|\s+(?!\S)|\s+",
-            r"(?=b)|a\Kb|x*+",
-            r"(?i)(?<!a)B(?=\s|c)",
-            r"(?<=^|a)b|c(?=$)",
-            r"(?x) a++ # words",
-        ];
-        for expression in expressions {
-            let anchored = WordRegex::new(expression).unwrap();
-            assert_eq!(matches!(anchored, WordRegex::Anchored(_)), !expression.contains('#'), "{expression}");
-            let unanchored = WordRegex::Backtracking(fancy_regex::Regex::new(expression).unwrap());
-            proptest!(|(text in "([abcABx]{0,4}|[ \t\r\n\u{3000}]{0,3}|[0-9é漢👍.!]{0,3}){0,8}")| {
-                prop_assert_eq!(found(&anchored, &text), found(&unanchored, &text));
-            });
-        }
-        assert!(matches!(WordRegex::new(r"\Ga++"), Ok(WordRegex::Backtracking(_))));
-    }
-
-    #[test]
-    fn whitespace_leaves_its_last_character_to_the_next_word() {
-        let cut = |text: &'static str| -> Vec<&str> {
-            words(GPT2, text).into_iter().map(|((from, to), _)| &text[from..to]).collect()
-        };
-        assert_eq!(cut("a   b"), ["a", "  ", " b"]);
-        assert_eq!(cut("a \u{3000}b"), ["a", " ", "\u{3000}", "b"]);
-        assert_eq!(cut("a\nb  "), ["a", "\n", "b", "  "]);
-    }
-
-    #[test]
-    fn unsupported_expressions_use_the_backtracking_engine() {
-        assert!(has_possessive_quantifier(r"a++b"));
-        assert!(has_possessive_quantifier(r"[^\r\n]?+\p{L}+"));
-        assert!(has_possessive_quantifier(r"\p{N}{1,3}+"));
-        assert!(!has_possessive_quantifier(r"\p{L}+[()*+,]+|\?+| ?a"));
-        assert!(matches!(WordRegex::new(r"a++|\s+(?!\S)|\s+"), Ok(WordRegex::Anchored(_))));
-        assert!(matches!(WordRegex::new(r"(?<=a)b|\s+(?!\S)|\s+"), Ok(WordRegex::Anchored(_))));
-        assert!(matches!(WordRegex::new(r"\p{N}{1,3}"), Ok(WordRegex::Backtracking(_))));
-        assert_eq!(words(r"a++a|b", "aaab"), [((0, 3), false), ((3, 4), true)]);
-    }
-
-    /// Expressions of published tokenizers for each engine: GPT-2's, Qwen's, and cl100k with possessive quantifiers.
-    const PUBLISHED: [&str; 3] = [
-        GPT2,
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
-    ];
-
-    #[test]
-    fn published_expressions_split_a_megabyte_in_time() {
-        const BYTES: usize = 1 << 20;
-        for expression in PUBLISHED {
-            let words = WordRegex::new(expression).unwrap();
-            for part in [" ", "a", "7", "\n", "Hello, it's 1234 \r\n  caf\u{e9} \u{6f22}\u{1f44d}\t"] {
-                let text = part.repeat(BYTES / part.len());
-                assert!(!found(&words, &text).is_empty(), "{expression} {part:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn quadratic_expressions_are_stopped() {
-        for (expression, bytes) in [(r"(?=(a+)+b)a", 60_000), (r"a+b|a", 200_000)] {
-            let words = WordRegex::new(expression).unwrap();
-            let error = find(&words, &"a".repeat(bytes)).unwrap_err().to_string();
-            assert_eq!(error, "the pre_tokenizer of its tokenizer.json takes more than 1s and 10µs per byte");
-        }
+        self.words.cut(text, self.time, is_word)
     }
 }

@@ -10,6 +10,7 @@ use tokenizers::decoders::DecoderWrapper;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 
 use crate::error::TextError;
+use crate::expression::{Replacement, TimeLimit};
 use crate::normalizer::{MARGIN, MAX_GROWTH, MAX_STEPS, replacement_growth};
 
 /// Maximum token id. Far above any real vocabulary; bounds the table for hostile files.
@@ -88,6 +89,7 @@ impl TokenTable {
             return Err(TextError::Vocabulary { largest, limit: MAX_TOKEN_ID });
         }
         let plan = DecodePlan::new(decoder)?;
+        let time = TimeLimit::new("decoder");
         let mut table = Self {
             bytes: Vec::new(),
             ends: Vec::new(),
@@ -102,7 +104,7 @@ impl TokenTable {
                     if let Some(text) = plan.initial_text(&spelling) {
                         table.initial_texts.insert(id, text.into());
                     }
-                    let kind = plan.append_text(spelling, &mut table.bytes)?;
+                    let kind = plan.append_text(spelling, &time, &mut table.bytes)?;
                     Some(TokenAttributes { kind, special, added })
                 }
                 None => None,
@@ -140,9 +142,15 @@ impl TokenTable {
     }
 }
 
+/// A step of a decoder that depends on one token only.
+enum TokenStep<'a> {
+    Replace(Replacement),
+    Other(&'a DecoderWrapper),
+}
+
 /// A decoder, divided into steps on single tokens and the rule for joining tokens.
 struct DecodePlan<'a> {
-    per_token: Vec<&'a DecoderWrapper>,
+    per_token: Vec<TokenStep<'a>>,
     /// Defines the replacement for a space, and whether it is removed from the first token.
     metaspace: Option<&'a Metaspace>,
     rule: DecodeRule,
@@ -168,13 +176,17 @@ impl<'a> DecodePlan<'a> {
         let mut parts = parts.into_iter().peekable();
         let mut per_token = Vec::new();
         let refused = |problem: String| TextError::Json { reason: format!("decoder: {problem}") };
-        while let Some(part) = parts.next_if(|part| matches!(part, DecoderWrapper::Replace(_))) {
-            let step = serde_json::to_value(part).map_err(|error| refused(error.to_string()))?;
+        while let Some(part) = parts.peek().copied()
+            && let DecoderWrapper::Replace(replace) = part
+        {
+            parts.next();
+            let step = serde_json::to_value(replace).map_err(|error| refused(error.to_string()))?;
             replacement_growth(&step).map_err(refused)?;
             if per_token.len() == MAX_STEPS {
                 return Err(refused(format!("more than {MAX_STEPS} steps")));
             }
-            per_token.push(part);
+            let replacement = Replacement::new(replace).map_err(|error| refused(error.to_string()))?;
+            per_token.push(replacement.map_or(TokenStep::Other(part), TokenStep::Replace));
         }
         let byte_fallback = parts.next_if(|part| matches!(part, DecoderWrapper::ByteFallback(_))).is_some();
         let fused = parts.next_if(|part| matches!(part, DecoderWrapper::Fuse(_))).is_some();
@@ -198,8 +210,13 @@ impl<'a> DecodePlan<'a> {
         spelling.contains(replacement).then(|| spelling.replace(replacement, ""))
     }
 
-    /// Appends the text of a token in the middle of a text.
-    fn append_text(&self, spelling: String, bytes: &mut Vec<u8>) -> Result<TokenKind, TextError> {
+    /// Appends the text of a token in the middle of a text. `time` is the limit of the whole vocabulary.
+    fn append_text(
+        &self,
+        spelling: String,
+        time: &TimeLimit,
+        bytes: &mut Vec<u8>,
+    ) -> Result<TokenKind, TextError> {
         if self.rule == DecodeRule::Bytes {
             match spelling.chars().map(byte_of).collect::<Option<Vec<u8>>>() {
                 Some(spelt) => bytes.extend(spelt),
@@ -209,20 +226,21 @@ impl<'a> DecodePlan<'a> {
             return Ok(TokenKind::Text);
         }
         let longest = spelling.len() * MAX_GROWTH + MARGIN;
-        let mut tokens = vec![match self.metaspace {
+        let mut text = match self.metaspace {
             Some(metaspace) => spelling.replace(metaspace.get_replacement(), " "),
             None => spelling,
-        }];
-        for decoder in &self.per_token {
-            tokens = decoder
-                .decode_chain(tokens)
-                .map_err(|error| TextError::Json { reason: error.to_string() })?;
-            if tokens.iter().map(String::len).sum::<usize>() > longest {
+        };
+        for step in &self.per_token {
+            let decoded = match step {
+                TokenStep::Replace(step) => step.replace(&text, time),
+                TokenStep::Other(decoder) => decoder.decode_chain(vec![text]).map(|tokens| tokens.concat()),
+            };
+            text = decoded.map_err(|error| TextError::Json { reason: error.to_string() })?;
+            if text.len() > longest {
                 let reason = format!("decoder: it makes a token more than {MAX_GROWTH} times longer");
                 return Err(TextError::Json { reason });
             }
         }
-        let text = tokens.concat();
         if matches!(self.rule, DecodeRule::Text { byte_fallback: true, .. })
             && let Some(byte) = fallback_byte(&text)
         {

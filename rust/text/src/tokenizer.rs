@@ -48,6 +48,7 @@ impl Tokenizer {
             TokenizerSource::Gguf(vocabulary) => gguf::build(vocabulary)?,
         };
         pipeline::add_tokens(&mut pipeline, added)?;
+        pipeline::check_added_tokens(&pipeline)?;
         // The caller truncates prompts to the model's limit. Prompts are never padded.
         pipeline.with_truncation(None).map_err(|error| TextError::Json { reason: error.to_string() })?;
         pipeline.with_padding(None);

@@ -405,6 +405,61 @@ fn text_that_a_normalizer_makes_much_longer_is_an_error() {
     assert_eq!(ours(&json).encode("aab", false).unwrap().len(), 9);
 }
 
+/// A step that replaces what an expression matches.
+fn replace_matches(expression: &str, content: &str) -> Value {
+    json!({"type": "Replace", "pattern": {"Regex": expression}, "content": content})
+}
+
+/// An expression that takes quadratic time for a run of `a`.
+const QUADRATIC: &str = "(?=(a+)+b)a";
+
+#[test]
+fn quadratic_expression_of_a_normalizer_is_stopped() {
+    let mut json = byte_level_json();
+    json["normalizer"] = sequence("normalizers", vec![replace_matches(QUADRATIC, "c")]);
+    let tokenizer = ours(&json);
+    let text = "a".repeat(60_000);
+    // Each part would take a second at least.
+    for text in [text.clone(), vec![text; 20].join("<think>")] {
+        let error = tokenizer.encode(&text, false).unwrap_err().to_string();
+        let reason = "the normalizer of its tokenizer.json takes more than 1s and 10µs per byte";
+        assert_eq!(error, format!("text of {} bytes cannot be encoded: {reason}", text.len()));
+    }
+    assert_eq!(tokenizer.encode("aab", false).unwrap().len(), 3, "the next text is encoded");
+}
+
+#[test]
+fn quadratic_expression_of_a_decoder_is_stopped() {
+    let mut json = byte_level_json();
+    json["model"]["vocab"]["a".repeat(60_000)] = json!(274);
+    json["decoder"] = sequence("decoders", vec![replace_matches(QUADRATIC, "c")]);
+    let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err().unwrap();
+    let reason = "the decoder of its tokenizer.json takes more than 1s and 10µs per byte";
+    assert_eq!(error.to_string(), format!("tokenizer.json: {reason}"));
+}
+
+#[test]
+fn added_tokens_are_normalized_in_time() {
+    let mut json = byte_level_json();
+    json["normalizer"] = replace_matches(QUADRATIC, "c");
+    json["added_tokens"] = json!([{"id": 274, "content": "a".repeat(60_000), "single_word": false, "lstrip": false,
+                                   "rstrip": false, "normalized": true, "special": false}]);
+    let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err().unwrap();
+    assert!(error.to_string().contains("the normalizer of its tokenizer.json takes more than"), "{error}");
+}
+
+#[test]
+fn expression_of_a_normalizer_matches_the_library() {
+    let mut json = byte_level_json();
+    json["normalizer"] =
+        sequence("normalizers", vec![replace_matches(r"(?<!\S)h+|x+", "_"), replace("_", "x")]);
+    let (ours, library) = (ours(&json), library(&json));
+    proptest!(|(text in text())| {
+        let expected = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        prop_assert_eq!(ours.encode(&text, false).unwrap(), expected);
+    });
+}
+
 #[test]
 fn growing_parts_of_published_files_are_accepted() {
     let mut json = byte_level_json();
@@ -470,6 +525,142 @@ fn vocabulary_lookups_return_ids_and_tokens() {
     assert_eq!(tokenizer.token_to_id("missing"), None);
     let types = byte_level("gpt-2").types;
     assert_eq!(types.iter().filter(|&&token_type| token_type == TokenType::Control).count(), 2);
+}
+
+/// WordPiece with words of any length.
+fn wordpiece_json(tokens: &[&str]) -> Value {
+    let vocab: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+    let model = json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                       "max_input_chars_per_word": 10_000_000, "vocab": vocab});
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+           "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null, "model": model})
+}
+
+#[test]
+fn wordpiece_matches_the_library() {
+    let tokens =
+        ["[UNK]", "a", "##a", "##aa", "b", "##b", "ab", "##ba", "abba", "é", "##é", "ééé", "##", "漢"];
+    let mut json = wordpiece_json(&tokens);
+    for limit in [0, 4, 100] {
+        json["model"]["max_input_chars_per_word"] = json!(limit);
+        for prefix in ["##", ""] {
+            json["model"]["continuing_subword_prefix"] = json!(prefix);
+            let (ours, library) = (ours(&json), library(&json));
+            proptest!(|(text in "([ab]{0,6}|[abé#]{0,4}|漢|c| ){0,6}")| {
+                let expected = library.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+                prop_assert_eq!(ours.encode(&text, false).unwrap(), expected, "{} {:?}", limit, prefix);
+            });
+        }
+    }
+}
+
+#[test]
+fn wordpiece_encodes_a_long_word_in_linear_time() {
+    let tokenizer = ours(&wordpiece_json(&["[UNK]", "a", "##a"]));
+    let word = "a".repeat(200_000);
+    let ids = tokenizer.encode(&word, false).unwrap();
+    assert_eq!((ids.len(), ids[0], ids[1]), (200_000, 1, 2));
+    assert_eq!(tokenizer.encode(&(word.clone() + "b"), false).unwrap(), [0]);
+    let error = tokenizer.encode_while(&word, false, || false).unwrap_err();
+    assert!(matches!(error, TextError::Cancelled { .. }), "{error}");
+}
+
+fn unigram_json(tokens: &[String]) -> Value {
+    let vocab: Vec<Value> = tokens.iter().map(|token| json!([token, -1.0])).collect();
+    let mut json = wordpiece_json(&[]);
+    json["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false});
+    json
+}
+
+fn nested(count: usize) -> Vec<String> {
+    (1..=count).rev().map(|length| "a".repeat(length)).collect()
+}
+
+#[test]
+fn costly_models_are_refused() {
+    let bpe = |field: &str, value: Value| {
+        let mut json = byte_level_json();
+        json["model"][field] = value;
+        json
+    };
+    let mut fallback = bpe("byte_fallback", json!(true));
+    fallback["model"]["end_of_word_suffix"] = json!("</w>");
+    let mut twice = byte_level_json();
+    twice["model"]["vocab"]["a".repeat(65)] = json!(0);
+    let long = "a".repeat(513);
+    let without_type = |mut json: Value| {
+        json["model"].as_object_mut().unwrap().remove("type");
+        json
+    };
+    for (json, expected) in [
+        (wordpiece_json(&["[UNK]", &long]), "model: token 1 has 513 bytes; the limit is 512"),
+        (without_type(wordpiece_json(&["[UNK]", &long])), "model: token 1 has 513 bytes; the limit is 512"),
+        (unigram_json(&["b".to_owned(), long.clone()]), "model: token 1 has 513 bytes; the limit is 512"),
+        // The library overflows the stack when it frees this.
+        (without_type(unigram_json(&["a".repeat(1_000_000)])), "token 0 has 1000000 bytes; the limit is 512"),
+        (unigram_json(&nested(65)), "model: vocab has 65 tokens that begin with each other; the limit is 64"),
+        (bpe("unk_token", json!("a".repeat(65))), "model: unk_token has 65 bytes; the limit is 64"),
+        (
+            bpe("continuing_subword_prefix", json!("a".repeat(65))),
+            "model: continuing_subword_prefix has 65 bytes; the limit is 64",
+        ),
+        (fallback, "model: end_of_word_suffix is not supported with byte_fallback"),
+        (bpe("dropout", json!(0.99)), "model: dropout is 0.99; the limit is 0.9"),
+        (twice, "model: one of the tokens 0 has 65 bytes; the limit is 64"),
+    ] {
+        let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err();
+        let message = error.expect(expected).to_string();
+        assert!(
+            message.starts_with("tokenizer.json: ") && message.contains(expected),
+            "{message}\n{expected}"
+        );
+    }
+    let unknown = GgufVocabulary { unk: Some(278), ..sentencepiece() };
+    let unknown = GgufVocabulary {
+        tokens: [unknown.tokens.clone(), vec!["a".repeat(65)]].concat(),
+        types: [unknown.types.clone(), vec![TokenType::Unknown]].concat(),
+        scores: [unknown.scores.clone(), vec![0.0]].concat(),
+        ..unknown
+    };
+    let expected = "GGUF field tokenizer.ggml.unknown_token_id: a token of 65 bytes; the limit is 64";
+    assert_eq!(error(unknown), expected);
+}
+
+#[test]
+fn models_at_the_limits_match_the_library() {
+    let mut tokens = nested(64);
+    tokens.push("b".repeat(512));
+    let texts = ["a".repeat(1000), "b".repeat(1000), "aab".repeat(100)];
+    for json in [unigram_json(&tokens), wordpiece_json(&["[UNK]", "a", "##a", "b", "##b", &tokens[64]])] {
+        let (ours, library) = (ours(&json), library(&json));
+        for text in &texts {
+            let expected = library.encode(text.as_str(), false).unwrap();
+            assert_eq!(ours.encode(text, false).unwrap(), expected.get_ids());
+        }
+    }
+}
+
+#[test]
+fn costly_added_tokens_are_refused() {
+    let with = |content: String, lstrip: bool, rstrip: bool| {
+        let mut json = byte_level_json();
+        json["added_tokens"] = json!([{"id": 274, "content": content, "single_word": false, "lstrip": lstrip,
+                                       "rstrip": rstrip, "normalized": false, "special": false}]);
+        Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes()))
+            .map_err(|error| error.to_string())
+    };
+    assert!(with("a".repeat(1000), true, true).is_ok());
+    assert!(with(" \n".to_owned(), false, false).is_ok());
+    let long = with("a".repeat(1001), false, false).err().unwrap();
+    assert_eq!(long, "added token 274 has 1001 bytes; the limit is 1000");
+    for (lstrip, rstrip) in [(true, false), (false, true)] {
+        let whitespace = with(" \n".to_owned(), lstrip, rstrip).err().unwrap();
+        assert_eq!(whitespace, "added token 274 is whitespace; lstrip and rstrip must be false then");
+    }
+    let mut vocabulary = byte_level("gpt-2");
+    vocabulary.tokens[273] = "a".repeat(1001);
+    assert_eq!(error(vocabulary), "added token 273 has 1001 bytes; the limit is 1000");
 }
 
 #[test]
