@@ -43,7 +43,7 @@ def test_each_client_has_a_turn_between_two_of_another(seed: int) -> None:
         assert len(queue) == sum(map(len, items.values()))
 
 
-def test_newcomer_comes_before_the_client_served_last() -> None:
+def test_new_client_comes_before_the_one_served_last() -> None:
     queue, order = TurnQueue[str](), list[str]()
     for item in ("a1", "a2", "a3"):
         queue.push(1, item)

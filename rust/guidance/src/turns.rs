@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_comes_before_the_client_served_last() {
+    fn a_new_client_comes_before_the_one_served_last() {
         let mut turns = Turns::default();
         for item in ["a1", "a2", "a3"] {
             turns.push(Some(1), item);
