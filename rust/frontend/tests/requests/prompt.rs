@@ -55,7 +55,7 @@ fn a_long_text_waits_for_another_of_its_client() {
             prepare("a ".repeat(1 << 21), &mut || begun.send(()).is_ok() && may_end.recv().is_err())
         });
         has_begun.recv().unwrap();
-        // Nobody asks while a text of one word is encoded.
+        // The encoding of a text of one word asks no caller.
         let mut num_asked = 0;
         let second = prepare("a".repeat(1 << 17), &mut || {
             num_asked += 1;
