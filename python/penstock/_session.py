@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
-from penstock._chat_costs import weight
 from penstock._client import client, deadline
 from penstock._core import Host
 from penstock._cuda import cuda_folders
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import Prompt
-    from penstock._workers import Kind
 
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
@@ -52,8 +50,6 @@ logger = logging.getLogger("penstock")
 
 #: Longer texts, in characters, are prepared in a worker thread: they take more than about 2 ms.
 LONG_TEXT = 2048
-#: Larger texts, in characters, are tokenised by few threads: a byte takes up to 340 bytes of memory.
-LARGE_TEXT = 64 << 10
 #: Parameters with a grammar, which is compiled before the request starts.
 _GRAMMAR_PARAMETERS = ("response_format", "regex", "choice", "grammar", "tools")
 
@@ -469,14 +465,6 @@ def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
         or sum(map(len, texts)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
-
-
-def work_kind(prompt: PreparedPrompt, *, is_large: bool = False) -> Kind:
-    """The kind of the worker thread that submits this prompt; `is_large` is that of `is_large_chat`."""
-    if is_large:
-        return "python"
-    text = prompt.messages if isinstance(prompt, Chat) else prompt if isinstance(prompt, str) else ""
-    return "text" if weight(text) > LARGE_TEXT else "short"
 
 
 @contextmanager

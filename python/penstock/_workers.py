@@ -15,7 +15,7 @@ import math
 import os
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -28,10 +28,9 @@ from penstock.errors import OverloadedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MAX_THREADS", "Kind", "SlowCall", "run_in_thread", "run_slow"]
+__all__ = ["MAX_THREADS", "SlowCall", "run_in_thread", "run_slow"]
 
 Returned = TypeVar("Returned")
-Kind: TypeAlias = Literal["short", "python", "load", "text"]
 
 #: Number of worker threads of an event loop, as in the standard library's thread pools.
 MAX_THREADS = min(32, (os.cpu_count() or 1) + 4)
@@ -66,7 +65,7 @@ class SlowCall:
             self._is_waiting = self._workers.leave(self.client)
             if not self._is_waiting and self.client is not None:
                 raise OverloadedError(
-                    "too many requests wait for grammars or chat templates; try again later"
+                    "too many requests wait for long texts, grammars or chat templates; try again later"
                 )
 
     def run(self, function: Callable[[SlowCall], Returned]) -> Returned:
@@ -145,27 +144,19 @@ _workers: RunVar[Workers] = RunVar("penstock.workers")
 _python_worker: RunVar[Workers] = RunVar("penstock.python_worker")
 #: The threads that load adapters, which takes longer than the work for a request.
 _loaders: RunVar[Workers] = RunVar("penstock.loaders")
-#: The threads that tokenise large texts, which take much memory meanwhile.
-_tokenisers: RunVar[Workers] = RunVar("penstock.tokenisers")
 #: Kinds of work: the variable of its threads, and their number.
-_KINDS = {
-    "short": (_workers, MAX_THREADS),
-    "python": (_python_worker, 1),
-    "load": (_loaders, 2),
-    "text": (_tokenisers, 4),
-}
+_KINDS = {"short": (_workers, MAX_THREADS), "python": (_python_worker, 1), "load": (_loaders, 2)}
 
 
 async def run_slow(
     function: Callable[[SlowCall], Returned],
     *,
-    kind: Kind = "short",
+    kind: Literal["short", "python", "load"] = "short",
 ) -> Returned:
     """Call `function` in a worker thread of the running event loop, as soon as one is free.
 
     A cancellation abandons the thread: the `SlowCall` that `function` is given raises from then on. Work that
-    holds the interpreter for long is of the kind `python`; one of these functions runs at a time. Work for a
-    prompt with a large text is of the kind `text`.
+    holds the interpreter for long is of the kind `python`; one of these functions runs at a time.
     """
     variable, num_threads = _KINDS[kind]
     try:

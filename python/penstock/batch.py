@@ -17,7 +17,7 @@ import anyio.lowlevel
 from penstock._batch_items import BatchChunk, BatchItem, Chunks, Results
 from penstock._core import Port
 from penstock._jobs import REFUSALS, BatchBase, Item, Job
-from penstock._session import should_offload, work_kind
+from penstock._session import should_offload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -90,10 +90,7 @@ class _AsyncBatch(BatchBase[Item]):
         submit, in_thread = job.submit(self._session, port), should_offload(job.prompt, job.params)
         await anyio.lowlevel.checkpoint()
         try:
-            if in_thread:
-                started = await self._call(submit, in_thread=True, kind=work_kind(job.prompt))
-            else:
-                started = submit(_never_cancelled)
+            started = await self._call(submit, in_thread=True) if in_thread else submit(_never_cancelled)
             self._begin(job, started, port)
         except REFUSALS as error:
             return self._refuse(job, error)

@@ -14,7 +14,7 @@ from anyio.lowlevel import RunVar
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._pump import Pump
-from penstock._session import Session, adapter_errors, check_seconds, should_offload, work_kind
+from penstock._session import Session, adapter_errors, check_seconds, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch, BatchStream
 from penstock.blocking import Blocking
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     )
     from penstock._options import EngineOptions, Prompt, RequestOptions
     from penstock._session import PreparedPrompt
-    from penstock._workers import Kind
 
 __all__ = ["Engine"]
 
@@ -241,8 +240,7 @@ class Engine:
         """
         is_large, prepared, params = await self._prepare(prompt, params, dict(options))
         submit = partial(self._session.submit, prepared, params)
-        kind = work_kind(prepared, is_large=is_large)
-        return await self._start(submit, in_thread=should_offload(prepared, params), kind=kind)
+        return await self._start(submit, in_thread=should_offload(prepared, params), is_large=is_large)
 
     async def _prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
@@ -252,7 +250,7 @@ class Engine:
         prepare = partial(self._session.prepare, prompt, params, options)
         if not is_large:
             return False, *prepare()
-        return True, *await self._call(lambda _: prepare(), in_thread=True, kind="python")
+        return True, *await self._call(lambda _: prepare(), in_thread=True, is_large=True)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -273,10 +271,10 @@ class Engine:
         `EngineStoppedError` if the engine is closed first.
         """
         is_large, prepared, params = await self._prepare(prompt, params, dict(options))
-        in_thread, kind = should_offload(prepared, params), work_kind(prepared, is_large=is_large)
+        in_thread = should_offload(prepared, params)
         if params.num_beams > 1:
             begin = partial(self._session.search_beams, prepared, params)
-            search = await self._call(begin, in_thread=in_thread, kind=kind)
+            search = await self._call(begin, in_thread=in_thread, is_large=is_large)
             try:
                 while search.is_running:
                     search.advance(await self._run_step(search))
@@ -284,7 +282,7 @@ class Engine:
             finally:
                 search.close()
         submit = partial(self._session.submit, prepared, _core.candidate_params(params))
-        start = partial(self._start, submit, in_thread=in_thread, kind=kind)
+        start = partial(self._start, submit, in_thread=in_thread, is_large=is_large)
         async with Stream(start) as request:
             return _core.best_of(await request.result(), params)
 
@@ -375,8 +373,7 @@ class Engine:
         """
         params = self._session.prepare_scoring(text, adapter, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
-        start = partial(self._start, submit, in_thread=should_offload(text, params), kind=work_kind(text))
-        async with Stream(start) as request:
+        async with Stream(partial(self._start, submit, in_thread=should_offload(text, params))) as request:
             return _core.score(await request.result())
 
     async def _start(
@@ -384,11 +381,11 @@ class Engine:
         submit: Callable[[Port, Callable[[], None]], _core.Request],
         *,
         in_thread: bool,
-        kind: Kind,
+        is_large: bool = False,
     ) -> Request:
         pump = self._pump()
         # An abandoned thread drops the native request, which cancels it.
-        native = await self._call(partial(submit, pump.port), in_thread=in_thread, kind=kind)
+        native = await self._call(partial(submit, pump.port), in_thread=in_thread, is_large=is_large)
         request = Request(self._session, native, pump)
         try:
             await request.admission()
@@ -398,13 +395,13 @@ class Engine:
         return request
 
     async def _call(
-        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool, kind: Kind
+        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool, is_large: bool = False
     ) -> Returned:
         """Call `function`, which is given a callable that raises once the task is cancelled."""
         if not in_thread:
             return function(lambda: None)
         self._session.check_room()
-        return await run_slow(function, kind=kind)
+        return await run_slow(function, kind="python" if is_large else "short")
 
     async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from anyio.lowlevel import RunVar
 
 import penstock
 from penstock import _chat_sandbox, _client, _workers
 from support.api.engines import LONG, PROMPT, SHORT, assert_at_rest, make_engine, resident_bytes, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -203,32 +201,6 @@ async def test_clients_that_give_up_leave_few_threads_and_flat_memory(demo_engin
     )  # a thread frees its slot shortly before it is idle
     assert resident_bytes() - memory < 200 << 20
     await assert_at_rest(demo_engine)
-
-
-async def test_large_texts_wait_for_each_other_and_not_small_ones(
-    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(_workers._KINDS, "text", (RunVar("one worker"), 1))
-    release, ended = threading.Event(), list[object]()
-
-    async def generate(ask: Callable[[], Awaitable[object]]) -> None:
-        with pytest.raises(penstock.InvalidRequestError):  # it has more tokens than any prompt
-            ended.append(await ask())
-        ended.append(ask)
-
-    text = "x" * (70 << 10)
-    chat = [{"role": "user", "content": text}]
-    async with anyio.create_task_group() as group:
-        group.start_soon(partial(_workers.run_slow, lambda _: release.wait(20), kind="text"))
-        await anyio.wait_all_tasks_blocked()
-        for prompt in (text, chat):
-            group.start_soon(generate, partial(engine.generate, prompt, SHORT))
-        group.start_soon(generate, partial(engine.score, text))
-        await anyio.wait_all_tasks_blocked()
-        await engine.generate(MESSAGES, SHORT)
-        assert ended == []
-        release.set()
-    assert len(ended) == 3
 
 
 async def test_clients_take_turns_at_the_slots_of_threads() -> None:

@@ -1,8 +1,9 @@
 //! The texts that are tokenised at the same time: a bound on their bytes, each of which takes up to 340 bytes of memory
 //! until the text is encoded.
 //!
-//! A long text has a share of the bytes while it is encoded, and waits for it. Clients take turns, and a client has at
-//! most half of the bytes, so that one with many long texts does not keep others from tokenising theirs.
+//! A long text has a share of the bytes while it is encoded, and waits for it, without a slot that other callers need.
+//! Clients take turns, and a client has at most half of the bytes, so that one with many long texts does not keep others
+//! from tokenising theirs.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -64,6 +65,9 @@ impl TextBudget {
         drop(queue);
         let share = TextShare { budget: self, ticket };
         if !is_served {
+            if !caller.begin_wait() {
+                return Err(NotWanted);
+            }
             self.wait(ticket, caller)?;
         }
         Ok(Some(share))

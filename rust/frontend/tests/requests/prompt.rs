@@ -6,7 +6,7 @@ use std::thread;
 use penstock_engine::{Port, StartError};
 use penstock_frontend::Error;
 use penstock_frontend::params::{Json, ResponseFormat, ResponseKind, SamplingParams};
-use penstock_frontend::prompt::{Mode, Prompt};
+use penstock_frontend::prompt::{Caller, Mode, Prompt};
 use penstock_text::TextError;
 
 use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, only, saying, with_limits};
@@ -40,6 +40,19 @@ fn text_and_token_ids_give_the_same_prompt() {
     }
 }
 
+/// A caller that does not wait for other threads.
+struct Impatient;
+
+impl Caller for Impatient {
+    fn begin_wait(&mut self) -> bool {
+        false
+    }
+
+    fn is_wanted(&mut self) -> bool {
+        true
+    }
+}
+
 #[test]
 fn a_long_text_waits_for_another_of_its_client() {
     let setup = with_limits(|limits| limits.max_model_len = 1 << 22, |_, _| only(END));
@@ -62,6 +75,9 @@ fn a_long_text_waits_for_another_of_its_client() {
             num_asked < 2
         });
         assert_eq!(num_asked, 2);
+        let text = Prompt::Text("a".repeat(1 << 17));
+        let third = setup.frontend.prepare(&params(), text, Mode::Completion, &mut Impatient);
+        assert!(matches!(third, Err(Error::Prompt(TextError::Cancelled { bytes: 131_072 }))));
         assert!(matches!(second, Err(Error::Prompt(TextError::Cancelled { bytes: 131_072 }))));
         end.send(()).unwrap();
         let first = first.join().unwrap();
