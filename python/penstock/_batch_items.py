@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock._jobs import Failure, Job
     from penstock._options import Prompt
     from penstock._session import Session
-    from penstock.errors import GenerationError, OutOfMemoryError
+    from penstock.errors import DeadlineError, GenerationError, OutOfMemoryError
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BatchItem:
 
     index: int
     result: Result | None
-    error: InvalidRequestError | GenerationError | OutOfMemoryError | None
+    error: InvalidRequestError | GenerationError | OutOfMemoryError | DeadlineError | None
 
     __slots__ = {  # noqa: RUF023 - in the order of the fields
         "index": "The position of the prompt, from 0.",
@@ -53,7 +53,7 @@ class BatchChunk:
     index: int
     chunk: Chunk | None
     usage: Usage | None
-    error: InvalidRequestError | GenerationError | OutOfMemoryError | None
+    error: InvalidRequestError | GenerationError | OutOfMemoryError | DeadlineError | None
 
     __slots__ = {  # noqa: RUF023 - in the order of the fields
         "index": "The position of the prompt, from 0.",

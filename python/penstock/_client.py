@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 #: their requests wait for one another.
 client: ContextVar[int | None] = ContextVar("penstock.client", default=None)
 
-#: The time of `time.monotonic` by which requests must end. A request that certainly ends later is refused.
+#: The time of `time.monotonic` by which requests must end. A request that cannot end by then is refused.
 deadline: ContextVar[float | None] = ContextVar("penstock.deadline", default=None)
 
 #: Number of tasks or threads that may wait for the same resource, and the share of one client.

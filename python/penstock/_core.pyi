@@ -3361,7 +3361,8 @@ class Engine:
         If it has a method `begin_wait`, this is called before the call waits for the compilation.
 
         `client`, a number below 2^64, is the client that the request is for: clients that compete get equal
-        shares of the engine. A request that certainly takes more than `time_left` seconds is refused.
+        shares of the engine. A request that cannot end within `time_left` seconds raises
+        `DeadlineError`.
 
         Raises `InvalidRequestError`, `OverloadedError` and `EngineStoppedError`.
         """

@@ -12,7 +12,7 @@ from penstock import _core
 from penstock._options import merge
 from penstock._pump import Watch
 from penstock.chat import Chat
-from penstock.errors import GenerationError, InvalidRequestError, OutOfMemoryError, OverloadedError
+from penstock.errors import DeadlineError, GenerationError, InvalidRequestError, OutOfMemoryError, OverloadedError
 from penstock.request import result_of
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
     Submit: TypeAlias = Callable[[Callable[[], None]], _core.Request | _core.BeamSearch]
     #: The errors that a job can end with; none of them ends the batch.
-    Failure: TypeAlias = InvalidRequestError | GenerationError | OutOfMemoryError
-    #: The errors of a job; an `OverloadedError` starts it again later.
+    Failure: TypeAlias = InvalidRequestError | GenerationError | OutOfMemoryError | DeadlineError
+    #: The errors of a job. An `OverloadedError` other than a `DeadlineError` starts it again later.
     Refusal: TypeAlias = Failure | OverloadedError
 
 #: This many times `concurrency` items are kept while an earlier one is missing, or is not read.
@@ -253,7 +253,7 @@ class BatchBase(Generic[Item]):
         The job holds nothing: an open beam search would delay `aclose(drain=...)`.
         """
         job.cancel()
-        if isinstance(error, OverloadedError):
+        if isinstance(error, OverloadedError) and not isinstance(error, DeadlineError):
             self._rejected.appendleft(job)
             self._limit = max(1, len(self._running))
             return False

@@ -27,6 +27,7 @@ __all__ = [
     "AdapterLoadError",
     "AdapterNotFoundError",
     "ConfigError",
+    "DeadlineError",
     "DeviceUnavailableError",
     "EngineStoppedError",
     "GenerationError",
@@ -106,7 +107,14 @@ class AdapterNotFoundError(InvalidRequestError):
 
 
 class OverloadedError(RequestError):
-    """`max_waiting`, `max_unfinished` or `max_output_bytes` is reached; retry later."""
+    """`max_waiting`, `max_unfinished`, `max_output_bytes` or another bound is reached; retry later."""
+
+
+class DeadlineError(OverloadedError):
+    """The request cannot end in time: the prompts of its client before it take too long.
+
+    Only requests of a server with a `request_timeout` have a deadline.
+    """
 
 
 class GenerationError(RequestError):

@@ -33,6 +33,7 @@ PUBLIC = {
     "ConfigError",
     "CudaDevice",
     "CudaInfo",
+    "DeadlineError",
     "DeviceUnavailableError",
     "Engine",
     "EngineConfig",

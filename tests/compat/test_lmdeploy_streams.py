@@ -134,7 +134,8 @@ async def test_timeout_of_an_item_ends_the_request(pipe: Pipeline) -> None:
     await anext(stream)
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await anext(stream)
+        while True:  # items that are there already may come first
+            await anext(stream)
     assert [item async for item in stream] == []
     await assert_at_rest(pipe.engine)
 

@@ -93,8 +93,8 @@ class _Batch:
         for index in range(min(self.concurrency, len(self.generation.call.prompts))):
             try:
                 await self.open(index, stack)
-            except penstock.OverloadedError:
-                if index == 0:
+            except penstock.OverloadedError as error:
+                if index == 0 or isinstance(error, penstock.DeadlineError):
                     raise
                 return
 
@@ -104,6 +104,8 @@ class _Batch:
             while index not in self.requests:
                 try:
                     await self.open(index, stack)
+                except penstock.DeadlineError:
+                    raise  # there will be less time
                 except penstock.OverloadedError:
                     if not self.requests:
                         raise

@@ -74,8 +74,8 @@ pub struct Request {
     pub priority: i32,
     /// The client that it is for. Requests without one are those of one client.
     pub client: Option<ClientId>,
-    /// The time by which it must end. It is rejected on arrival if it certainly ends later, and does not end earlier for
-    /// it: its consumer cancels it.
+    /// The time by which it must end. A request that cannot end by then is rejected on arrival. The engine does not end
+    /// it at its deadline: its consumer cancels it.
     pub deadline: Option<Instant>,
     /// Whether it uses the prefix cache.
     pub prefix_cache: bool,
@@ -308,9 +308,9 @@ pub enum Rejection {
         /// The most that may wait or run (`max_unfinished`).
         limit: usize,
     },
-    /// The prompts before it in the queue take so long that it would miss its deadline.
+    /// Its prompt and those before it in the queue take longer than the time until its deadline.
     TooLate {
-        /// The least time until it would end.
+        /// The estimate of the least time until its end.
         least: Duration,
         /// The time until its deadline.
         left: Duration,

@@ -222,12 +222,12 @@ impl From<Error> for PyErr {
             }
             Error::Rejected(Rejection::TooLate { least, left }, _) => {
                 let message = format!(
-                    "the prompts that wait before the request take at least {:.1} s; the time left is {:.1} s, from \
-                     its deadline; try again later",
+                    "the request cannot end before its deadline: it and the prompts before it take at least {:.1} s, \
+                     and {:.1} s are left; try again later",
                     least.as_secs_f64(),
                     left.as_secs_f64()
                 );
-                plain(py, "OverloadedError", message)
+                plain(py, "DeadlineError", message)
             }
             Error::Failed(reason) => plain(py, "GenerationError", reason),
             Error::Defect(message) => {

@@ -1,22 +1,22 @@
-//! The least time until a request that waits can end, from the tokens before it and the rate of the engine.
+//! Estimates the least time until a waiting request ends, from the prompt tokens before it and the rate of the engine.
 //!
-//! A client's requests with one adapter get slots in order. So a request gets one when all that come before it have
-//! ended but as many as there are other slots, and each of them computes its prompt first. Which of them are left is
-//! not known: the prompts with the most tokens are assumed. Tokens that the prefix cache has, or that an earlier request
-//! brings there, do not count. The rate is the highest that was measured, so the time is a lower bound.
+//! A client's requests with one adapter get slots in order. With `n` slots, a request gets one when at most `n - 1` of
+//! the requests before it are left. The others compute their prompts first, and those with the most tokens are assumed
+//! to be left. Tokens that the prefix cache has, or that an unfinished request brings there, do not count. The rate is
+//! the highest that was measured in steps without room for further tokens. So the time is a lower bound, unless
+//! requests are cancelled or the engine becomes faster than it was.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 use super::clients::Lane;
-use crate::prefix_cache::Namespace;
 use crate::request::Request;
 
-/// The number of latest requests that a prompt is compared with. Prompts with a common prefix mostly come together.
-const NUM_RECENT: usize = 8;
 /// The least time for which a rate is measured.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
+/// The number of priorities of a lane whose requests are counted for a new one: its own, and those just above.
+const MAX_PRIORITIES: usize = 64;
 
 /// Numbers of tokens from 2^i to 2^(i+1) - 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ struct Bucket {
     num_tokens: u64,
 }
 
-/// The tokens that requests certainly compute for their prompts.
+/// The tokens that requests compute for their prompts.
 type Buckets = [Bucket; u32::BITS as usize];
 
 fn bucket_of(num_tokens: u32) -> usize {
@@ -37,13 +37,21 @@ fn bucket_of(num_tokens: u32) -> usize {
 pub(super) struct Backlog {
     /// By lane and priority. None is empty.
     waiting: BTreeMap<(Lane, i32), Buckets>,
-    /// The prompts of the latest requests, the last one last, with their namespaces in the prefix cache.
-    recent: VecDeque<(Namespace, Arc<[u32]>)>,
+    prefixes: Prefixes,
     rate: Rate,
 }
 
+/// Counts the prefixes of the prompts of unfinished requests that arrived with or after the first deadline.
+#[derive(Debug, Default)]
+struct Prefixes {
+    has_deadlines: bool,
+    /// The number of requests with each prefix.
+    counts: HashMap<u64, usize>,
+    hasher: RandomState,
+}
+
 impl Backlog {
-    /// A request waits that certainly computes as many tokens for its prompt.
+    /// A request waits that computes as many tokens for its prompt.
     pub(super) fn add(&mut self, lane: Lane, priority: i32, num_tokens: u32) {
         let bucket = &mut self.waiting.entry((lane, priority)).or_default()[bucket_of(num_tokens)];
         bucket.num_requests += 1;
@@ -72,7 +80,8 @@ impl Backlog {
     ) -> Option<Duration> {
         let rate = self.rate.highest?;
         let mut before = Buckets::default();
-        for (_, buckets) in self.waiting.range((lane, i32::MIN)..=(lane, priority)) {
+        let classes = self.waiting.range((lane, i32::MIN)..=(lane, priority)).rev();
+        for (_, buckets) in classes.take(MAX_PRIORITIES) {
             for (sum, bucket) in before.iter_mut().zip(buckets) {
                 sum.num_requests += bucket.num_requests;
                 sum.num_tokens += bucket.num_tokens;
@@ -92,38 +101,72 @@ impl Backlog {
         Duration::try_from_secs_f64(sum as f64 / rate).ok()
     }
 
-    /// The number of first tokens of a prompt that one of the latest requests has, too. The prompt is one of them now.
-    pub(super) fn num_common(&mut self, request: &Request) -> usize {
-        let namespace = Namespace { salt: request.cache_salt.clone(), adapter: request.adapter };
-        let num_equal = |other: &[u32]| {
-            other.iter().zip(request.prompt.iter()).take_while(|(other, own)| other == own).count()
-        };
-        let comparable = self.recent.iter().filter(|(other, _)| *other == namespace);
-        let most = comparable.map(|(_, prompt)| num_equal(prompt)).max();
-        if self.recent.len() == NUM_RECENT {
-            self.recent.pop_front();
+    /// The hashes of the first 1, 2, 4, 8 and so on tokens of a new request's prompt. None before a request has a
+    /// deadline.
+    pub(super) fn prefix_hashes(&mut self, request: &Request) -> Vec<u64> {
+        self.prefixes.has_deadlines |= request.deadline.is_some();
+        if !self.prefixes.has_deadlines || !request.prefix_cache {
+            return Vec::new();
         }
-        self.recent.push_back((namespace, Arc::clone(&request.prompt)));
-        most.unwrap_or(0)
+        let mut hasher = self.prefixes.hasher.build_hasher();
+        (request.adapter, &request.cache_salt).hash(&mut hasher);
+        let mut hashes = Vec::new();
+        for (index, token) in request.prompt.iter().enumerate() {
+            hasher.write_u32(*token);
+            if (index + 1).is_power_of_two() {
+                hashes.push(hasher.finish());
+            }
+        }
+        hashes
     }
 
-    /// A step has computed as many tokens; `is_idle` if no sequence runs or waits now.
-    pub(super) fn step_done(&mut self, num_tokens: u64, is_idle: bool, now: Instant) {
-        self.rate.add(num_tokens, is_idle, now);
+    /// The most first tokens that a prompt can have in common with that of an unfinished request.
+    pub(super) fn max_common(&self, hashes: &[u64]) -> usize {
+        // They differ before the next power of two.
+        let num_common = hashes.iter().take_while(|hash| self.prefixes.counts.contains_key(hash)).count();
+        (1 << num_common) - 1
+    }
+
+    /// Counts the prefixes of a request.
+    pub(super) fn add_prefixes(&mut self, hashes: &[u64]) {
+        hashes.iter().for_each(|hash| *self.prefixes.counts.entry(*hash).or_default() += 1);
+    }
+
+    /// The opposite of `add_prefixes`.
+    pub(super) fn remove_prefixes(&mut self, hashes: &[u64]) {
+        for hash in hashes {
+            let count = self.prefixes.counts.get_mut(hash).expect("it was added; this is a bug");
+            *count -= 1;
+            if *count == 0 {
+                self.prefixes.counts.remove(hash);
+            }
+        }
+    }
+
+    /// A step has computed as many tokens. `is_full` if it had no room for more; `is_idle` if no sequence runs or waits
+    /// now.
+    pub(super) fn step_done(&mut self, num_tokens: u64, is_full: bool, is_idle: bool, now: Instant) {
+        self.rate.add(num_tokens, is_full, now);
         if is_idle {
-            self.recent.clear(); // an idle engine keeps no prompts
+            self.rate.begin = None; // the time until the next step is not that of computing
         }
     }
 
-    /// Panics unless these requests were added.
-    pub(super) fn check_integrity(&self, waiting: impl Iterator<Item = (Lane, i32, u32)>) {
+    /// Panics unless these requests wait and are unfinished.
+    pub(super) fn check_integrity<'a>(
+        &self,
+        waiting: impl Iterator<Item = (Lane, i32, u32)>,
+        unfinished: impl Iterator<Item = &'a [u64]>,
+    ) {
         let mut found = Self::default();
         waiting.for_each(|(lane, priority, num_tokens)| found.add(lane, priority, num_tokens));
         assert_eq!(found.waiting, self.waiting, "waiting tokens miscounted; this is a bug");
+        unfinished.for_each(|hashes| found.add_prefixes(hashes));
+        assert_eq!(found.prefixes.counts, self.prefixes.counts, "prefixes miscounted; this is a bug");
     }
 }
 
-/// Measures tokens per second.
+/// Measures tokens per second of full steps.
 #[derive(Debug, Default)]
 struct Rate {
     highest: Option<f64>,
@@ -133,9 +176,9 @@ struct Rate {
 }
 
 impl Rate {
-    fn add(&mut self, num_tokens: u64, is_idle: bool, now: Instant) {
-        let Some(begin) = self.begin else {
-            self.begin = (!is_idle).then_some(now);
+    fn add(&mut self, num_tokens: u64, is_full: bool, now: Instant) {
+        let Some(begin) = self.begin.filter(|_| is_full) else {
+            (self.begin, self.num_tokens) = (Some(now), 0);
             return;
         };
         self.num_tokens += num_tokens;
@@ -144,10 +187,6 @@ impl Rate {
             let rate = self.num_tokens as f64 / seconds.as_secs_f64();
             self.highest = Some(self.highest.map_or(rate, |highest| highest.max(rate)));
             (self.begin, self.num_tokens) = (Some(now), 0);
-        }
-        if is_idle {
-            // The time until the next step is not that of computing.
-            (self.begin, self.num_tokens) = (None, 0);
         }
     }
 }

@@ -41,6 +41,11 @@ impl TokenBudget {
         Self { total, prefills: Vec::with_capacity(max_num_seqs) }
     }
 
+    /// `max_num_batched_tokens`.
+    pub(super) fn total(&self) -> usize {
+        self.total
+    }
+
     /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
     pub(super) fn distribute(&mut self, slots: &mut Slots, clients: &Clients, now: Instant) {
         let mut remaining = self.total;

@@ -268,7 +268,8 @@ impl WaitingQueue {
         let counted = self.new.values().filter_map(|sequence| {
             Some((lane_of(sequence), sequence.key.priority, sequence.backlog_tokens?))
         });
-        self.backlog.check_integrity(counted);
+        let unfinished = running.clone().chain(self.iter()).map(|sequence| &*sequence.prefix_hashes);
+        self.backlog.check_integrity(counted, unfinished);
         let is_untouched =
             |sequence: &Sequence| sequence.has_no_rows_in_flight() && sequence.swapped.is_none();
         let mut untouched = self.new.values().chain(self.followers.values());

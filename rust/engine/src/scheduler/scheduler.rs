@@ -17,7 +17,7 @@ use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
 use crate::limits::Limits;
 use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
-use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection, Request};
+use crate::request::{AdapterId, ClientId, FinishReason, Overload, Rejection};
 use crate::sequence::{ComputedTokens, SchedulingKey, Sequence};
 use crate::stats::Counters;
 use crate::step::{ScheduledRow, StepPlan};
@@ -73,17 +73,19 @@ impl Scheduler {
         }
     }
 
-    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full, or would make it miss
+    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full, or it cannot end before
     /// its deadline, it is rejected: returned, with the bound that it would exceed.
     #[must_use]
-    pub(crate) fn enqueue(&mut self, sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
+    pub(crate) fn enqueue(&mut self, mut sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
         let (key, client) = (sequence.key, sequence.request.client);
         if self.has_too_many_descheduled(client) {
             let (waiting, limit) = (self.num_with_descheduled(), self.max_with_descheduled(client));
             return Some((sequence, Rejection::TooManyPreempted { waiting, limit }));
         }
         let limit = self.max_new(client);
-        let request = sequence.request.deadline.map(|_| Arc::clone(&sequence.request));
+        sequence.prefix_hashes = self.queue.backlog.prefix_hashes(&sequence.request);
+        let max_common = self.queue.backlog.max_common(&sequence.prefix_hashes);
+        let deadline = sequence.request.deadline;
         self.add(&sequence);
         self.queue.push_new(sequence);
         // If another one waits before it, it cannot run either, unless it may overtake it.
@@ -96,30 +98,32 @@ impl Scheduler {
         if let Some(sequence) = is_rejected.then(|| self.remove_waiting(key)).flatten() {
             return Some((sequence, Rejection::Overloaded { waiting: self.queue.num_new(), limit }));
         }
-        self.check_deadline(key, &request?, now)
+        self.check_deadline(key, deadline?, max_common, now)
     }
 
-    /// Rejects a new request if it waits and certainly misses its deadline; counts its tokens otherwise.
+    /// Rejects a new request if it waits and cannot end before its deadline; counts its tokens otherwise. At most the
+    /// first `max_common` tokens of its prompt are brought by other requests.
     fn check_deadline(
         &mut self,
         key: SchedulingKey,
-        request: &Arc<Request>,
+        deadline: Instant,
+        max_common: usize,
         now: Instant,
     ) -> Option<(Sequence, Rejection)> {
-        let num_common = self.queue.backlog.num_common(request);
         let sequence = self.queue.find_new(key)?;
         let (lane, num_reusable) = (lane_of(sequence), sequence.num_reusable());
+        let num_prompt = sequence.request.prompt.len();
         let (chain, tokens) = sequence.contents();
         let mut num_cached = 0;
         if chain.max_blocks() > 0 {
             let cached = self.kv.match_prefix(chain, tokens, num_reusable, now).cached();
-            num_cached = num_common.min(num_reusable).max(cached.device + cached.host);
+            num_cached = max_common.min(num_reusable).max(cached.device + cached.host);
             num_cached -= num_cached % self.kv.block_size();
         }
-        let num_tokens = (request.prompt.len() - num_cached) as u32;
+        let num_tokens = (num_prompt - num_cached) as u32;
         let num_others = self.slots.len() - 1;
         let least = self.queue.backlog.least_time(lane, key.priority, num_tokens, num_others);
-        let left = request.deadline?.saturating_duration_since(now);
+        let left = deadline.saturating_duration_since(now);
         if let Some(least) = least.filter(|least| *least > left) {
             let sequence = self.remove_waiting(key)?;
             return Some((sequence, Rejection::TooLate { least, left }));
@@ -131,7 +135,8 @@ impl Scheduler {
     /// A step has computed as many tokens, and its outputs were delivered.
     pub(crate) fn step_done(&mut self, num_tokens: u64, now: Instant) {
         let is_idle = self.slots.num_running() == 0 && self.queue.len() == 0;
-        self.queue.backlog.step_done(num_tokens, is_idle, now);
+        let is_full = num_tokens >= self.budget.total() as u64;
+        self.queue.backlog.step_done(num_tokens, is_full, is_idle, now);
     }
 
     /// The bounds for which new requests of clients with sequences would be rejected, unless they are so urgent that
@@ -356,6 +361,7 @@ impl Scheduler {
     /// Counts a sequence that arrives.
     fn add(&mut self, sequence: &Sequence) {
         self.queue.clients.add(sequence);
+        self.queue.backlog.add_prefixes(&sequence.prefix_hashes);
         if let Some(adapter) = sequence.request.adapter {
             self.adapters.add_sequence(adapter, sequence.key);
         }
@@ -364,6 +370,7 @@ impl Scheduler {
     /// The opposite of `add`.
     fn forget(&mut self, sequence: &Sequence) {
         self.queue.clients.remove(sequence);
+        self.queue.backlog.remove_prefixes(&sequence.prefix_hashes);
         if let Some(adapter) = sequence.request.adapter {
             let removed = self.adapters.remove_sequence(adapter, sequence.key);
             self.note_removal(adapter, removed);

@@ -48,6 +48,8 @@ pub struct Sequence {
     pub(crate) num_staged: usize,
     /// The tokens that the scheduler's `backlog` has counted for it.
     pub(crate) backlog_tokens: Option<u32>,
+    /// The prefixes that the scheduler's `backlog` has counted for it.
+    pub(crate) prefix_hashes: Vec<u64>,
     pub(super) generated: Vec<u32>,
     pub(super) prompt_outputs: PromptOutputs,
     pub(super) drafting: Drafting,
@@ -114,6 +116,7 @@ impl Sequence {
             swapped: None,
             num_staged: 0,
             backlog_tokens: None,
+            prefix_hashes: Vec::new(),
             generated: Vec::new(),
             num_planned: 0,
             num_computed_once: 0,

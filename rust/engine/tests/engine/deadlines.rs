@@ -1,4 +1,4 @@
-//! Requests with deadlines: those that certainly miss them are rejected on arrival.
+//! Requests with deadlines: those that cannot end in time are rejected on arrival.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ fn least_time(client: &mut Client) -> Option<Duration> {
 }
 
 #[test]
-fn a_request_that_certainly_misses_its_deadline_is_rejected() {
+fn a_request_that_cannot_end_before_its_deadline_is_rejected() {
     let mut harness = measured(Limits { max_num_seqs: 2, max_waiting: 100, num_blocks: 128, ..limits() });
     let clients: Vec<_> = (0..11).map(|seed| start_by(&mut harness, unshared(40, 8, seed), FAR)).collect();
     // Two run and nine wait, of which eight end before it gets a slot.
@@ -98,14 +98,46 @@ fn no_request_is_rejected_before_a_rate_is_measured() {
 }
 
 #[test]
+fn steps_with_room_for_more_tokens_give_no_rate() {
+    let mut harness = Harness::new(Limits { max_num_seqs: 2, max_waiting: 100, num_blocks: 128, ..limits() });
+    let decoding = harness.start(unshared(1, 40, 0));
+    while step(&mut harness) {}
+    let clients: Vec<_> = (0..50).map(|seed| start_by(&mut harness, unshared(40, 8, seed), FAR)).collect();
+    // It computes 1 token per step so far, and could compute 16.
+    let mut last = start_by(&mut harness, unshared(40, 8, 50), Duration::from_secs(1));
+    assert_eq!(least_time(&mut last), None);
+    drop((decoding, clients));
+}
+
+/// A prompt of 40 tokens, whose first `num_common` are those of the opening.
+fn with_opening(num_common: usize, opening: u64, seed: u64) -> Request {
+    let mut prompt = request(num_common, 1, opening).prompt.to_vec();
+    prompt.extend_from_slice(&request(40 - num_common, 1, seed).prompt);
+    Request { prompt: prompt.into(), ..request(1, 1, seed) }
+}
+
+#[test]
+fn prefixes_of_unfinished_requests_count_once() {
+    let limits = Limits { max_num_seqs: 1, max_waiting: 100, num_blocks: 200, ..caching() };
+    let mut harness = measured(limits);
+    // The first runs. The second has no deadline: its tokens do not count, and others need not compute its opening.
+    let mut clients = vec![start_by(&mut harness, with_opening(24, 0, 0), FAR)];
+    clients.push(harness.start(with_opening(24, 1, 1)));
+    for seed in 2..60 {
+        clients.push(start_by(&mut harness, with_opening(24, seed % 20, seed), FAR));
+    }
+    let mut late = start_by(&mut harness, with_opening(24, 3, 60), Duration::ZERO);
+    // Prompts with 24 common tokens may have 31, of which 28 are in full blocks.
+    let num_tokens = 18 * 40 + (40 + 1) * (40 - 28);
+    assert_eq!(least_time(&mut late), Some(Duration::from_secs_f64(f64::from(num_tokens) / 160.0)));
+    drop(clients);
+}
+
+#[test]
 fn tokens_that_the_prefix_cache_can_have_do_not_count() {
     let limits = Limits { max_num_seqs: 1, max_waiting: 100, num_blocks: 200, ..caching() };
     let mut harness = measured(limits);
-    let with_end = |opening: u64, seed: u64| {
-        let mut prompt = request(32, 1, opening).prompt.to_vec();
-        prompt.extend_from_slice(&request(8, 1, seed).prompt);
-        Request { prompt: prompt.into(), ..request(1, 1, seed) }
-    };
+    let with_end = |opening: u64, seed: u64| with_opening(24, opening, seed);
     // One prefix is cached; the requests of the other one follow each other.
     let cached = start_by(&mut harness, with_end(1, 70), FAR);
     while step(&mut harness) {}
@@ -113,7 +145,7 @@ fn tokens_that_the_prefix_cache_can_have_do_not_count() {
         (0..20).map(|seed| start_by(&mut harness, with_end(1 + seed % 2, seed), FAR)).collect();
     let mut late = start_by(&mut harness, with_end(2, 50), Duration::ZERO);
     // The first runs, the second brings its prefix.
-    assert_eq!(least_time(&mut late), Some(Duration::from_secs_f64(f64::from(18 * 8 + 40 + 8) / 160.0)));
+    assert_eq!(least_time(&mut late), Some(Duration::from_secs_f64(f64::from(18 * 12 + 40 + 12) / 160.0)));
     drop((cached, clients));
 }
 
@@ -122,7 +154,7 @@ fn random_request(random: &mut Random, seed: u64) -> (usize, Request) {
     let num_prompt = random.between(1, 60);
     let mut prompt = request(num_prompt, 1, seed).prompt.to_vec();
     if random.chance(60) {
-        let opening = request(random.between(1, num_prompt), 1, random.below(3) as u64).prompt;
+        let opening = request(random.between(1, num_prompt), 1, random.below(12) as u64).prompt;
         prompt[..opening.len()].copy_from_slice(&opening);
     }
     let request = Request {

@@ -189,7 +189,7 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
         assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
     }
-    for met in [seen.too_many, seen.unread, seen.paused_waiting, seen.pressed_choices] {
+    for met in [seen.too_many, seen.too_late, seen.unread, seen.paused_waiting, seen.pressed_choices] {
         assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
     }
     for met in [seen.loaded_again, seen.unknown_adapter, seen.unloaded, seen.removed_late] {
@@ -259,6 +259,7 @@ impl World {
             93..96 => self.change_holds(),
             96 => self.change_adapters(),
             97 => self.reset(),
+            98 if self.random.chance(30) => self.harness.pass(1000), // the least time for a rate
             98 => self.harness.pass(self.random.below(100) as u64),
             _ if self.random.chance(20) => self.shut_down(),
             _ if self.random.chance(30) => self.lose_device(),
