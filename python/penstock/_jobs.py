@@ -12,7 +12,13 @@ from penstock import _core
 from penstock._options import merge
 from penstock._pump import Watch
 from penstock.chat import Chat
-from penstock.errors import DeadlineError, GenerationError, InvalidRequestError, OutOfMemoryError, OverloadedError
+from penstock.errors import (
+    DeadlineError,
+    GenerationError,
+    InvalidRequestError,
+    OutOfMemoryError,
+    OverloadedError,
+)
 from penstock.request import result_of
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock import _core, _hub
+from penstock._chat_costs import weight
 from penstock._client import client, deadline
 from penstock._core import Host
 from penstock._cuda import cuda_folders
@@ -465,6 +466,13 @@ def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:
         or sum(map(len, texts)) > LONG_TEXT
         or any(getattr(params, field) is not None for field in _GRAMMAR_PARAMETERS)
     )
+
+
+def num_chars(prompt: PreparedPrompt) -> int:
+    """About the number of characters of a prompt that is text or a chat; 0 for token ids."""
+    if isinstance(prompt, Chat):
+        return weight(prompt.messages)
+    return len(prompt) if isinstance(prompt, str) else 0
 
 
 @contextmanager

@@ -90,7 +90,10 @@ class _AsyncBatch(BatchBase[Item]):
         submit, in_thread = job.submit(self._session, port), should_offload(job.prompt, job.params)
         await anyio.lowlevel.checkpoint()
         try:
-            started = await self._call(submit, in_thread=True) if in_thread else submit(_never_cancelled)
+            if in_thread:
+                started = await self._call(submit, job.prompt, in_thread=True)
+            else:
+                started = submit(_never_cancelled)
             self._begin(job, started, port)
         except REFUSALS as error:
             return self._refuse(job, error)

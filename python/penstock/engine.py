@@ -14,7 +14,7 @@ from anyio.lowlevel import RunVar
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._pump import Pump
-from penstock._session import Session, adapter_errors, check_seconds, should_offload
+from penstock._session import Session, adapter_errors, check_seconds, num_chars, should_offload
 from penstock._workers import run_in_thread, run_slow
 from penstock.batch import Batch, BatchStream
 from penstock.blocking import Blocking
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     )
     from penstock._options import EngineOptions, Prompt, RequestOptions
     from penstock._session import PreparedPrompt
+    from penstock._workers import Kind
 
 __all__ = ["Engine"]
 
@@ -240,7 +241,8 @@ class Engine:
         """
         is_large, prepared, params = await self._prepare(prompt, params, dict(options))
         submit = partial(self._session.submit, prepared, params)
-        return await self._start(submit, in_thread=should_offload(prepared, params), is_large=is_large)
+        in_thread = should_offload(prepared, params)
+        return await self._start(submit, prepared, in_thread=in_thread, is_large=is_large)
 
     async def _prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
@@ -250,7 +252,8 @@ class Engine:
         prepare = partial(self._session.prepare, prompt, params, options)
         if not is_large:
             return False, *prepare()
-        return True, *await self._call(lambda _: prepare(), in_thread=True, is_large=True)
+        self._session.check_room()
+        return True, *await run_slow(lambda _: prepare(), kind="python")
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
@@ -274,7 +277,7 @@ class Engine:
         in_thread = should_offload(prepared, params)
         if params.num_beams > 1:
             begin = partial(self._session.search_beams, prepared, params)
-            search = await self._call(begin, in_thread=in_thread, is_large=is_large)
+            search = await self._call(begin, prepared, in_thread=in_thread, is_large=is_large)
             try:
                 while search.is_running:
                     search.advance(await self._run_step(search))
@@ -282,7 +285,7 @@ class Engine:
             finally:
                 search.close()
         submit = partial(self._session.submit, prepared, _core.candidate_params(params))
-        start = partial(self._start, submit, in_thread=in_thread, is_large=is_large)
+        start = partial(self._start, submit, prepared, in_thread=in_thread, is_large=is_large)
         async with Stream(start) as request:
             return _core.best_of(await request.result(), params)
 
@@ -373,19 +376,21 @@ class Engine:
         """
         params = self._session.prepare_scoring(text, adapter, cache_salt, priority)
         submit = partial(self._session.submit_scoring, text, params)
-        async with Stream(partial(self._start, submit, in_thread=should_offload(text, params))) as request:
+        start = partial(self._start, submit, text, in_thread=should_offload(text, params))
+        async with Stream(start) as request:
             return _core.score(await request.result())
 
     async def _start(
         self,
         submit: Callable[[Port, Callable[[], None]], _core.Request],
+        prompt: PreparedPrompt,
         *,
         in_thread: bool,
         is_large: bool = False,
     ) -> Request:
         pump = self._pump()
         # An abandoned thread drops the native request, which cancels it.
-        native = await self._call(partial(submit, pump.port), in_thread=in_thread, is_large=is_large)
+        native = await self._call(partial(submit, pump.port), prompt, in_thread=in_thread, is_large=is_large)
         request = Request(self._session, native, pump)
         try:
             await request.admission()
@@ -395,13 +400,19 @@ class Engine:
         return request
 
     async def _call(
-        self, function: Callable[[Callable[[], None]], Returned], *, in_thread: bool, is_large: bool = False
+        self,
+        function: Callable[[Callable[[], None]], Returned],
+        prompt: PreparedPrompt,
+        *,
+        in_thread: bool,
+        is_large: bool = False,
     ) -> Returned:
-        """Call `function`, which is given a callable that raises once the task is cancelled."""
+        """Call `function` for a prompt. It is given a callable that raises once the task is cancelled."""
         if not in_thread:
             return function(lambda: None)
         self._session.check_room()
-        return await run_slow(function, kind="python" if is_large else "short")
+        kind: Kind = "python" if is_large else "short"
+        return await run_slow(function, kind=kind, num_chars=num_chars(prompt))
 
     async def _run_step(self, search: _core.BeamSearch) -> list[Result]:
         """Run one step of a beam search: all its requests concurrently."""

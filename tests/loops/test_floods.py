@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,10 +13,19 @@ import pytest
 
 import penstock
 from penstock import _chat_sandbox, _client, _workers
-from support.api.engines import LONG, PROMPT, SHORT, assert_at_rest, make_engine, resident_bytes, wait_until
+from support.api.engines import (
+    LONG,
+    PROMPT,
+    SHORT,
+    assert_at_rest,
+    limit_threads,
+    make_engine,
+    resident_bytes,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -130,7 +140,7 @@ async def test_overloaded_engine_refuses_before_it_prepares(
 async def test_cancelled_rendering_keeps_its_slot_until_it_ends(
     engine: penstock.Engine, rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_workers._KINDS, "short", (anyio.lowlevel.RunVar("test workers"), 2))
+    limit_threads(monkeypatch, 2)
     for _ in range(5):
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as group:
@@ -203,14 +213,50 @@ async def test_clients_that_give_up_leave_few_threads_and_flat_memory(demo_engin
     await assert_at_rest(demo_engine)
 
 
-async def test_clients_take_turns_at_the_slots_of_threads() -> None:
+async def test_long_texts_wait_for_each_other_and_not_short_ones(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_workers, "MAX_TEXT_CHARS", 200 << 10)
+    limit_threads(monkeypatch, 3)
+    begun, release, ended = list[int](), threading.Event(), list[object]()
+
+    def tokenise(_: object) -> None:
+        begun.append(1)
+        release.wait(20)
+
+    async def generate(ask: Callable[[], Awaitable[object]]) -> None:
+        with pytest.raises(penstock.InvalidRequestError):  # it has more tokens than any prompt
+            ended.append(await ask())
+        ended.append(ask)
+
+    text = "x" * (70 << 10)
+    prompts: list[Any] = [text, [{"role": "user", "content": text}]]
+    async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as cancelled:
+            cancelled.start_soon(partial(_workers.run_slow, tokenise, num_chars=70 << 10))
+            await until(lambda: len(begun) == 1)
+            cancelled.cancel_scope.cancel()  # its thread goes on
+        group.start_soon(partial(_workers.run_slow, tokenise, num_chars=100 << 10))
+        await until(lambda: len(begun) == 2)
+        for prompt in prompts:
+            group.start_soon(generate, partial(engine.generate, prompt, SHORT))
+        group.start_soon(generate, partial(engine.generate, text, max_tokens=1, num_beams=2))
+        group.start_soon(generate, partial(engine.score, text))
+        await anyio.wait_all_tasks_blocked()
+        await engine.generate(MESSAGES, SHORT)
+        assert ended == []
+        release.set()
+    assert len(ended) == 4
+
+
+async def test_clients_take_turns_at_the_slots_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     release, order = threading.Event(), list[int | None]()
 
     async def call(client: int | None, function: Callable[[], object]) -> None:
         _client.client.set(client)
-        await workers.run(lambda _: function())
+        await _workers.run_slow(lambda _: function())
 
-    workers = _workers.Workers(1)
+    limit_threads(monkeypatch, 1)
     async with anyio.create_task_group() as group:
         group.start_soon(call, 1, lambda: release.wait(20))
         await anyio.wait_all_tasks_blocked()
@@ -223,7 +269,7 @@ async def test_clients_take_turns_at_the_slots_of_threads() -> None:
             cancelled.cancel_scope.cancel()
         release.set()
     assert order == [1, 2, None, 1, 2, 1], "the first of them waits for a slot, the others for a turn"
-    assert await workers.run(lambda _: 7) == 7
+    assert await _workers.run_slow(lambda _: 7) == 7
 
 
 async def test_threads_that_all_wait_for_the_engine_get_answers(engine: penstock.Engine) -> None:

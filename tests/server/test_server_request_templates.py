@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anyio.lowlevel
 import pytest
 
 import penstock.server
@@ -20,7 +19,7 @@ from penstock._client import client
 from penstock.chat import Chat, ChatTemplate
 from penstock.server import templates
 from penstock.server.templates import TemplateProcess, Turns
-from support.api.engines import make_engine, wait_until
+from support.api.engines import limit_threads, make_engine, wait_until
 from support.server.process import started
 from support.server.serving import Served, at_rest, post, serving
 
@@ -324,7 +323,7 @@ def test_client_that_leaves_ends_its_rendering(server: Served, engine: penstock.
 def test_waiting_for_the_process_holds_no_thread_of_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_workers._KINDS, "short", (anyio.lowlevel.RunVar("one worker"), 1))
+    limit_threads(monkeypatch, 1)
     turns = server.application.state.templates._turns
     for path in (PATH, "/tokenize"):
         with begun(server, LOOP, path), begun(server, LOOP, path), begun(server, LOOP, path):

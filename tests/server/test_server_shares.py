@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 import penstock.server
-from penstock._client import client
+from penstock._client import client, deadline
 from penstock.server.addresses import network_of
 from penstock.server.connection import limited_protocol
 from support.api.engines import make_engine, wait_until
@@ -92,31 +92,29 @@ def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> Non
         assert server.ask(PATH, body, headers=header("a"))[0] == 200
 
 
-def test_request_that_would_wait_too_long_is_refused_at_once(tiny_model: Path) -> None:
-    with make_engine(tiny_model, max_num_seqs=1) as engine, ExitStack() as stack:
-        server = stack.enter_context(with_keys(engine, request_timeout=2.0))
-        params = penstock.SamplingParams(max_tokens=200, ignore_eos=True)
-        seconds, num_prompts = 0.0, 16
-        while seconds < 1.5:  # a rate is that of at least one second of work
-            begin, num_prompts = time.monotonic(), 2 * num_prompts
-            for _ in engine.blocking.generate_many(["Hello"] * num_prompts, params):
-                pass
-            seconds = time.monotonic() - begin
+def test_request_that_cannot_end_in_time_is_refused_at_once(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = engine._session.submit
+    times_left = list[float]()
 
-        def is_counted(number: int) -> bool:
-            stats = engine.stats()
-            return stats.waiting + stats.requests_rejected >= number
+    def refuse(prompt: Any, *arguments: Any) -> Any:
+        times_left.append((deadline.get() or 0.0) - time.monotonic())
+        if prompt == "late":
+            raise penstock.DeadlineError("it takes too long")
+        return submit(prompt, *arguments)
 
-        with held(engine):
-            number = 0
-            while not engine.stats().requests_rejected:
-                body = {**SHORT, "prompt": [number % 200] * 200}
-                connection = stack.enter_context(closing(server.send(post_as("a", body))))
-                number += 1
-                wait_until(partial(is_counted, number))
-            answer = connection.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 429")
-        assert b"from its deadline; try again later" in answer
+    monkeypatch.setattr(engine._session, "submit", refuse)
+    with with_keys(engine, request_timeout=100.0) as server:
+        for prompts in (["late"], ["Hello", "late"], ["Hello"] * 9 + ["late"]):
+            for more in ({}, {"best_of": 2}):
+                body = {**SHORT, **more, "prompt": prompts}
+                status, answer, headers = server.ask(PATH, body, headers=header("a"))
+                assert (status, answer["error"]["message"]) == (429, "it takes too long"), prompts
+                assert headers["retry-after"] == "1"
+        assert server.ask(PATH, SHORT, headers=header("a"))[0] == 200
+    assert all(90 < seconds <= 100 for seconds in times_left)
+    wait_until(lambda: at_rest(engine))
 
 
 def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None:
@@ -266,7 +264,7 @@ def test_address_with_most_connections_makes_room(engine: penstock.Engine, parse
             busy = opened(1, post(PATH, SHORT))
             wait_until(lambda: len(groups["127.0.0.1"].busy) == 1)
             head, body = opened(1, b"GET /ping HT"), opened(1, post(PATH, b"{", length=100))
-            wait_until(lambda: list(map(is_received, groups["127.0.0.1"].idle)) == [False, True, True])
+            wait_until(lambda: list(map(is_received, list(groups["127.0.0.1"].idle))) == [False, True, True])
             with connect(server, "127.0.0.1", PING) as refused:
                 assert read(refused) == b""
             for closed in (silent, head):
@@ -283,6 +281,36 @@ def test_address_with_most_connections_makes_room(engine: penstock.Engine, parse
         stack.close()
         wait_until(lambda: (len(groups), protocol.clients._num_connections) == (0, 0))
         assert server.ask("/ping")[0] == 200
+
+
+def test_connection_with_a_response_to_send_is_not_closed_for_others(engine: penstock.Engine) -> None:
+    settings = penstock.server.ServerSettings(max_connections=3)
+    protocol: Any = limited_protocol(settings, PARSERS["h11"])
+    with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:
+        groups = protocol.clients._groups
+        slow = stack.enter_context(closing(socket.socket()))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.settimeout(60)
+        slow.connect(("127.0.0.1", server.port))
+        wait_until(lambda: len(groups.get("127.0.0.1", ())) == 1)
+        [accepted] = groups["127.0.0.1"].idle
+        accepted.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        slow.sendall(post("/detokenize", {"tokens": [40] * 262_144}))
+        wait_until(lambda: accepted in groups["127.0.0.1"].idle and unsent(accepted) > 0)
+        silent = [stack.enter_context(closing(connect(server, "127.0.0.1"))) for _ in range(2)]
+        wait_until(lambda: len(groups["127.0.0.1"]) == 3)
+        other = stack.enter_context(closing(connect(server, "127.0.0.2", PING)))
+        read_until(other, b'{"status":"ok"}')
+        assert read(silent[0]) == b"", "it has been idle for less time, but has nothing to send"
+        answer = http.client.HTTPResponse(slow)
+        answer.begin()
+        assert len(json.loads(answer.read())["prompt"]) >= 262_144
+
+
+def unsent(connection: Any) -> int:
+    """The number of bytes that were not yet sent."""
+    size: int = connection.transport.get_write_buffer_size()
+    return size
 
 
 def is_received(connection: Any) -> bool:

@@ -20,14 +20,13 @@ import anyio
 import jsonschema
 import pydantic
 import pytest
-from anyio.lowlevel import RunVar
 
 import penstock
 from penstock import _workers
 from penstock._client import client
 from penstock.demo import model_path
 from support.api.checkpoints import make_config, write_checkpoint
-from support.api.engines import PROMPT, assert_at_rest, engine_threads, make_engine, wait_until
+from support.api.engines import PROMPT, assert_at_rest, engine_threads, limit_threads, make_engine, wait_until
 from support.paths import DATA
 
 if TYPE_CHECKING:
@@ -325,7 +324,7 @@ async def test_cancelled_compilation_keeps_no_thread_and_no_slot(engine: penstoc
 async def test_callers_that_wait_for_grammars_take_no_slot(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_workers._KINDS, "short", (RunVar("test workers"), 1))
+    limit_threads(monkeypatch, 1)
     begin_wait = _workers.SlowCall.begin_wait
     waits: list[_workers.SlowCall] = []
     answers: list[penstock.Result] = []
@@ -374,7 +373,7 @@ async def test_number_of_callers_that_wait_is_limited(
             assert ends == {"answered": 6}  # the application waits for its own calls
     assert ends["answered"] >= 2
     assert (
-        ends["too many requests wait for long texts, grammars or chat templates; try again later"]
+        ends["too many requests wait for grammars or chat templates; try again later"]
         == 6 - ends["answered"]
         > 0
     )

@@ -10,6 +10,7 @@ import asyncio
 import socket
 from collections import deque
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -56,6 +57,11 @@ class _Group:
     def __len__(self) -> int:
         return len(self.idle) + len(self.busy)
 
+    @property
+    def oldest(self) -> _Limits | None:
+        """The idle connection without activity for longest, of those that have sent their responses."""
+        return next((found for found in self.idle if not found.transport.get_write_buffer_size()), None)
+
     def touch(self, connection: _Limits, *, is_idle: bool) -> None:
         """Note an activity of a connection."""
         self.remove(connection)
@@ -81,15 +87,15 @@ class _Clients:
     def add(self, connection: _Limits, name: str) -> bool:
         """Count a new connection of this client; returns whether there is room for it.
 
-        At the limit, a client with more connections loses an idle one.
+        At the limit, a client with at least two more connections loses an idle one.
         """
         group = self._groups.get(name) or _Group(name)
         if self._num_connections >= self._limit:
-            others = (found for found in self._groups.values() if found.idle)
-            largest = max(others, key=len, default=group)
-            if len(largest) <= len(group) + 1:
+            by_size = sorted(self._groups.values(), key=len, reverse=True)
+            larger = takewhile(lambda found: len(found) > len(group) + 1, by_size)
+            oldest = next(filter(None, (found.oldest for found in larger)), None)
+            if oldest is None:
                 return False
-            oldest = next(iter(largest.idle))
             self.remove(oldest)
             oldest.transport.abort()
         self._groups[name] = connection.group = group

@@ -8,7 +8,7 @@ use penstock_checkpoint::{TextFiles, TokenizerSource, check_lfs_pointer};
 use penstock_engine::{ClientId, Overload, StopCause};
 use penstock_frontend::adapters::Adapters;
 use penstock_frontend::params::SamplingParams;
-use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt, TextBudget};
+use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::{AdapterLoader, LaunchError, Profile};
 use penstock_text::{TextError, Tokenizer as TextTokenizer};
 use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
@@ -285,7 +285,6 @@ impl Engine {
                     text.chat_templates().values(),
                 ),
                 tokenizer,
-                texts: TextBudget::default(),
                 grammars: Grammars::default(),
                 generation: text.generation().clone(),
                 hidden_size: info.hidden_size,

@@ -227,14 +227,16 @@ pub(crate) fn check_added_tokens(pipeline: &Pipeline) -> Result<(), TextError> {
     let mut added: Vec<_> = vocabulary.get_added_tokens_decoder().iter().collect();
     added.sort_unstable_by_key(|(id, _)| **id);
     for (&id, token) in added {
-        let normalized = vocabulary.simple_id_to_token(id).map_or(0, |normalized| normalized.len());
-        let bytes = normalized.max(token.content.len());
+        let normalized = vocabulary.simple_id_to_token(id);
+        let forms = || [Some(&token.content), normalized.as_ref()].into_iter().flatten();
+        let bytes = forms().map(String::len).max().unwrap_or(0);
         if bytes > MAX_ADDED_TOKEN {
             let problem = format!("has {bytes} bytes; the limit is {MAX_ADDED_TOKEN}");
             return Err(TextError::CostlyToken { id, problem });
         }
         // Each token of a run of whitespace would be searched for the rest of the run.
-        if (token.lstrip || token.rstrip) && token.content.chars().all(char::is_whitespace) {
+        let is_whitespace = forms().any(|form| form.chars().all(char::is_whitespace));
+        if (token.lstrip || token.rstrip) && is_whitespace {
             let problem = "is whitespace; lstrip and rstrip must be false then".to_owned();
             return Err(TextError::CostlyToken { id, problem });
         }

@@ -12,10 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from anyio.lowlevel import RunVar
+
 import penstock
+from penstock import _workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import pytest
 
 #: Deterministic, with a length that does not depend on the weights.
 LONG = penstock.SamplingParams(max_tokens=400, ignore_eos=True, seed=1)
@@ -44,6 +49,12 @@ class Gate:
 def make_engine(model: str | Path, **options: object) -> penstock.Engine:
     """A small engine with one thread, which is fastest for such a small model."""
     return penstock.Engine(model, **{"threads": 1, **options})  # type: ignore[arg-type]
+
+
+def limit_threads(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the event loop have new worker threads, and this many for short work."""
+    monkeypatch.setitem(_workers.NUM_THREADS, "short", number)
+    monkeypatch.setattr(_workers, "_workers", RunVar("workers of a test"))
 
 
 def bits_of(result: penstock.Result) -> tuple[tuple[int, ...], tuple[float, ...] | None, str]:

@@ -13,10 +13,8 @@ mod formats;
 mod grammar_spec;
 mod grammars;
 mod prepare;
-mod texts;
 
 pub use formats::ModelFormats;
 pub use grammars::Grammars;
 pub use penstock_guidance::Caller;
 pub use prepare::{Frontend, Mode, PreparedRequest, Prompt};
-pub use texts::TextBudget;

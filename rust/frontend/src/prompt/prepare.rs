@@ -8,14 +8,13 @@ use std::time::Instant;
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
 use penstock_engine::{ClientId, Engine, Port, StartError};
 use penstock_guidance::{Caller, GuidanceError};
-use penstock_text::{TextError, TextOptions, Tokenizer};
+use penstock_text::{TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
 
 use super::bad_words;
 use super::formats::ModelFormats;
 use super::grammar_spec::requested_grammar;
 use super::grammars::Grammars;
-use super::texts::TextBudget;
 use crate::Error;
 use crate::adapters::{AdapterNotFound, Adapters};
 use crate::field::{Field, Read};
@@ -49,7 +48,6 @@ pub enum Mode {
 pub struct Frontend {
     pub engine: Engine,
     pub tokenizer: Tokenizer,
-    pub texts: TextBudget,
     pub formats: ModelFormats,
     pub grammars: Grammars,
     pub generation: GenerationConfig,
@@ -109,7 +107,7 @@ impl Frontend {
     ) -> Result<PreparedRequest, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
         self.check_adapter(params)?;
-        let (text, prompt) = self.tokenise(prompt, mode, caller)?;
+        let (text, prompt) = self.tokenise(prompt, mode, &mut || caller.is_wanted())?;
         let (params, resolved) = match mode {
             Mode::Scoring => self.resolve(&params.for_scoring(), prompt.len())?,
             Mode::Completion | Mode::Chat => self.resolve(params, prompt.len())?,
@@ -130,7 +128,7 @@ impl Frontend {
     ) -> Result<BeamSearch, Error> {
         self.engine.process().check().map_err(StartError::Stopped)?;
         self.check_adapter(params)?;
-        let (_text, prompt) = self.tokenise(prompt, mode, caller)?;
+        let (_text, prompt) = self.tokenise(prompt, mode, &mut || caller.is_wanted())?;
         let prompt: Arc<[u32]> = prompt.into();
         let (params, resolved) = self.resolve(params, prompt.len())?;
         let (step_params, step) = self.resolve(&params.for_beams(), prompt.len())?;
@@ -161,7 +159,7 @@ impl Frontend {
         &self,
         prompt: Prompt,
         mode: Mode,
-        caller: &mut dyn Caller,
+        is_wanted: &mut dyn FnMut() -> bool,
     ) -> Result<(Option<String>, Vec<u32>), Error> {
         match prompt {
             Prompt::Text(text) => {
@@ -171,10 +169,8 @@ impl Frontend {
                 if bytes > limit {
                     return Err(Error::TextTooLong { bytes, limit, max_model_len });
                 }
-                let cancelled = |_| Error::Prompt(TextError::Cancelled { bytes });
-                let _share = self.texts.take(bytes, caller).map_err(cancelled)?;
                 // Chat templates write special tokens themselves.
-                let ids = self.tokenizer.encode_while(&text, mode != Mode::Chat, || caller.is_wanted());
+                let ids = self.tokenizer.encode_while(&text, mode != Mode::Chat, is_wanted);
                 Ok((Some(text), ids.map_err(Error::Prompt)?))
             }
             Prompt::Tokens(ids) => Ok((None, ids)),

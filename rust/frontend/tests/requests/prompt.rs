@@ -1,15 +1,11 @@
 //! The prompt side: tokenisation, bad words, grammars, errors.
 
-use std::sync::mpsc;
-use std::thread;
-
 use penstock_engine::{Port, StartError};
 use penstock_frontend::Error;
 use penstock_frontend::params::{Json, ResponseFormat, ResponseKind, SamplingParams};
-use penstock_frontend::prompt::{Caller, Mode, Prompt};
-use penstock_text::TextError;
+use penstock_frontend::prompt::{Mode, Prompt};
 
-use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, only, saying, with_limits};
+use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, saying};
 
 fn params() -> SamplingParams {
     SamplingParams { max_tokens: Some(1), ..SamplingParams::default() }
@@ -38,51 +34,6 @@ fn text_and_token_ids_give_the_same_prompt() {
         crate::support::wait(&state, penstock_frontend::output::Milestone::End, &port);
         assert_eq!(&*state.result().unwrap().prompt_token_ids, bytes("né"));
     }
-}
-
-/// A caller that does not wait for other threads.
-struct Impatient;
-
-impl Caller for Impatient {
-    fn begin_wait(&mut self) -> bool {
-        false
-    }
-
-    fn is_wanted(&mut self) -> bool {
-        true
-    }
-}
-
-#[test]
-fn a_long_text_waits_for_another_of_its_client() {
-    let setup = with_limits(|limits| limits.max_model_len = 1 << 22, |_, _| only(END));
-    let prepare = |text: String, is_wanted: &mut dyn FnMut() -> bool| {
-        let mut caller = || is_wanted();
-        setup.frontend.prepare(&params(), Prompt::Text(text), Mode::Completion, &mut caller).map(|_| ())
-    };
-    let (begun, has_begun) = mpsc::channel();
-    let (end, may_end) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        let prepare = &prepare;
-        let first = scope.spawn(move || {
-            prepare("a ".repeat(1 << 21), &mut || begun.send(()).is_ok() && may_end.recv().is_err())
-        });
-        has_begun.recv().unwrap();
-        // The encoding of a text of one word asks no caller.
-        let mut num_asked = 0;
-        let second = prepare("a".repeat(1 << 17), &mut || {
-            num_asked += 1;
-            num_asked < 2
-        });
-        assert_eq!(num_asked, 2);
-        let text = Prompt::Text("a".repeat(1 << 17));
-        let third = setup.frontend.prepare(&params(), text, Mode::Completion, &mut Impatient);
-        assert!(matches!(third, Err(Error::Prompt(TextError::Cancelled { bytes: 131_072 }))));
-        assert!(matches!(second, Err(Error::Prompt(TextError::Cancelled { bytes: 131_072 }))));
-        end.send(()).unwrap();
-        let first = first.join().unwrap();
-        assert!(matches!(first, Err(Error::Prompt(TextError::Cancelled { bytes: 4_194_304 }))));
-    });
 }
 
 #[test]

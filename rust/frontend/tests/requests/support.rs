@@ -16,7 +16,7 @@ use penstock_frontend::Error;
 use penstock_frontend::adapters::Adapters;
 use penstock_frontend::output::{Milestone, RequestOutput, RequestState};
 use penstock_frontend::params::SamplingParams;
-use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt, TextBudget};
+use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_text::Tokenizer;
 use penstock_types::{Auto, GenerationConfig, ReasoningParser, ToolParser};
 
@@ -83,7 +83,6 @@ pub fn with_limits(
     let frontend = Frontend {
         engine: engine.unwrap(),
         tokenizer: tokenizer(),
-        texts: TextBudget::default(),
         formats: ModelFormats::new(
             Auto(Some(ReasoningParser::Think)),
             Auto(Some(ToolParser::Hermes)),

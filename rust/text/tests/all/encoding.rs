@@ -658,6 +658,13 @@ fn costly_added_tokens_are_refused() {
         let whitespace = with(" \n".to_owned(), lstrip, rstrip).err().unwrap();
         assert_eq!(whitespace, "added token 274 is whitespace; lstrip and rstrip must be false then");
     }
+    let mut json = byte_level_json();
+    json["normalizer"] = json!({"type": "Replace", "pattern": {"String": "_"}, "content": " "});
+    json["added_tokens"] = json!([{"id": 274, "content": "__", "single_word": false, "lstrip": false, "rstrip": true,
+                                   "normalized": true, "special": false}]);
+    let source = TokenizerSource::Json(json.to_string().into_bytes());
+    let normalized = Tokenizer::new(&source).err().unwrap().to_string();
+    assert_eq!(normalized, "added token 274 is whitespace; lstrip and rstrip must be false then");
     let mut vocabulary = byte_level("gpt-2");
     vocabulary.tokens[273] = "a".repeat(1001);
     assert_eq!(error(vocabulary), "added token 273 has 1001 bytes; the limit is 1000");

@@ -1,0 +1,42 @@
+"""Requests with a deadline, which a server gives them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock
+from penstock import _client
+from support.api.engines import PROMPT, SHORT, Gate, assert_at_rest, make_engine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.anyio
+async def test_request_that_cannot_end_before_its_deadline_is_refused(tiny_model: Path) -> None:
+    params = SHORT.replace(max_tokens=1)
+    async with make_engine(tiny_model, max_num_seqs=1, max_num_batched_tokens=16) as engine:
+        seconds, number, gate = 0.0, 4, Gate()
+        while seconds < 2:  # most steps are full, and a rate is that of a second of them
+            begin, number = time.monotonic(), 2 * number
+            prompts = [[token % 200 for token in range(index, index + 240)] for index in range(number)]
+            async for item in engine.generate_many(prompts, params, use_prefix_cache=False):
+                assert item.result is not None
+            seconds = time.monotonic() - begin
+        try:
+            running = await engine.start_request(PROMPT, SHORT, logits_processors=[gate])
+            _client.deadline.set(time.monotonic())
+            with pytest.raises(penstock.DeadlineError, match=r"at least \d+\.\d s, and 0\.0 s are left"):
+                await engine.start_request(PROMPT, SHORT)
+            errors = [type(item.error) async for item in engine.generate_many([PROMPT] * 2, SHORT)]
+            assert errors == [penstock.DeadlineError] * 2, "a batch does not try it again"
+            _client.deadline.set(time.monotonic() + 1000)
+            waiting = await engine.start_request(PROMPT, SHORT)
+        finally:
+            gate.opened.set()
+        await running.result()
+        assert (await waiting.result()).finish_reason == "length"
+        await assert_at_rest(engine)
