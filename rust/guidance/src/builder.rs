@@ -37,8 +37,7 @@ impl GrammarBuilder {
             initial_lexer_fuel: limits.lexer_nodes,
             step_lexer_fuel: limits.mask_nodes,
             step_max_items: limits.mask_items,
-            // A row is a part of one mask, so it has the same limit.
-            max_items_in_row: limits.mask_items,
+            max_items_in_row: limits.row_items,
             max_lexer_states: limits.lexer_states,
             max_grammar_size: limits.grammar_symbols,
             verbose_errors: false,

@@ -1,9 +1,10 @@
 //! Compilation on worker threads, so that callers can stop waiting.
 //!
 //! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until
-//! the library's own limits end it; its result is cached for later requests. Callers that ask for the same grammar in
-//! the meantime wait for the same compilation. A queued grammar without callers is removed from the queue. The clients
-//! of the queue take turns, so that many grammars of one do not delay those of another.
+//! the library's own limits end it; its result is cached for later requests. Meanwhile its client gets no other grammar,
+//! and another thread serves those of other clients. Callers that ask for the same grammar in the meantime wait for the
+//! same compilation. A queued grammar without callers is removed from the queue. The clients of the queue take turns, so
+//! that many grammars of one do not delay those of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -75,6 +76,8 @@ struct CompileQueue {
 
 /// A requested grammar without a result in the cache.
 struct CompileJob {
+    /// The client that asked first.
+    client: Option<u64>,
     num_callers: usize,
     started: Option<Instant>,
     result: Option<Result<Arc<CompiledGrammar>, GuidanceError>>,
@@ -143,17 +146,22 @@ impl GrammarCompiler {
         let key = queue.jobs.get_key_value(spec).map(|(key, _)| Arc::clone(key));
         let key = key.unwrap_or_else(|| Arc::new(spec.clone()));
         if !queue.jobs.contains_key(&key) {
-            let (limits, kind) = (&workers.limits, spec.kind());
+            let (limits, kind, client) = (&workers.limits, spec.kind(), caller.client());
             let overloaded = |reason| GuidanceError::Overloaded { kind, reason };
+            let has_late = |job: &CompileJob| job.client == client && job.is_late(limits.compile_time);
+            if client.is_some() && queue.jobs.values().any(has_late) {
+                let reason = format!("an earlier grammar of the client has taken {:?}", limits.compile_time);
+                return Err(overloaded(format!("{reason} and is not compiled yet")));
+            }
             if queue.pending.len() >= limits.queued_grammars {
                 let limit = limits.queued_grammars;
                 return Err(overloaded(format!("the queue is full, with {limit} other grammars")));
             }
             CompileWorkers::ensure_worker(workers, &mut queue)
                 .map_err(|error| overloaded(format!("cannot start a thread: {error}")))?;
-            let job = CompileJob { num_callers: 0, started: None, result: None };
+            let job = CompileJob { client, num_callers: 0, started: None, result: None };
             queue.jobs.insert(Arc::clone(&key), job);
-            queue.pending.push(caller.client(), Arc::clone(&key));
+            queue.pending.push(client, Arc::clone(&key));
             workers.job_added.notify_one();
         }
         workers.wait(queue, &key, caller)
@@ -179,10 +187,13 @@ impl CompileWorkers {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts a thread if none is idle and the limit allows one more.
+    /// Starts a thread if none is idle and the limit allows one more. Late compilations do not count, up to the limit.
     fn ensure_worker(workers: &Arc<Self>, queue: &mut CompileQueue) -> std::io::Result<()> {
         let has_idle = queue.num_idle > queue.pending.len();
-        if has_idle || queue.num_workers >= workers.limits.workers.max(1) {
+        let limits = &workers.limits;
+        let num_late = queue.jobs.values().filter(|job| job.is_late(limits.compile_time)).count();
+        let max_workers = limits.max_workers();
+        if has_idle || queue.num_workers >= max_workers + num_late.min(max_workers) {
             return Ok(());
         }
         let worker = Arc::clone(workers);
@@ -200,7 +211,8 @@ impl CompileWorkers {
         let mut queue = self.lock();
         loop {
             let Some(spec) = queue.pending.pop() else {
-                if queue.closed {
+                if queue.closed || queue.num_workers > self.limits.max_workers() {
+                    queue.num_workers -= 1;
                     return;
                 }
                 queue.num_idle += 1;
@@ -279,6 +291,11 @@ impl CompileWorkers {
 }
 
 impl CompileJob {
+    /// Whether its compilation has exceeded the time limit and goes on.
+    fn is_late(&self, limit: Duration) -> bool {
+        self.result.is_none() && self.started.is_some_and(|started| started.elapsed() > limit)
+    }
+
     /// The start of the time limit for a caller that waits since `begin`. It restarts when compilation starts.
     fn waiting_since(&self, begin: Instant) -> Instant {
         self.started.map_or(begin, |started| started.max(begin))

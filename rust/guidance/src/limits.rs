@@ -12,7 +12,8 @@ pub struct GuidanceLimits {
     pub compile_time: Duration,
     /// Maximum number of grammars in the queue.
     pub queued_grammars: usize,
-    /// Maximum number of worker threads. They start on demand.
+    /// Maximum number of worker threads. They start on demand. While compilations exceed their time limit, there are as
+    /// many more, up to twice the number.
     pub workers: usize,
     /// Maximum nesting depth of brackets in a source.
     pub nesting: usize,
@@ -40,10 +41,19 @@ pub struct GuidanceLimits {
     pub mask_nodes: u64,
     /// Maximum number of parser items created by one mask. About 20 per microsecond.
     pub mask_items: usize,
+    /// Maximum number of parser items after a token. The library compares each with all others.
+    pub row_items: usize,
     /// Maximum number of cached grammars.
     pub cached_grammars: usize,
     /// Maximum estimated size of all cached grammars, in bytes.
     pub cached_bytes: usize,
+}
+
+impl GuidanceLimits {
+    /// The number of worker threads without those of compilations that exceed the time limit.
+    pub(crate) fn max_workers(&self) -> usize {
+        self.workers.max(1)
+    }
 }
 
 impl Default for GuidanceLimits {
@@ -63,6 +73,7 @@ impl Default for GuidanceLimits {
             lexer_bytes: 8 << 20,
             mask_nodes: 200_000,
             mask_items: 50_000,
+            row_items: 2_000,
             cached_grammars: 1_024,
             cached_bytes: 256 << 20,
         }

@@ -12,6 +12,9 @@ use toktrie::{SimpleVob, TokEnv, TokTrie};
 use crate::library;
 use crate::{GuidanceError, Vocabulary};
 
+/// Size of an automaton in bytes up to which the library has no large cache beside it.
+const SMALL_AUTOMATON: usize = 128 << 10;
+
 /// The number of tokens that a new grammar is tried with.
 const NUM_TRIED: usize = 2;
 
@@ -48,7 +51,9 @@ impl CompiledGrammar {
         }
         let automaton = parser.parser.lexer_stats();
         // The library counts only the automaton. The factors for the rest were measured with small and large grammars.
-        let rest = 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
+        // Beside a large automaton, the library has a cache that is five times as large.
+        let cache = 5 * automaton.num_bytes.saturating_sub(SMALL_AUTOMATON);
+        let rest = cache + 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
         let bytes = automaton.num_bytes + rest;
         let max_bytes = automaton.num_bytes.saturating_add(grown_bytes);
         let initial = Arc::new(InitialState { kind, vocabulary, parser, complete, max_bytes });

@@ -99,10 +99,10 @@ fn slow_variant(number: usize) -> GrammarSpec {
     schema(&format!(r#"{{"properties":{{{}}}}}"#, names.join(",")))
 }
 
-/// Runs `then` while the only worker of `compiler` compiles a grammar.
-fn while_busy(compiler: &GrammarCompiler, then: impl FnOnce()) {
+/// Runs `then` while `compiler` compiles a grammar.
+fn while_compiling(compiler: &GrammarCompiler, grammar: &GrammarSpec, then: impl FnOnce()) {
     // Once a worker has started the job, the error is a timeout.
-    while let Err(error) = compiler.compile(&slow()) {
+    while let Err(error) = compiler.compile(grammar) {
         if matches!(error, GuidanceError::TimedOut { .. }) {
             return then();
         }
@@ -115,10 +115,41 @@ fn queued_grammar_times_out_as_overloaded() {
     let limits =
         GuidanceLimits { compile_time: Duration::from_millis(1), workers: 1, ..GuidanceLimits::default() };
     let compiler = with(limits);
-    while_busy(&compiler, || {
-        let error = compiler.compile(&number(1)).err().unwrap();
-        assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+    while_compiling(&compiler, &slow(), || {
+        while_compiling(&compiler, &slow_variant(1), || {
+            let error = compiler.compile(&number(1)).err().unwrap();
+            assert!(matches!(error, GuidanceError::Overloaded { .. }), "{error}");
+        });
     });
+}
+
+/// A client that waits without an end.
+struct Client(u64);
+
+impl Caller for Client {
+    fn client(&self) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn is_wanted(&mut self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn late_grammar_of_a_client_holds_up_that_client_only() {
+    let compile_time = Duration::from_millis(1);
+    let compiler = with(GuidanceLimits { compile_time, workers: 1, ..GuidanceLimits::default() });
+    while !matches!(compiler.compile_for(&slow(), &mut Client(1)), Err(GuidanceError::TimedOut { .. })) {}
+    let error = compiler.compile_for(&number(1), &mut Client(1)).err().unwrap().to_string();
+    assert!(
+        error.contains("an earlier grammar of the client has taken 1ms and is not compiled yet"),
+        "{error}"
+    );
+    while compiler.compile_for(&number(2), &mut Client(2)).is_err() {}
+    assert_eq!(compiler.cache_usage().grammars, 1, "the slow one is not compiled yet");
+    while compiler.compile_for(&slow(), &mut Client(1)).is_err() {}
+    compiler.compile_for(&number(2), &mut Client(1)).unwrap();
 }
 
 #[test]

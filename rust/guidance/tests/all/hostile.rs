@@ -281,6 +281,7 @@ fn unsupported_features_are_named_in_the_error() {
             (schema(r#"{"x-guidance":{"lenient":true}}"#), "x-guidance"),
             (schema(r#"{"type":"number","multipleOf":0}"#), "multipleOf 0"),
             (schema(r#"{"type":"integer","multipleOf":999999937}"#), "multipleOf 999999937"),
+            (schema(r#"{"type":"integer","multipleOf":50021}"#), "multipleOf 50021"),
             (schema(r#"{"allOf":[{"multipleOf":9973},{"multipleOf":9967}]}"#), "common multiple"),
             (schema("[1]"), "a schema must be an object or true"),
             (schema("{"), "not JSON"),
@@ -366,6 +367,8 @@ fn compiled_grammars_stay_within_the_limits_in_use() {
         schema(r#"{"type":"array","minItems":1000000000,"items":{"type":"array","maxItems":1000000000}}"#),
         lark("start: ((((\"x\" y){1,2000000000}){1,2000000000}){1,2000000}){1000000}\ny: \"z\""),
         lark("start: a\na: \"x\" | a a | a a a | a a a a"),
+        lark("start: ((\"a\"{0,200}){0,200}){0,200}"),
+        schema(r#"{"type":"integer","multipleOf":49999}"#),
         lark(format!(
             "start: a0\n{}\na40: \"y\" | \"\"",
             repeat(40, "\n", |index| format!("a{index}: a{0} a{0}", index + 1))
@@ -397,6 +400,37 @@ fn mask_beyond_its_limits_ends_only_its_sequence() {
         cheap.accept(u32::from(b'7')).unwrap();
     }
     assert!(cheap.is_complete());
+}
+
+#[test]
+fn grammars_with_large_automatons_are_counted() {
+    let compiler = compiler(&words(1, 300));
+    let mut resident = resident_bytes();
+    for multiple in [49_999, 49_993, 49_991, 49_957] {
+        let counted = compiler.cache_usage().bytes;
+        compiler.compile(&schema(&format!(r#"{{"type":"integer","multipleOf":{multiple}}}"#))).unwrap();
+        let counted = compiler.cache_usage().bytes - counted;
+        let taken = resident_bytes().saturating_sub(std::mem::replace(&mut resident, resident_bytes()));
+        assert!(2 * counted > taken, "{multiple}: {counted} of {taken} bytes");
+        assert!(counted < 32 << 20, "{multiple}: {counted} bytes");
+    }
+}
+
+/// The memory of the process.
+fn resident_bytes() -> usize {
+    let numbers = std::fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * numbers.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+}
+
+#[test]
+fn row_of_many_items_ends_the_sequence() {
+    let tokens = words(1, 300);
+    let grammar = compiler(&tokens).compile(&lark("start: ((\"a\"{0,200}){0,200}){0,200}")).unwrap();
+    let mut matcher = grammar.start().unwrap();
+    let error = (0..300)
+        .find_map(|_| tokens.mask(&mut matcher).and_then(|_| matcher.accept(u32::from(b'a'))).err())
+        .unwrap();
+    assert!(is_too_complex(&error), "{error}");
 }
 
 #[test]
