@@ -3358,7 +3358,7 @@ class Engine:
 
         Tokenises the text and compiles a grammar, which can take seconds. Meanwhile `check_cancelled` is
         called at intervals; an exception raised in it ends the call, and so does Ctrl-C in the main thread.
-        If it has a method `begin_wait`, this is called before the call waits for the compilation.
+        If it has a method `begin_wait`, this is called before the call waits for a grammar.
 
         `client`, a number below 2^64, is the client that the request is for: clients that compete get equal
         shares of the engine. A request that cannot end within `time_left` seconds raises

@@ -62,7 +62,7 @@ def test_new_client_comes_before_the_one_served_last() -> None:
 @pytest.mark.anyio
 @pytest.mark.loops
 async def test_client_that_has_a_slot_waits_for_the_others() -> None:
-    """The first task of a client takes the free slot, and has its turn so."""
+    """The first task of a client takes the free slot, which counts as its turn."""
     limiter, order, may_end = TurnLimiter(1), list[str](), anyio.Event()
 
     async def work(number: int, name: str) -> None:

@@ -62,9 +62,10 @@ def decoded(body: bytes) -> dict[str, Any]:
 
 
 def size_of_values(text: bytes, *, is_body: bool = True) -> int:
-    """About the memory that the decoded values of a text take beyond its own size; more rather than less.
+    """About the memory that the decoded values of a text take beyond its own size.
 
-    Raises if a body has too many.
+    Texts count with their bytes in UTF-8, which are a quarter of their memory in the worst case. Raises if a
+    body has too many values.
     """
     values = structure = size = 0
     for part in without_strings(text):

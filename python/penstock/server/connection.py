@@ -87,9 +87,12 @@ class _Clients:
     def add(self, connection: _Limits, name: str) -> bool:
         """Count a new connection of this client; returns whether there is room for it.
 
-        At the limit, a client with at least two more connections loses an idle one.
+        An address has at most three quarters of the limit. At the limit, a client with at least two more
+        connections loses an idle one.
         """
         group = self._groups.get(name) or _Group(name)
+        if name and len(group) >= max(1, self._limit * 3 // 4):
+            return False
         if self._num_connections >= self._limit:
             by_size = sorted(self._groups.values(), key=len, reverse=True)
             larger = takewhile(lambda found: len(found) > len(group) + 1, by_size)

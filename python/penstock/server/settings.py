@@ -65,8 +65,8 @@ class ServerSettings:
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[
         int,
-        "Maximum number of open connections, of `penstock serve`. At the limit, idle ones of the address "
-        "that has the most make room for others.",
+        "Maximum number of open connections, of `penstock serve`. An address has at most three quarters of "
+        "them. At the limit, idle ones of the address that has the most make room for others.",
     ] = 4096
     keep_alive_timeout: Annotated[
         float, "Time for which `penstock serve` keeps a connection open between two requests."

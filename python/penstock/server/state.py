@@ -234,7 +234,7 @@ class State:
         self.metrics_threads = Threads(1, "scrapes")
         #: Threads that tokenise outside of the engine.
         self.tokenizer_threads = Threads(2, "tokenisations")
-        #: The process that renders templates of requests, and threads that wait for it outside of the engine.
+        #: The process that renders templates of requests, and a thread for each task that can wait for it.
         self.templates = TemplateProcess()
         self.template_threads = Threads(MAX_WAITING, "chat templates")
         #: Threads that make responses of results, and never wait for tokenisation.

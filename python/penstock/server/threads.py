@@ -39,7 +39,7 @@ class Threads:
             return await anyio.to_thread.run_sync(bound, limiter=anyio.CapacityLimiter(math.inf))
 
     def _check_room(self) -> None:
-        """Refuse a client with more than its share of the tasks that wait, if those of all are too many."""
+        """Refuse a client with more than its share of the tasks that wait, if `MAX_WAITING` wait."""
         if self._waiting is None or self.slots.num_waiting < MAX_WAITING:
             return
         if (found := self.slots.num_waiting_of_client) >= MAX_WAITING_OF_CLIENT:

@@ -283,12 +283,21 @@ fn fitting<T>(value: Result<Option<T>, CheckpointError>) -> Option<T> {
     })
 }
 
-/// The id of the tokenizer's end-of-text token. It is an added token, of the configuration or of `tokenizer.json`.
+/// The id of the tokenizer's end-of-text token: an added token, of the configuration or of `tokenizer.json`, or one of
+/// the vocabulary.
 fn end_of_text(special: &SpecialTokens, added: &[AddedToken], tokenizer: Option<&[u8]>) -> Option<u32> {
     #[derive(serde::Deserialize)]
     struct Tokens {
         #[serde(default)]
         added_tokens: Vec<Token>,
+        #[serde(default)]
+        model: Model,
+    }
+    #[derive(Default, serde::Deserialize)]
+    struct Model {
+        /// An object of ids by token, or a list of tokens with scores.
+        #[serde(default)]
+        vocab: serde_json::Value,
     }
     #[derive(serde::Deserialize)]
     struct Token {
@@ -300,8 +309,16 @@ fn end_of_text(special: &SpecialTokens, added: &[AddedToken], tokenizer: Option<
         return Some(token.id);
     }
     // If the file is not valid, the error is that of the tokenizer.
-    let Tokens { added_tokens } = serde_json::from_slice(tokenizer?).ok()?;
-    added_tokens.into_iter().find(|token| token.content == *text).map(|token| token.id)
+    let Tokens { added_tokens, model: Model { vocab } } = serde_json::from_slice(tokenizer?).ok()?;
+    if let Some(token) = added_tokens.into_iter().find(|token| token.content == *text) {
+        return Some(token.id);
+    }
+    let id = match vocab {
+        serde_json::Value::Object(ids) => ids.get(text)?.as_u64()?,
+        serde_json::Value::Array(tokens) => tokens.iter().position(|token| token[0] == **text)? as u64,
+        _ => return None,
+    };
+    id.try_into().ok()
 }
 
 /// The text of a token: a string, or the `content` of an object.

@@ -233,6 +233,10 @@ fn end_of_text_of_the_tokenizer_is_an_end_token() {
     assert_eq!(ends(&scratch), [3]);
     scratch.write("generation_config.json", "{}");
     scratch.write("tokenizer_config.json", r#"{"eos_token":"<|im_end|>"}"#);
+    scratch.write("tokenizer.json", r#"{"model":{"vocab":{"<|im_end|>":5}}}"#);
+    assert_eq!(ends(&scratch), [9, 5]);
+    scratch.write("tokenizer.json", r#"{"model":{"vocab":[["a",0.0],["<|im_end|>",-1.5]]}}"#);
+    assert_eq!(ends(&scratch), [9, 1]);
     scratch.write("tokenizer.json", "not JSON");
     assert_eq!(ends(&scratch), [9]);
 }

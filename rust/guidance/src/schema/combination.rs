@@ -218,6 +218,9 @@ impl<'schema> Combinations<'schema> {
             let copied = (copies / count.max(&1)).max(1).saturating_mul(bytes * types);
             self.copied_bytes = self.copied_bytes.saturating_add(copied);
         }
+        let names = Names::of(&conjuncts);
+        self.visits += names.visits;
+        self.pairs = self.pairs.saturating_add(names.pairs().saturating_mul(copies));
         let mut properties: HashMap<&str, Vec<Vec<Constraint<'_>>>> = HashMap::new();
         let mut unnamed = vec![Vec::new(); conjuncts.len()];
         let mut items = vec![Vec::new(); conjuncts.len()];
@@ -272,7 +275,82 @@ impl<'schema> Combinations<'schema> {
     }
 }
 
+/// The names in an object, for the pairs that the library compares.
+#[derive(Default)]
+pub(super) struct Names {
+    /// Properties that are named or required.
+    properties: usize,
+    patterns: usize,
+    /// Whether the object counts its properties.
+    is_counted: bool,
+    visits: usize,
+}
+
+impl Names {
+    /// Those of the combination of alternatives with the most names.
+    fn of(conjuncts: &[Alternatives<'_>]) -> Self {
+        let mut all = Self::default();
+        // Alternatives may all have the same names, of which each combination has those of one.
+        let mut names: HashSet<&str> = HashSet::new();
+        for Alternatives { parts, .. } in conjuncts {
+            match &parts[..] {
+                [part] => {
+                    names.extend(part.names());
+                    let own = Self::of_part(part, HashSet::new());
+                    all.patterns += own.patterns;
+                    all.is_counted |= own.is_counted;
+                }
+                parts => {
+                    let each = parts.iter().map(|part| Self::of_part(part, part.names().collect()));
+                    let largest = each.max_by_key(Self::pairs).unwrap_or_default();
+                    all.properties += largest.properties;
+                    all.patterns += largest.patterns;
+                    all.is_counted |= largest.is_counted;
+                }
+            }
+            all.visits += parts.iter().map(|part| part.names().count()).sum::<usize>();
+        }
+        all.properties += names.len();
+        all
+    }
+
+    /// Those of the keywords of a schema.
+    pub(super) fn of_keywords(keywords: &Map<String, Value>) -> Self {
+        let part = Part::Own(keywords);
+        Self::of_part(&part, part.names().collect())
+    }
+
+    fn of_part(part: &Part<'_>, names: HashSet<&str>) -> Self {
+        let mut own = Self { properties: names.len(), ..Self::default() };
+        for (keyword, value) in part.keywords() {
+            match keyword {
+                "patternProperties" => own.patterns = value.as_object().map_or(0, Map::len),
+                "minProperties" | "maxProperties" => own.is_counted = true,
+                _ => {}
+            }
+        }
+        own
+    }
+
+    /// Pairs of properties that the library compares, with measured weights: the cost of one pair, in units of the
+    /// cheapest kind.
+    pub(super) fn pairs(&self) -> usize {
+        let weight = if self.is_counted { 400 } else { 1 };
+        let named = square(self.properties).saturating_mul(weight);
+        named.saturating_add(square(self.patterns).saturating_mul(1_000))
+    }
+}
+
+fn square(count: usize) -> usize {
+    count.saturating_mul(count)
+}
+
 impl<'schema> Part<'schema> {
+    /// The properties that are named or required.
+    fn names(&self) -> impl Iterator<Item = &'schema str> + use<'schema> {
+        self.properties().map(|(name, _)| name).chain(self.required())
+    }
+
     fn keywords(&self) -> impl Iterator<Item = (&'schema str, &'schema Value)> + use<'schema> {
         let keywords = if let Part::Own(keywords) = self { Some(*keywords) } else { None };
         let keywords = keywords.into_iter().flatten().map(|(keyword, value)| (keyword.as_str(), value));

@@ -5,7 +5,7 @@ use std::ptr;
 
 use serde_json::{Map, Value};
 
-use super::combination::{Combinations, MAX_VISITS};
+use super::combination::{Combinations, MAX_VISITS, Names};
 use super::references::target;
 use crate::{GuidanceError, GuidanceLimits};
 
@@ -58,26 +58,12 @@ fn add_each<'schema>(value: &'schema Value, combinations: &mut Combinations<'sch
     match value {
         Value::Object(keywords) => {
             combinations.add(value);
-            *pairs = pairs.saturating_add(property_pairs(keywords));
+            *pairs = pairs.saturating_add(Names::of_keywords(keywords).pairs());
             keywords.values().for_each(|part| add_each(part, combinations, pairs));
         }
         Value::Array(parts) => parts.iter().for_each(|part| add_each(part, combinations, pairs)),
         _ => {}
     }
-}
-
-/// Pairs of properties that the library compares, with measured weights: the cost of one pair, in units of the
-/// cheapest kind.
-fn property_pairs(keywords: &Map<String, Value>) -> usize {
-    let entries = |keyword: &str| keywords.get(keyword).and_then(Value::as_object).map_or(0, Map::len);
-    let counted = keywords.contains_key("minProperties") || keywords.contains_key("maxProperties");
-    let named = keywords.get("properties").and_then(Value::as_object);
-    let required = keywords.get("required").and_then(Value::as_array).into_iter().flatten();
-    let is_unnamed =
-        |name: &&Value| name.as_str().is_some_and(|name| named.is_none_or(|named| !named.contains_key(name)));
-    let properties = entries("properties") + required.filter(is_unnamed).count();
-    let weight = if counted { 400 } else { 1 };
-    (square(properties) * weight).saturating_add(square(entries("patternProperties")) * 1_000)
 }
 
 /// Collects the local references in a schema and the number of entries of its largest object.
@@ -192,8 +178,4 @@ pub(super) fn check_multiples(schema: &Value) -> Result<(), String> {
 
 fn greatest_common_divisor(left: u64, right: u64) -> u64 {
     if right == 0 { left } else { greatest_common_divisor(right, left % right) }
-}
-
-fn square(count: usize) -> usize {
-    count.saturating_mul(count)
 }

@@ -21,6 +21,21 @@ fn properties(count: usize) -> String {
     repeat(count, ",", |index| format!(r#""p{index}":{{}}"#))
 }
 
+fn all_of(count: usize, part: impl Fn(usize) -> String) -> GrammarSpec {
+    schema(&format!(
+        r#"{{"type":"object","allOf":[{}]}}"#,
+        repeat(count, ",", |index| format!("{{{}}}", part(index)))
+    ))
+}
+
+fn names(part: usize, count: usize) -> String {
+    repeat(count, ",", |index| format!(r#""n{part}_{index}""#))
+}
+
+fn patterned(part: usize) -> String {
+    repeat(3, ",", |index| format!(r#""^p{part}_{index}":{{}}"#))
+}
+
 fn definitions(count: usize, definition: impl Fn(usize) -> String) -> GrammarSpec {
     let all = repeat(count, ",", |index| format!(r#""a{index}":{}"#, definition(index + 1)));
     schema(&format!(r##"{{"$defs":{{{all},"a{count}":{{"type":"null"}}}},"$ref":"#/$defs/a0"}}"##))
@@ -119,6 +134,16 @@ fn expensive_grammars_are_rejected_as_too_complex() {
                 "pairs of properties",
             ),
             (schema(&format!(r#"{{"patternProperties":{{{}}}}}"#, properties(40))), "pairs of properties"),
+            (all_of(1000, |part| format!(r#""required":[{}]"#, names(part, 31))), "pairs of properties"),
+            (all_of(100, |part| format!(r#""required":[{}]"#, names(part, 90))), "pairs of properties"),
+            (
+                all_of(100, |part| format!(r#""patternProperties":{{{}}}"#, patterned(part))),
+                "pairs of properties",
+            ),
+            (
+                all_of(12, |part| format!(r#""anyOf":[{{"required":[{}]}}]"#, names(part, 280))),
+                "pairs of properties",
+            ),
             (
                 schema(&format!(r#"{{"pattern":"{}","anyOf":[{alternatives}]}}"#, "a".repeat(400_000))),
                 "bytes copied to combine alternatives",

@@ -75,6 +75,12 @@ impl Generator {
         Value::Object((0..count).map(|_| (self.pick(names).into(), self.schema(depth))).collect())
     }
 
+    /// Up to `limit` names with numbers.
+    fn numbered(&mut self, limit: usize) -> Vec<String> {
+        let first = self.below(1_000);
+        (first..first + self.below(limit)).map(|number| format!("n{number}")).collect()
+    }
+
     fn list(&mut self, depth: usize) -> Value {
         let limit = if self.below(20) == 0 { 30 } else { 4 };
         let count = self.below(limit);
@@ -128,8 +134,14 @@ impl Generator {
             12 => ("prefixItems", self.list(depth)),
             13 => ("additionalItems", self.schema(depth)),
             14 | 15 => ("properties", self.named(&NAMES, depth)),
+            16 if self.below(4) == 0 => ("patternProperties", {
+                Value::Object(self.numbered(12).into_iter().map(|name| (name, json!({}))).collect())
+            }),
             16 => ("patternProperties", self.named(&PATTERNS, depth)),
             17 => ("additionalProperties", self.schema(depth)),
+            18 if self.below(4) == 0 => {
+                ("required", self.numbered(300).into_iter().map(Value::from).collect())
+            }
             18 => ("required", (0..self.below(6)).map(|_| json!(self.name())).collect()),
             19 => (self.pick(&counts), self.number()),
             20 => ("pattern", json!(self.pick(&PATTERNS))),

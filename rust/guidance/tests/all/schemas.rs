@@ -190,6 +190,25 @@ fn recursive_definitions_may_have_a_slash() {
 }
 
 #[test]
+fn many_references_beside_keywords_are_not_too_complex() {
+    let each = |write: &dyn Fn(usize) -> String| (0..100).map(write).collect::<Vec<_>>().join(",");
+    let words = "a description of the definition ".repeat(30);
+    let definition = |index| {
+        let keywords =
+            format!(r#""description":"{words}","type":["object","null"],"additionalProperties":false"#);
+        format!(r#""d{index}":{{{keywords},"properties":{{"a":{{"type":"string"}}}}}}"#)
+    };
+    let property = |index| {
+        let reference = format!(r##"{{"$ref":"#/$defs/d{index}"}}"##);
+        format!(r#""p{index}":{{"description":"{index}","anyOf":[{reference},{{"type":"null"}}]}}"#)
+    };
+    let (definitions, properties) = (each(&definition), each(&property));
+    let source = format!(r#"{{"type":"object","properties":{{{properties}}},"$defs":{{{definitions}}}}}"#);
+    assert!(source.len() > 100_000);
+    compiler(&bytes()).compile(&schema(&source)).unwrap();
+}
+
+#[test]
 fn dates_and_times_exist() {
     check(&[
         (r#"{"type":"string","format":"date"}"#, &["\"2024-02-29\""], &["\"2021-02-29\"", "\"1900-02-29\""]),
