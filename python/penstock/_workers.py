@@ -51,13 +51,13 @@ class AbandonedError(BaseException):
 
 
 class Units:
-    """Units, such as slots. Clients that wait for some take turns. Any thread can give them back."""
+    """Units, such as slots. Clients that wait for some take turns. Any thread can release them."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._num_free = total
         self._lock = threading.Lock()  # of the number
-        self._port = Port()  # rung when units are given back
+        self._port = Port()  # rung when units are released
         self._first = TurnLimiter(1)  # held by the first of the tasks that wait
 
     async def take(self, number: int = 1) -> int:
@@ -69,8 +69,8 @@ class Units:
                 self._port.drain()
         return number
 
-    def give_back(self, number: int = 1) -> None:
-        """Give units back."""
+    def release(self, number: int = 1) -> None:
+        """Let others take units."""
         with self._lock:
             self._num_free += number
         self._port.ring()
@@ -134,7 +134,7 @@ class SlowCall:
             return
         if self._workers.waiting.begin(self.client):
             self._is_waiting = True
-            self._slots.give_back()
+            self._slots.release()
         elif self.client is not None:
             raise OverloadedError("too many requests wait for grammars or chat templates; try again later")
 
@@ -154,11 +154,11 @@ class SlowCall:
             self._end()
 
     def _end(self) -> None:
-        self._workers.text_chars.give_back(self._num_chars)
+        self._workers.text_chars.release(self._num_chars)
         if self._is_waiting:
             self._workers.waiting.end(self.client)
         else:
-            self._slots.give_back()
+            self._slots.release()
 
 
 class Workers:
@@ -194,7 +194,7 @@ async def run_slow(
     try:
         await slots.take()
     except BaseException:
-        workers.text_chars.give_back(num_chars)
+        workers.text_chars.release(num_chars)
         raise
     call = SlowCall(workers, slots, num_chars)
     try:

@@ -286,7 +286,7 @@ def test_address_with_most_connections_makes_room(engine: penstock.Engine, parse
         assert server.ask("/ping")[0] == 200
 
 
-def test_connection_with_a_response_to_send_is_not_closed_for_others(engine: penstock.Engine) -> None:
+def test_connection_with_an_unsent_response_stays_open(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(max_connections=4)
     protocol: Any = limited_protocol(settings, PARSERS["h11"])
     with serving(penstock.server.app(engine, settings), http=protocol) as server, ExitStack() as stack:

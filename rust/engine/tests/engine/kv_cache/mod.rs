@@ -151,6 +151,10 @@ impl World {
         let num_tokens = wanted.tokens.len();
         let demand = Demand { num_tokens, max_tokens: num_tokens, watermark };
         let could_allocate = self.kv.could_allocate(&demand, &chain, max_tokens);
+        let num_freed = self.random.below(self.running.len() + 1);
+        let freed = self.running[..num_freed].iter().map(|running| &running.table);
+        let fits = num_blocks + watermark <= self.reference.num_available(&tables[num_freed..]);
+        assert_eq!(self.kv.could_allocate_without(&demand, freed), fits);
         let allocated = match self.kv.allocate(hit, &mut swapped, &demand, LoadLimit::None, now) {
             KvAllocation::Allocated(table, num_computed) => Some((table, num_computed)),
             KvAllocation::OutOfBlocks => None,
