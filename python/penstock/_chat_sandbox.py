@@ -18,8 +18,8 @@ Its fuel limits instructions, not memory, and its operators and `set` blocks can
 hostile templates in `tests/text/test_chat.py`, 16 end the process with a failed allocation, for example
 `x + x` in a loop.
 
-Jinja and the compiler of Python recurse as deep as a template is nested, and a macro may call itself, so
-`chat.py` compiles templates with `call_deep`, and runs those with macros with it.
+Jinja and the compiler of Python recurse as deep as a template is nested, and macros and blocks may call
+themselves, so `chat.py` compiles and runs templates with `call_deep`.
 
 jinja2 is imported inside functions, so that importing penstock does not import it.
 """

@@ -209,6 +209,7 @@ ENTRIES: dict[str, Entry] = {
     "recursive macro": renders(
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(900) }}", is_refused=True
     ),
+    "block that calls itself": renders("{% block b %}{{ self.b() }}{% endblock %}", is_refused=True),
     "nested arguments": with_tokenizer(
         lambda tokenizer: tokenizer.apply_chat_template(
             [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": nested_text(5000)}]}]
