@@ -9,14 +9,18 @@ as often as it is read. `_chat_sandbox.py` calls these functions for the operati
 from __future__ import annotations
 
 import contextvars
+import itertools
 import math
 import re
+import sys
 import time
+import types
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 MAX_CHARS = 8 << 20
 """Maximum length of any text made by a template, including its result."""
@@ -35,6 +39,12 @@ MAX_INTEGER_CHARS = MAX_BITS // 6
 
 MAX_READ_CHARS = 32 * MAX_CHARS
 """Maximum total length of the values that are compared, sorted or searched during one rendering."""
+
+MAX_DEPTH = 200
+"""Maximum nesting of a value that is read. The hash of a tuple recurses without a check of the stack."""
+
+MAX_CHAIN = 50
+"""Maximum number of generators of which each reads the next one. They are freed by recursion."""
 
 ENTRY_CHARS = 4
 """Memory of an entry of a list, in characters."""
@@ -55,6 +65,7 @@ class Budget:
         self.deadline = time.monotonic() + MAX_SECONDS
         self.chars = 0
         self.chars_read = 0
+        self._chains: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     def end(self) -> None:
         """End the rendering at its next step."""
@@ -95,30 +106,68 @@ class Budget:
         if self.chars_read > MAX_READ_CHARS:
             raise LimitExceededError(f"it compares or searches more than {MAX_READ_CHARS} characters")
 
+    def chain(self, made: object, sources: Iterable[object]) -> None:
+        """Record a new generator that reads others."""
+        read = [self._chains.get(source, 0) for source in sources if isinstance(source, types.GeneratorType)]
+        number = 1 + max(read, default=0)
+        if number > MAX_CHAIN:
+            raise LimitExceededError(f"it applies more than {MAX_CHAIN} filters without making a list")
+        self._chains[made] = number
+
 
 current_budget: contextvars.ContextVar[Budget] = contextvars.ContextVar("penstock.budget")
 
 
+#: Sets, and parts of dicts that behave as sets.
+SETS: tuple[type[Collection[Any]], ...] = (set, type({}.keys()), type({}.items()))
+_MAPPINGS = (dict, types.MappingProxyType)
+_CONTAINERS: tuple[type[Collection[Any]], ...] = (list, tuple, type({}.values()), *_MAPPINGS, *SETS)
+
+
 def weight(value: object) -> int:
-    """Approximate length of a value's text. Counting stops beyond `MAX_CHARS`."""
-    total = 0
-    stack: list[Any] = [value]
-    while stack and total <= MAX_CHARS:
-        match stack.pop():
-            case str() as text:
-                total += len(text) + 2
-            case Mapping() as mapping:
-                total += 2 * len(mapping) + 2
-                stack.extend(mapping.keys())
-                stack.extend(mapping.values())
-            case list() | tuple() | set() | frozenset() as items:
-                total += 2 * len(items) + 2
-                stack.extend(items)
-            case int() as number:
-                total += 20 + number.bit_length() // 3
-            case _:
+    """Approximate length of a value's text. Counting stops beyond `MAX_CHARS`.
+
+    Raises `LimitExceededError` if the value is nested deeper than `MAX_DEPTH`.
+    """
+    if isinstance(value, str):
+        return len(value) + 2
+    total = depth = 0
+    level: list[Any] = [value]
+    while level:
+        if depth > MAX_DEPTH:
+            raise LimitExceededError(f"it reads a value that is nested deeper than {MAX_DEPTH}")
+        depth += 1
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                total += len(item) + 2
+            elif isinstance(item, int):
+                total += 20 + item.bit_length() // 3
+            elif isinstance(item, _CONTAINERS):
+                total += 2 * len(item) + 2
+                if total > MAX_CHARS:
+                    return total
+                inner.extend(item)
+                if isinstance(item, _MAPPINGS):
+                    inner.extend(item.values())
+            else:
                 total += 20
+                inner.extend(_parts(item))
+        level = inner
     return total
+
+
+def _parts(value: Any) -> Iterable[object]:
+    """The values in the text of a value that is no container."""
+    match value:
+        case range():
+            return (value.start, value.stop, value.step)
+        case types.MethodType():
+            return (value.__self__,)
+        case _ if type(value).__name__ == "Namespace":
+            return (value._Namespace__attrs,)  # noqa: SLF001 - the name that Jinja's class gives it
+        case _:
+            return ()
 
 
 def width(value: object) -> int:
@@ -176,6 +225,8 @@ def made_chars(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """Maximum length of the text or list that a filter, or a method of a string, makes of a value."""
     if name == "int" and isinstance(value, str) and len(value) > MAX_INTEGER_CHARS:
         raise LimitExceededError(f"it computes with integers of more than {MAX_BITS} bits")
+    if name == "round" and hasattr(value, "__len__"):
+        raise LimitExceededError("it rounds a value that is no number")
     if name in _READING:
         return 0
     if name in _LISTING:
@@ -248,21 +299,82 @@ def charge_search(text: Any, wanted: object) -> None:
 
 
 def passed(items: Iterable[Any], budget: Budget, chars: int) -> Iterator[Any]:
-    """The items; a filter reads its arguments, such as the name of an attribute, for each of them."""
-    chars = 1 + chars // 64
+    """The items, with a charge for each of them."""
     for item in items:
         budget.read(chars)
         yield item
 
 
-def charge_comparison(left: Any, right: Any, *, is_membership: bool) -> None:
-    """Charge the parts of containers that are compared."""
-    is_container = not isinstance(left, str) and hasattr(left, "__len__")
-    if is_membership:
-        chars = length(right) * (measured(left) if is_container else 1)
-        current_budget.get().read(0 if isinstance(right, str) else chars)
-    elif is_container and not isinstance(right, str) and hasattr(right, "__len__"):
+def compared_chars(text: str) -> int:
+    """The charge for a comparison of a text, which takes less time than to read its characters."""
+    return 1 + len(text) // 16
+
+
+def charge_comparison(left: Any, right: Any) -> None:
+    """Charge the parts of two values that are compared."""
+    are_texts = isinstance(left, str), isinstance(right, str)
+    if all(are_texts):
+        if len(left) == len(right) > ENTRY_CHARS * OBJECT_CHARS:
+            current_budget.get().read(compared_chars(left))
+    elif not any(are_texts) and hasattr(left, "__len__") and hasattr(right, "__len__"):
         current_budget.get().read(measured(left if len(left) <= len(right) else right))
+
+
+def contains(left: Any, right: Any) -> bool:
+    """Whether a value is in a text or container, or among the items of an iterator, with a charge."""
+    budget = current_budget.get()
+    if isinstance(right, str):
+        budget.read(compared_chars(right))
+    elif isinstance(left, str) and isinstance(right, (dict, *SETS)):
+        budget.tick()
+    else:
+        is_container = not isinstance(left, str) and hasattr(left, "__len__")
+        chars = measured(left) if is_container else compared_chars(left) if isinstance(left, str) else 1
+        if hasattr(right, "__len__"):
+            budget.read(len(right) * chars)
+        else:
+            right = passed(right, budget, chars)
+    return left in right
+
+
+def charge_key(key: Any, num_keys: int) -> None:
+    """Charge the hash of a key, and its comparison with the keys of a dict or set that have the same hash.
+
+    There are many such keys only if they are neither texts nor small integers.
+    """
+    if not isinstance(key, str) and not (isinstance(key, int) and abs(key) < sys.hash_info.modulus):
+        current_budget.get().read(measured(key) * (1 + num_keys))
+
+
+def charge_keys(*collections: Iterable[Any]) -> None:
+    """Charge the keys of collections that become one dict or set."""
+    for number, key in enumerate(itertools.chain(*collections)):
+        charge_key(key, number)
+
+
+def _charge_text(value: object) -> None:
+    current_budget.get().make(weight(value))
+
+
+def _charge_name(_environment: object, name: object) -> None:
+    charge_key(name, 0)
+
+
+def _charge_remainder(value: object, divisor: object = 2) -> None:
+    if isinstance(value, str):  # which is formatted
+        current_budget.get().make(formatted_chars(value, (divisor,)))
+
+
+#: The costs of tests other than comparisons.
+TEST_COSTS: dict[str, Callable[..., None]] = {
+    "lower": _charge_text,
+    "upper": _charge_text,
+    "filter": _charge_name,
+    "test": _charge_name,
+    "odd": _charge_remainder,
+    "even": _charge_remainder,
+    "divisibleby": _charge_remainder,
+}
 
 
 def sized(items: Any) -> Any:

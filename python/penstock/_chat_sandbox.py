@@ -18,8 +18,8 @@ Its fuel limits instructions, not memory, and its operators and `set` blocks can
 hostile templates in `tests/text/test_chat.py`, 16 end the process with a failed allocation, for example
 `x + x` in a loop.
 
-Jinja and the compiler of Python recurse as deep as a template is nested, and a macro may call itself, so
-`chat.py` compiles templates with `call_deep`, and runs those with macros with it.
+Jinja and the compiler of Python recurse as deep as a template is nested, and macros and blocks may call
+themselves, so `chat.py` compiles and runs templates with `call_deep`.
 
 jinja2 is imported inside functions, so that importing penstock does not import it.
 """
@@ -27,7 +27,6 @@ jinja2 is imported inside functions, so that importing penstock does not import 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import operator
 import types
@@ -40,11 +39,17 @@ from penstock._chat_costs import (
     NEEDING_LENGTH,
     PASSING,
     SEARCHING,
+    SETS,
     SORTING,
+    TEST_COSTS,
     Budget,
     LimitExceededError,
     charge_comparison,
+    charge_key,
+    charge_keys,
     charge_search,
+    compared_chars,
+    contains,
     current_budget,
     entries,
     formatted_chars,
@@ -58,7 +63,7 @@ from penstock._chat_costs import (
 from penstock._renderer import CompileError, RenderError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     import jinja2
 
@@ -83,9 +88,12 @@ _COMPARING: dict[str, Callable[[Any, Any], Any]] = {
     "gteq": operator.ge,
     "lt": operator.lt,
     "lteq": operator.le,
-    "in": lambda left, right: left in right,
-    "notin": lambda left, right: left not in right,
+    "in": contains,
+    "notin": lambda left, right: not contains(left, right),
 }
+
+# Maximum length of a text that takes little time to compare with each entry of a list.
+_MAX_SHORT = 64
 
 
 def compile_template(source: str) -> jinja2.Template:
@@ -139,34 +147,43 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     skip = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     needs_length, is_passing, is_list = name in NEEDING_LENGTH, name in PASSING, name == "list"
-    is_sorting, is_searching = name in SORTING, name in SEARCHING
+    is_sorting, is_searching, is_sum = name in SORTING, name in SEARCHING, name == "sum"
+    reads_arguments = name not in ("d", "default")
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
         head, value, rest = args[:skip], args[skip], args[skip + 1 :]
+        source = value
         if needs_length:
             value = sized(value)
         budget = current_budget.get()
         budget.make(made_chars(name, value, rest, kwargs))
+        # An argument may be the name of an attribute or of a filter, which is hashed.
+        chars = measured((rest, kwargs)) if (rest or kwargs) and reads_arguments else 0
         if is_sorting:
             budget.read(measured(value) * (1 + length(value).bit_length()))
-        elif is_searching and (rest or kwargs):
+        if is_sorting or is_sum:
+            budget.read(length(value) * chars * ENTRY_CHARS)
+        elif is_searching and chars:
             charge_search(value, (rest, kwargs))
         elif is_passing:
-            value = passed(value, budget, weight((rest, kwargs)))
+            # For each item, a filter reads its arguments, such as the name of an attribute.
+            value = passed(value, budget, 1 + chars // 64)
         made = function(*head, value, *rest, **kwargs)
         if is_list and not hasattr(value, "__len__"):
             budget.make(entries(made))
+        if isinstance(made, types.GeneratorType):
+            budget.chain(made, (source, *rest, *kwargs.values()))
         return made
 
     return bounded
 
 
-def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _bounded_test(charge: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def bounded(left: Any, right: Any) -> Any:
-        charge_comparison(left, right, is_membership=name == "in")
-        return function(left, right)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        charge(*args, *kwargs.values())
+        return function(*args, **kwargs)
 
     return bounded
 
@@ -175,7 +192,8 @@ def _compare(left: Any, *others: Any) -> Any:
     """A chain of comparisons: operators and their right sides, in turns."""
     result = True
     for name, right in zip(others[::2], others[1::2], strict=True):
-        charge_comparison(left, right, is_membership=name in ("in", "notin"))
+        if name not in ("in", "notin"):
+            charge_comparison(left, right)
         result = _COMPARING[name](left, right)
         if not result:
             break
@@ -185,8 +203,7 @@ def _compare(left: Any, *others: Any) -> Any:
 
 def _key(key: Any) -> Any:
     """The key of a dict, which is hashed."""
-    if isinstance(key, tuple):
-        current_budget.get().read(measured(key))
+    charge_key(key, 0)
     return key
 
 
@@ -230,6 +247,10 @@ def _strftime_now(layout: str) -> str:
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    if args and not hasattr(args[0], "keys"):
+        pairs = [(key, value) for key, value in args[0]]
+        charge_keys(key for key, _ in pairs)
+        args = (pairs, *args[1:])
     return dict(*args, **kwargs)
 
 
@@ -237,7 +258,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _environment() -> jinja2.Environment:
     """The environment shared by all templates."""
     import jinja2
-    from jinja2 import ext, nodes, sandbox, utils, visitor
+    from jinja2 import ext, filters, nodes, sandbox, utils, visitor
 
     class Generation(ext.Extension):
         """`{% generation %}` marks the assistant's text for training. Here it renders its contents."""
@@ -292,12 +313,19 @@ def _environment() -> jinja2.Environment:
 
         def visit_Compare(self, node: Any) -> Any:  # noqa: N802
             self.generic_visit(node)
-            operands = [node.expr, *(operand.expr for operand in node.ops)]
-            pairs = itertools.pairwise(map(_is_small, operands))
-            if all(left or right for left, right in pairs):
+            lefts = [node.expr, *(operand.expr for operand in node.ops)]
+            if all(map(_is_quick, lefts, node.ops)):
                 return node
             others = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
             return nodes.Filter(node.expr, "_compare", others, [], None, None, lineno=node.lineno)
+
+    def _is_quick(left: Any, operand: Any) -> bool:
+        """Whether a comparison takes little time."""
+        if _is_small(operand.expr):
+            return True
+        if operand.op in ("in", "notin"):
+            return isinstance(left, nodes.Const) and length(left.value) <= _MAX_SHORT
+        return _is_small(left)
 
     def _is_small(node: Any) -> bool:
         """Whether a comparison with the node's value takes little time: it is no container, or a constant."""
@@ -318,9 +346,10 @@ def _environment() -> jinja2.Environment:
         """`namespace()` without names that have a meaning in Python."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:  # so that `self` can be a keyword
-            for name in dict(*args[1:], **kwargs):
+            attributes = _make_dict(*args[1:], **kwargs)
+            for name in attributes:
                 _reject_private(name)
-            utils.Namespace.__init__(*args, **kwargs)
+            utils.Namespace.__init__(args[0], attributes)
 
         def __setitem__(self, name: str, value: Any) -> None:
             _reject_private(name)
@@ -364,6 +393,9 @@ def _environment() -> jinja2.Environment:
             elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
                 are_texts = isinstance(left, str) and isinstance(right, str)
                 budget.make(len(left) + len(right) if are_texts else entries(left, right))
+            elif operator == "-" and (isinstance(left, SETS) or isinstance(right, SETS)):
+                left, right = sized(left), sized(right)
+                charge_keys(left, right)
             elif operator == "%" and isinstance(left, str):
                 budget.make(formatted_chars(left, right if isinstance(right, tuple) else (right,)))
             return super().call_binop(context, operator, left, right)
@@ -382,6 +414,17 @@ def _environment() -> jinja2.Environment:
                 chars = made_chars(name, owner, args, kwargs)
                 if args and name in SEARCHING:
                     charge_search(owner, args)
+                elif args and isinstance(args[0], tuple) and isinstance(owner, str):
+                    # `startswith` and `endswith` compare each of the texts.
+                    budget.read(len(args[0]) * compared_chars(owner))
+            elif isinstance(owner, SETS):
+                args = tuple(map(sized, args))
+                charge_keys(owner, *args)
+                chars = entries(owner, *args)
+            elif name == "fromkeys" and args:
+                args = (sized(args[0]), *args[1:])
+                charge_keys(args[0])
+                chars = entries(args[0])
             else:
                 # The arguments may be copied, for example by `dict`.
                 chars = entries(owner if name == "copy" else (), *args, *kwargs.values())
@@ -404,8 +447,27 @@ def _environment() -> jinja2.Environment:
         current_budget.get().make(weight(value))
         return value
 
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
+    def raise_exception(message: object) -> None:
+        current_budget.get().make(weight(message))
+        raise jinja2.TemplateError(str(message))
+
+    @jinja2.pass_environment
+    def unique(
+        environment: jinja2.Environment,
+        items: Iterable[Any],
+        case_sensitive: bool = False,  # noqa: FBT001, FBT002 - templates pass it by position, too
+        attribute: str | int | None = None,
+    ) -> Iterator[Any]:
+        """`unique` of Jinja, with a charge for each key."""
+        change_case = None if case_sensitive else filters.ignore_case
+        find_key = filters.make_attrgetter(environment, attribute, change_case)
+        keys: set[Any] = set()
+        for item in items:
+            key = find_key(item)
+            charge_key(key, len(keys))
+            if key not in keys:
+                keys.add(key)
+                yield item
 
     environment = Environment(
         trim_blocks=True,
@@ -422,7 +484,7 @@ def _environment() -> jinja2.Environment:
         "dict": _make_dict,
         "namespace": Namespace,
     }
-    environment.filters["tojson"] = _to_json
+    environment.filters |= {"tojson": _to_json, "unique": unique}
     environment.filters = {
         name: _bounded_filter(name, function) for name, function in environment.filters.items()
     } | {
@@ -434,6 +496,8 @@ def _environment() -> jinja2.Environment:
     }
     compares = (operator.eq, operator.ne, operator.gt, operator.ge, operator.lt, operator.le)
     for name, function in environment.tests.items():
-        if function in compares or name == "in":
-            environment.tests[name] = _bounded_test(name, function)  # type: ignore[arg-type]
+        charge = charge_comparison if function in compares else TEST_COSTS.get(name)
+        if charge:
+            environment.tests[name] = _bounded_test(charge, function)  # type: ignore[arg-type]
+    environment.tests["in"] = contains
     return environment

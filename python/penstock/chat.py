@@ -213,8 +213,6 @@ class _Compiled:
             self._template = _compiled(source)
         except CompileError as error:
             raise _not_compiled(error) from error.__cause__
-        # The others have neither macros nor recursive loops.
-        self._may_recurse = "macro" in source or "recursive" in source
 
     def render(self, values: dict[str, Any], check_cancelled: Callable[[], None] | None) -> str:
         """The text for the values of the variables."""
@@ -223,7 +221,7 @@ class _Compiled:
 
         budget = Budget(check_cancelled)
         run = functools.partial(_chat_sandbox.render, self._template, values, budget)
-        text: str = _call_deep(run, budget.end) if self._may_recurse else run()
+        text: str = _call_deep(run, budget.end)
         return text
 
 

@@ -693,6 +693,15 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         "{% set n = ('f' * 1200000)|int(base=16) %}{{ n // 3 }}",
         "{{ ('f' * 700)|int(0, 16) % 7 }}",
         "{{ (1).from_bytes([1] * 1000, 'big') }}",
+        "{{ '%999999999d' is odd }}",
+        "{{ '%999999999d' is divisibleby(1) }}",
+        NEST.format(40) + "{{ n.x is lower }}",
+        NEST.format(40) + "{{ raise_exception(n.x) }}",
+        NEST.format(40) + "{{ {'a': n.x}.values() ~ '' }}",
+        NEST.format(40) + "{{ namespace(a=n.x) }}",
+        NEST.format(40).replace("[n.x, n.x]", "namespace(a=n.x, b=n.x)") + "{{ n }}",
+        "{% set x = [(('x' * 4000000)|safe).join] * 9 ~ '' %}",
+        "{% set x = [range(2 ** 2000, 2 ** 2000 + 5)] * 9999 ~ '' %}",
     ],
 )
 def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -704,6 +713,8 @@ def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InvalidRequestError, match=limits):
         render(source)
 
+
+LONG = "{% set x = 'a' * 400000 ~ 'b' ~ 'a' * 400000 %}{% set y = 'a' * 400000 ~ 'c' ~ 'a' * 400000 %}"
 
 SHARED = (
     "{% set n = namespace(x=['a'], y=['a'], t=(1,)) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
@@ -735,6 +746,16 @@ SHARED = (
         SHARED + "{{ {1: 1}.get(n.t) }}",
         SHARED + "{{ {}.fromkeys([n.t]) }}",
         SHARED + "{% for i in [1, 2] %}{{ loop.changed(n.x if i == 1 else n.y) }}{% endfor %}",
+        SHARED + "{{ dict([(n.t, 1)]) }}",
+        SHARED + "{{ namespace([(n.t, 1)]) }}",
+        SHARED + "{{ {1: 1}.items() - [(1, n.t)] }}",
+        SHARED + "{{ {'a': n.x}.items() == {'a': n.y}.items() }}",
+        SHARED + "{{ [namespace(a=n.x), namespace(a=n.y)]|sort(attribute='a') }}",
+        SHARED + "{{ [1]|map(n.t)|list }}",
+        SHARED + "{{ 1|attr(n.t) }}",
+        SHARED + "{{ n.t is filter }}",
+        SHARED + "{{ n.t is test }}",
+        SHARED + "{{ {}[n.x].a }}",
     ],
 )
 def test_shared_parts_are_read_as_often_as_they_occur(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,11 +775,144 @@ def test_shared_parts_are_read_as_often_as_they_occur(source: str, monkeypatch: 
         "{{ ('a' * 4000000)|trim('b' * 1000000 + 'a') }}",
         "{{ ('a' * 4000000).rfind('b' + 'a' * 2000000) }}",
         "{{ ('a' * 4000000).rsplit('b' + 'a' * 2000000, 1) }}",
+        LONG + "{{ x in [y] * 20000 }}",
+        LONG + "{{ x not in (y,) * 20000 }}",
+        LONG + "{{ x is in([y] * 20000) }}",
+        LONG + "{{ x in ([y] * 20000)|reverse }}",
+        LONG + "{{ ('a' * 400000 ~ 'b') in [y] * 20000 }}",
+        LONG + "{{ '" + "a" * 50_000 + "' in ['" + "a" * 49_999 + "b'] * 100000 }}",
+        LONG + "{{ x.startswith((y,) * 20000) }}",
+        LONG + "{{ x.endswith((y,) * 20000) }}",
+        LONG + "{% set y = x ~ x %}{% set z = x ~ x %}{{ y " + "== z " * 4000 + "}}",
+        "{% set n = namespace() %}{{ ([{}] * 9999)|sort(attribute='x' + '.x' * 9999) }}",
+        "{% set n = namespace() %}{{ ([{}] * 9999)|sum(attribute='x' + '.x' * 9999) }}",
     ],
 )
 def test_reading_is_limited(source: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"compares or searches|makes a text of more than"):
         render(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ {}.fromkeys(v) }}",
+        "{{ {}.fromkeys(v|select) }}",
+        "{{ dict(v|batch(2)) }}",
+        "{{ namespace(v|batch(2)) }}",
+        "{{ v|unique|list }}",
+        "{{ v|map('abs')|unique|list }}",
+        "{{ v|batch(1)|unique(attribute=0)|list }}",
+        "{{ {}.keys() - v }}",
+        "{{ v|list - {}.keys() }}",
+        "{{ ({}.keys() - []).union([], v) }}",
+        "{{ ({}.keys() - []).symmetric_difference(v|select) }}",
+        "{{ {1: 1}.keys().isdisjoint(v) }}",
+        (
+            "{% set n = namespace(x=[]) %}{% for i in v[:5000] %}{% set n.x = n.x + [(i,)] %}{% endfor %}"
+            "{{ {}.fromkeys(n.x) }}"
+        ),
+    ],
+)
+def test_keys_of_equal_hashes_are_limited(source: str) -> None:
+    modulus = sys.hash_info.modulus
+    with pytest.raises(InvalidRequestError, match="it compares or searches more than 268435456"):
+        render("{% set v = range(" + f"{modulus}, {15_001 * modulus}, {modulus}" + ") %}" + source)
+
+
+def test_texts_and_small_integers_are_keys_without_limit() -> None:
+    source = "{% set v = range(99998) %}{{ dict(v|batch(2))|length }} {{ v|unique|list|length }} "
+    assert render(source + "{{ {}.fromkeys(v|map('string'))|length }}") == "49999 99998 99998"
+
+
+# Numbers in 201 tuples, lists and dicts.
+NESTED = (
+    "{% set n = namespace(t=(1,), x=[1], y=[1], d={1: 1}, e={1: 1}) %}{% for i in range(200) %}"
+    "{% set n.t = (n.t,) %}{% set n.x = [n.x] %}{% set n.y = [n.y] %}{% set n.d = {'a': n.d} %}"
+    "{% set n.e = {'a': n.e} %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ {1: 1}[n.t] }}",
+        "{{ {n.t: 1} }}",
+        "{{ n.t in {1: 1} }}",
+        "{{ {1: 1}.get(n.t) }}",
+        "{{ [n.t]|unique|list }}",
+        "{{ [{'a': n.t}]|unique(attribute='a')|list }}",
+        "{{ [n.t]|groupby(0) }}",
+        "{{ dict([(n.t, 1)]) }}",
+        "{{ {}.fromkeys([n.t]) }}",
+        "{{ {1: 1}.keys() - [n.t] }}",
+        "{{ {1: 1}.keys().isdisjoint([n.t]) }}",
+        "{{ [1]|map(n.t)|list }}",
+        "{{ [1]|select(n.t)|list }}",
+        "{{ [{}]|map(attribute=n.t)|list }}",
+        "{{ [{}]|sort(attribute=n.t) }}",
+        "{{ 1|attr(n.t) }}",
+        "{{ n.t is filter }}",
+        "{{ n.x }}",
+        "{{ n.d|string }}",
+        "{{ n }}",
+        "{{ n.x ~ '' }}",
+        "{{ '%s' % n.d }}",
+        "{{ '%s'|format(n.x) }}",
+        "{{ '{}'.format(n.d) }}",
+        "{{ n.x|tojson(indent=1) }}",
+        "{{ n.x == n.y }}",
+        "{{ n.d == n.e }}",
+        "{{ n.x < n.y }}",
+        "{{ n.x is eq(n.y) }}",
+        "{{ n.x in [n.y] }}",
+        "{{ [n.x, n.y]|sort }}",
+        "{{ {'a': n.x}.values()|string }}",
+        "{{ {'a': n.x}.items()|string }}",
+        "{{ {'a': n.x}.keys().mapping|string }}",
+        "{{ raise_exception(n.x) }}",
+        "{% for x in [n.x, n.y] %}{{ loop.changed(x) }}{% endfor %}",
+    ],
+)
+def test_nesting_of_a_value_that_is_read_is_limited(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="it reads a value that is nested deeper than 200"):
+        render(NESTED + source)
+
+
+def test_value_that_is_not_read_may_be_nested() -> None:
+    assert render(NESTED + "{{ n.t|length }}{{ [n.x]|length }}{{ n.d.a.a is mapping }}") == "11True"
+    assert render(NESTED + "{{ n.x[0] }}") == "[" * 200 + "1" + "]" * 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "select",
+        "reject('none')",
+        "selectattr('a')",
+        "map('string')",
+        "map(attribute='a')",
+        "batch(1)",
+        "slice(1)",
+        "unique",
+        "items",
+    ],
+)
+def test_filters_without_a_list_between_are_limited(name: str) -> None:
+    loop = "{% set n = namespace(x=[]) %}{% for i in range(50) %}{% set n.x = n.x|select %}{% endfor %}"
+    assert render(loop + "{{ n.x|list }}") == "[]"
+    assert render(loop * 2 + "{{ n.x|list }}") == "[]"
+    for last in (f"n.x|{name}", f"n.x|list|map('string', n.x)|{name}", "[1]|batch(1, n.x)"):
+        with pytest.raises(
+            InvalidRequestError, match="it applies more than 50 filters without making a list"
+        ):
+            render(loop + "{% set n.x = " + last + " %}")
+
+
+@pytest.mark.parametrize("value", ["'x'", "[1]"])
+def test_only_numbers_are_rounded(value: str) -> None:
+    with pytest.raises(InvalidRequestError, match="it rounds a value that is no number"):
+        render("{{ %s|round(9, 'ceil') }}" % value)  # noqa: UP031 - braces
 
 
 def test_comparisons_are_those_of_python() -> None:

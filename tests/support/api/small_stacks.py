@@ -73,6 +73,12 @@ def nested_text(depth: int) -> str:
     return '{"a": ' + "[" * depth + "]" * depth + "}"
 
 
+def nested_value(step: str, depth: int = 950) -> str:
+    """A template that replaces `n.x` some times."""
+    loop = f"{{% for i in range({depth}) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return "{% set n = namespace(x=[]) %}" + loop
+
+
 def opens(model: str, **options: Any) -> Entry:
     """Opens an engine, generates and closes it."""
 
@@ -209,6 +215,15 @@ ENTRIES: dict[str, Entry] = {
     "recursive macro": renders(
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(900) }}", is_refused=True
     ),
+    "block that calls itself": renders("{% block b %}{{ self.b() }}{% endblock %}", is_refused=True),
+    "nested list as text": renders(nested_value("[n.x]") + "{{ n.x|string }}", is_refused=True),
+    "nested list as JSON": renders(nested_value("[n.x]") + "{{ n.x|tojson(indent=1) }}", is_refused=True),
+    "nested list compared": renders(nested_value("[n.x]") + "{{ n.x == [n.x] }}", is_refused=True),
+    "nested dict as text": renders(nested_value("{'a': n.x}") + "{{ '%s'|format(n.x) }}", is_refused=True),
+    "nested tuple as key": renders(nested_value("(n.x,)") + "{{ {1: 1}[n.x] }}", is_refused=True),
+    "chain of filters": renders(nested_value("n.x|select") + "{{ n.x|list }}", is_refused=True),
+    "list of the greatest depth": renders(nested_value("[n.x]", 190) + "{{ n.x|tojson(indent=1) ~ n.x }}"),
+    "chain of the greatest length": renders(nested_value("n.x|map('string')", 50) + "{{ n.x|list }}"),
     "nested arguments": with_tokenizer(
         lambda tokenizer: tokenizer.apply_chat_template(
             [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": nested_text(5000)}]}]
