@@ -12,6 +12,7 @@
 mod detokenizer;
 mod error;
 mod expression;
+mod expression_limits;
 mod gguf;
 mod model;
 mod normalizer;

@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokenizers::{DecoderWrapper, Encoding, OffsetType, PostProcessorWrapper, TokenizerImpl};
 
 use crate::error::TextError;
+use crate::expression_limits;
 use crate::model::WordModel;
 use crate::normalizer::{MAX_STEPS, Normalizer, within_limits};
 use crate::splitter::Splitter;
@@ -23,7 +24,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Pipeline, TextError> {
         true => format!("{error}; {TRUNCATED}"),
         false => error.to_string(),
     };
-    let parse = || catch_unwind(AssertUnwindSafe(|| serde_json::from_slice(bytes)));
+    let parse = || expression_limits::check(bytes).and_then(|()| serde_json::from_slice(bytes));
+    let parse = || catch_unwind(AssertUnwindSafe(parse));
     // Added tokens are normalised.
     let parsed = within_limits(parse).map_err(|error| TextError::Json { reason: error.to_string() })?;
     let pipeline: Pipeline = match parsed {

@@ -19,7 +19,7 @@ use crate::splitter::GPT2;
 pub(crate) struct TokenizerConfig {
     names: &'static [&'static str],
     /// Regular expression of the words.
-    expression: &'static str,
+    pub(crate) expression: &'static str,
     /// Split every digit into a word of its own, before the expression is applied.
     single_digits: bool,
     /// Normalise text to Unicode's NFC first.
@@ -71,7 +71,7 @@ const BASE: TokenizerConfig = TokenizerConfig {
     add_bos: false,
 };
 
-const CONFIGS: &[TokenizerConfig] = &[
+pub(crate) const CONFIGS: &[TokenizerConfig] = &[
     BASE,
     TokenizerConfig { names: &["mpt", "olmo"], nfc: true, ..BASE },
     TokenizerConfig {

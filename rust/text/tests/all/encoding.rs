@@ -392,6 +392,58 @@ fn parts_that_make_texts_much_longer_are_refused() {
 }
 
 #[test]
+fn large_expressions_are_refused_before_they_are_compiled() {
+    let split = |expression: String| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
+    let replace = |expression: String| replace_matches(&expression, "a");
+    let compiled = "expressions of more than 2097152 bytes if compiled, the limit for a file";
+    let both =
+        [("normalizer", replace("(?=[ab])".repeat(150))), ("decoder", replace("(?=[ab])".repeat(150)))];
+    let text = json!({"type": "Split", "pattern": {"String": "a".repeat(16_385)}, "behavior": "Isolated",
+                      "invert": false});
+    for (parts, expected) in [
+        (
+            vec![("pre_tokenizer", split(r"(?=\w{100})".repeat(600)))],
+            "pre_tokenizer: expressions of 1800 parts",
+        ),
+        (vec![("normalizer", replace(r"(?=\w{100})".repeat(100)))], compiled),
+        (vec![("decoder", sequence("decoders", vec![replace(r"(?=\w{100})".repeat(100))]))], compiled),
+        (vec![("pre_tokenizer", split(r"(?<=\w{1,4000})a".to_owned()))], compiled),
+        (
+            vec![(
+                "pre_tokenizer",
+                sequence("pretokenizers", vec![split(r"\w{130}|\s+(?!\S)|\s+".to_owned()); 60]),
+            )],
+            compiled,
+        ),
+        (both.to_vec(), "decoder: expressions of 600 parts; the limit for a file is 512"),
+        (
+            vec![("pre_tokenizer", text)],
+            "pre_tokenizer: expressions of 16385 bytes; the limit for a file is 16384",
+        ),
+    ] {
+        let mut json = byte_level_json();
+        let field = parts[parts.len() - 1].0;
+        for (part, value) in parts {
+            json[part] = value;
+        }
+        let error = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes())).err();
+        let message = error.expect(expected).to_string();
+        assert!(
+            message.starts_with(&format!("tokenizer.json: {field}: ")) && message.contains(expected),
+            "{message}\nexpected: {expected}"
+        );
+    }
+}
+
+#[test]
+fn field_with_expressions_is_in_a_file_once() {
+    let json = byte_level_json().to_string();
+    let twice = json.strip_suffix('}').unwrap().to_owned() + r#","decoder":null}"#;
+    let error = Tokenizer::new(&TokenizerSource::Json(twice.into_bytes())).err().unwrap().to_string();
+    assert!(error.starts_with("tokenizer.json: duplicate field `decoder`"), "{error}");
+}
+
+#[test]
 fn text_that_a_normalizer_makes_much_longer_is_an_error() {
     let mut json = byte_level_json();
     json["normalizer"] = sequence("normalizers", vec![replace("a", "aa"); 40]);
