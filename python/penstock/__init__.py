@@ -11,8 +11,8 @@ package imports only anyio and the extension module.
 
 import typing as _typing
 
+from penstock import _install, demo
 from penstock import _interpreter as _interpreter  # first: it refuses sub-interpreters
-from penstock import demo
 from penstock._convert import convert
 from penstock._core import (
     Adapter,
@@ -131,6 +131,8 @@ __all__ = [
     "demo",
     "describe",
 ]
+
+_install.warn_of_namesake()
 
 EngineOptions.__module__ = SamplingOptions.__module__ = RequestOptions.__module__ = __name__
 

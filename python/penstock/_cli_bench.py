@@ -12,6 +12,7 @@ import click
 
 from penstock._cli_bench_engine import bench_engine
 from penstock._cli_options import Command, Option, api_key, key_options, settings_options
+from penstock._install import missing_extra
 from penstock.bench.settings import BENCH_GROUPS, BenchSettings
 
 if TYPE_CHECKING:
@@ -136,9 +137,7 @@ def _bench_serve(goodput: Sequence[str], more_goals: Sequence[str], **options: A
         if report["plot"]:
             importlib.import_module("matplotlib")  # before the load, not after it
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"bench serve needs {error.name}: pip install 'penstock[bench]'"
-        ) from error
+        raise click.ClickException(missing_extra("bench serve", error.name, "bench")) from error
     benchmark = Benchmark(settings)
     is_interrupted = False
     try:

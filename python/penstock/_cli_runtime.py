@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from penstock._cli_options import Command, lines_of, log_options, settings_options
+from penstock._install import missing_extra
 from penstock.runtime.settings import RuntimeSettings, settings_of_environment
 
 __all__ = ["aibrix_runtime", "runtime"]
@@ -62,7 +63,7 @@ def _run(host: str, port: int, options: dict[str, Any]) -> None:
     settings = RuntimeSettings(**{**settings_of_environment(), **given})
     for name in _LIBRARIES:
         if find_spec(name) is None:
-            raise click.ClickException(f"the runtime needs {name}: pip install 'penstock[runtime]'")
+            raise click.ClickException(missing_extra("the runtime", name, "runtime"))
     from penstock.runtime.downloader import InvalidArgumentError, Options
     from penstock.runtime.serve import serve
     from penstock.server.listener import Address

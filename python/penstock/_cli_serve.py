@@ -13,6 +13,7 @@ import click
 import penstock
 from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
+from penstock._install import missing_extra
 from penstock._options import EngineOptions
 from penstock.server.settings import ServerSettings
 from penstock.server.tracing import endpoint_of_environment
@@ -165,9 +166,7 @@ def serve(
         from penstock.server.serve import ModelSource
         from penstock.server.serve import serve as run
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"the server needs {error.name}: pip install 'penstock[server]'"
-        ) from error
+        raise click.ClickException(missing_extra("the server", error.name, "server")) from error
     tls = {field.name: options.pop(f"tls_{field.name}") for field in fields(Tls)}
     if tls["certfile"] is None and any(value not in (None, "none") for value in tls.values()):
         raise click.UsageError("TLS needs --tls-certfile.")

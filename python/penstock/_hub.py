@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock._core import Port
 from penstock._hub_ids import parse_hub_id
+from penstock._install import missing_extra
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -172,10 +173,8 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
-        message = (
-            f"{hub_id}: no such directory; downloading it from the Hugging Face hub requires an extra: "
-            "pip install 'penstock[hub]'"
-        )
+        needs = missing_extra("downloading it from the Hugging Face hub", "huggingface_hub", "hub")
+        message = f"{hub_id}: no such directory; {needs}"
         raise ModelLoadError(message) from None
     name = hub_id if revision is None else f"{hub_id}@{revision}"
     try:

@@ -406,7 +406,7 @@ def test_tilde_in_model_and_tokenizer_is_the_home_folder(
 
 def test_hub_model_without_extra_or_network_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(penstock.ModelLoadError, match=r"pip install 'penstock\[hub\]'"):
+    with pytest.raises(penstock.ModelLoadError, match='the extra "hub" of penstock-llm: pip install'):
         penstock.Engine("owner/name").blocking.start()
 
 

@@ -126,7 +126,7 @@ def test_import_of_the_package_imports_nothing_heavy() -> None:
 
 
 def test_version_is_that_of_the_installed_package() -> None:
-    assert importlib.metadata.version("penstock") == penstock.__version__
+    assert importlib.metadata.version("penstock-llm") == penstock.__version__
 
 
 @pytest.mark.parametrize("is_imported", [False, True])

@@ -406,4 +406,4 @@ def test_missing_library_is_named(
         monkeypatch.delitem(sys.modules, f"penstock.bench.{name}", raising=False)
     done = run("http://127.0.0.1:1", *options)
     assert done.exit_code == 1
-    assert f"needs {library}: pip install 'penstock[bench]'" in done.stderr
+    assert f'needs {library}: install the extra "bench" of penstock-llm' in done.stderr

@@ -443,7 +443,7 @@ def test_ids_of_words_are_those_of_single_tokens(tokenizer: Tokenizer) -> None:
 
 def test_processors_without_torch_name_the_extra(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnsupportedError, match="logits_processors needs torch: pip install 'penstock"):
+    with pytest.raises(UnsupportedError, match="logits_processors needs torch: install the extra"):
         model.options(GenerationConfig(logits_processors=[lambda _ids, logits: logits]))
 
 

@@ -166,7 +166,13 @@ SHARED = {
 
 
 #: Modules that import nothing of the package.
-LEAVES = {"penstock._client", "penstock._hub_ids", "penstock._json", "penstock._renderer"}
+LEAVES = {
+    "penstock._client",
+    "penstock._hub_ids",
+    "penstock._install",
+    "penstock._json",
+    "penstock._renderer",
+}
 
 
 def test_leaves_import_nothing_of_the_package() -> None:

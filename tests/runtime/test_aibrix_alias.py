@@ -33,7 +33,7 @@ def started(script: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def test_package_is_installed_from_its_sources(tmp_path: Path) -> None:
-    assert_is_installed("aibrix", tmp_path, "penstock[runtime]")
+    assert_is_installed("aibrix", tmp_path, "penstock-llm[runtime]")
 
 
 def test_aibrix_runtime_takes_its_documented_options() -> None:

@@ -497,7 +497,7 @@ def test_missing_extra_is_named(code: str) -> None:
     setup = "import sys; sys.modules |= dict.fromkeys(['starlette', 'uvicorn', 'msgspec']); "
     result = subprocess.run([sys.executable, "-c", setup + code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "penstock[server]" in result.stderr
+    assert 'the extra "server" of penstock-llm' in result.stderr
 
 
 def test_importing_penstock_imports_no_part_of_the_server() -> None:

@@ -281,4 +281,4 @@ def test_missing_extra_is_named(tiny_model: Path) -> None:
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
     assert result.returncode == 2
-    assert "install penstock[tracing]" in result.stderr
+    assert 'needs opentelemetry: install the extra "tracing" of penstock-llm' in result.stderr

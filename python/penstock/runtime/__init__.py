@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock._install import missing_extra
 from penstock.runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
@@ -22,6 +23,6 @@ def __getattr__(name: str) -> Any:
     try:
         from penstock.runtime.application import app
     except ModuleNotFoundError as error:
-        message = f"the runtime needs {error.name}: install penstock[runtime]"
+        message = missing_extra("the runtime", error.name, "runtime")
         raise ModuleNotFoundError(message, name=error.name) from error
     return app

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock._install import missing_extra
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -25,6 +26,6 @@ def __getattr__(name: str) -> Any:
     try:
         from penstock.server.application import app
     except ModuleNotFoundError as error:
-        message = f"the server needs {error.name}: install penstock[server]"
+        message = missing_extra("the server", error.name, "server")
         raise ModuleNotFoundError(message, name=error.name) from error
     return app

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import penstock
+from penstock._install import missing_extra
 from penstock.server.usage import finish_reason, usage_of
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Tracer:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ModuleNotFoundError as error:
-            limit = f"left out without {error.name}: install penstock[tracing]"
-            raise _invalid(endpoint, limit) from error
+            message = missing_extra("otlp_traces_endpoint", error.name, "tracing")
+            raise penstock.ConfigError(message, "otlp_traces_endpoint", endpoint, "None") from error
         parts = urlsplit(endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _invalid(endpoint, "a URL such as http://localhost:4318/v1/traces")

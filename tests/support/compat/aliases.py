@@ -44,7 +44,7 @@ def assert_methods_have_docstrings(package: Path) -> None:
             assert missing == [], f"{source.name}: {item.name}"
 
 
-def assert_is_installed(name: str, directory: Path, dependency: str = "penstock") -> None:
+def assert_is_installed(name: str, directory: Path, dependency: str = "penstock-llm") -> None:
     """The distribution of the package `name` is built, and installed in a directory that has nothing else."""
     alias = ALIASES / name
     project = tomllib.loads((alias / "pyproject.toml").read_text())["project"]

@@ -7,6 +7,7 @@ import math
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from penstock._install import missing_extra
 from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.errors import UnsupportedError
 
@@ -25,7 +26,7 @@ def with_tensors(processor: Callable[[Any, Any], Any]) -> penstock.LogitsProcess
     try:
         import torch
     except ImportError as error:
-        message = "logits_processors needs torch: pip install 'penstock[lmdeploy]'"
+        message = missing_extra("logits_processors", "torch", "lmdeploy")
         raise UnsupportedError(message) from error
 
     def process(token_ids: list[int], logits: penstock.Tensor) -> object:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock
+from penstock._install import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,5 +213,5 @@ def torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        message = "logits and hidden states are tensors of torch; pip install 'penstock[lmdeploy]'"
+        message = missing_extra("a result with logits or hidden states", "torch", "lmdeploy")
         raise ImportError(message) from error

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock._install import missing_extra
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
@@ -97,7 +99,7 @@ def download(
 
         from penstock.runtime.downloader import DownloadError, InvalidArgumentError, download_model
     except ModuleNotFoundError as error:
-        message = f"downloads need {error.name}: pip install 'penstock[runtime]'"
+        message = missing_extra("the downloader", error.name, "runtime")
         raise click.ClickException(message) from error
     # Only Penstock's records: those of libraries can have signed URLs.
     handler = logging.StreamHandler(sys.stderr)

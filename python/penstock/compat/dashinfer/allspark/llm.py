@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import penstock
+from penstock._install import missing_extra
 from penstock.compat.dashinfer.allspark.errors import AsError
 from penstock.compat.dashinfer.allspark.generation_config import ASGenerationConfigBuilder
 from penstock.compat.dashinfer.allspark.runtime_config import (
@@ -117,12 +118,12 @@ class LLM(ABC):
     def export_model_diconfig(self, path: str | os.PathLike[str]) -> Self:
         """Write a YAML file that `DashInferModel` reads: `model`, `runtime_config`, `generation_config`.
 
-        Requires `pip install 'penstock[dashinfer]'`.
+        Requires `pip install 'penstock-llm[dashinfer]'`.
         """
         try:
             import yaml
         except ImportError as error:
-            message = "writing YAML requires an extra: pip install 'penstock[dashinfer]'"
+            message = missing_extra("writing YAML", "yaml", "dashinfer")
             raise ImportError(message, name="yaml") from error
         config = self.get_model_config()
         generation = self.create_reference_generation_config_builder().build()

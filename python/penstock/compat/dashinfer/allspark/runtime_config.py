@@ -258,7 +258,7 @@ class AsModelRuntimeConfigBuilder:
         """Set the fields of a JSON or YAML file, which `from_dict` describes.
 
         The fields are the file's content, or its section `runtime_config`. A name that ends with `.yaml` or
-        `.yml` is YAML, which requires `pip install 'penstock[dashinfer]'`.
+        `.yml` is YAML, which requires `pip install 'penstock-llm[dashinfer]'`.
         """
         content = read_mapping(Path(path))
         section = content.get("runtime_config", content)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock._install import missing_extra
 from penstock.compat.dashinfer.allspark.adapters import LoraSettings
 from penstock.compat.dashinfer.allspark.llm import ModelSerializerException, SerializerErrors
 from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles
@@ -61,7 +62,7 @@ def serialize_model_from_torch(
     have their defaults: the scaling of the rotary embedding and its base are values of `model_config`, the
     type of the KV cache is one of the runtime configuration.
 
-    Requires `pip install 'penstock[dashinfer]'`. Raises `ValueError` for invalid parameters and
+    Requires `pip install 'penstock-llm[dashinfer]'`. Raises `ValueError` for invalid parameters and
     `ModelSerializerException` for weights that are no model.
     """
     unsupported = {
@@ -147,7 +148,7 @@ def _write_tensors(tensors: dict[str, Any], path: Path, model_name: str) -> None
     try:
         library = importlib.import_module(module)
     except ImportError as error:
-        message = f"writing a state dict requires the package {error.name}: pip install {error.name}"
+        message = missing_extra("writing a state dict", error.name, "dashinfer")
         raise ModelSerializerException(message, 1, model_name) from error
     try:
         if module.endswith("torch"):

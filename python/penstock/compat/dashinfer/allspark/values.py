@@ -8,6 +8,7 @@ import reprlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._install import missing_extra
 from penstock._json import loads
 from penstock.compat.dashinfer.allspark.enums import TargetDevice
 
@@ -46,7 +47,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         try:
             import yaml
         except ImportError as error:
-            message = f"{path}: reading YAML requires an extra: pip install 'penstock[dashinfer]'"
+            message = f"{path}: {missing_extra('reading YAML', 'yaml', 'dashinfer')}"
             raise ImportError(message, name="yaml") from error
         try:
             content = yaml.safe_load(text)

@@ -1,0 +1,44 @@
+"""The distribution of this package, and the commands that install its extras."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["DISTRIBUTION", "install_command", "missing_extra", "warn_of_namesake"]
+
+#: The name on PyPI, where `penstock` is another project.
+DISTRIBUTION = "penstock-llm"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra for this copy of the package, which may be a checkout."""
+    if _is_installed(DISTRIBUTION):
+        return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install '{Path(__file__).parents[2]}[{extra}]'"
+
+
+def missing_extra(user: str, library: str | None, extra: str) -> str:
+    """The message for a library that is not installed: `user` needs it, and the extra installs it."""
+    return f'{user} needs {library}: install the extra "{extra}" of {DISTRIBUTION}: {install_command(extra)}'
+
+
+def warn_of_namesake() -> None:
+    """Warn if the distribution `penstock` of PyPI is installed: its files replace those of this package."""
+    if _is_installed("penstock"):
+        warnings.warn(
+            "the distribution penstock is installed, another project with a package of the same name; "
+            f"remove it, and install {DISTRIBUTION} again: "
+            f"pip uninstall penstock && pip install --force-reinstall {DISTRIBUTION}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
