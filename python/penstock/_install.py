@@ -21,6 +21,7 @@ def install_command(extra: str) -> str:
 
 def missing_extra(user: str, library: str | None, extra: str) -> str:
     """The message for a library that is not installed: `user` needs it, and the extra installs it."""
+    library = (library or "").partition(".")[0]
     return f'{user} needs {library}: install the extra "{extra}" of {DISTRIBUTION}: {install_command(extra)}'
 
 
