@@ -272,6 +272,7 @@ BAD_PROMPTS: dict[str, Any] = {
     "lone surrogate": "before \ud800 after",
     "one token too many": [1] * 512,
     "long text": "x" * 600,
+    "uncounted text": "x" * 2000,
     "text far too long": "x" * 20_000,
     "mapping": {"role": "user", "content": "hi"},
 }
@@ -285,6 +286,14 @@ async def test_invalid_prompt_error_names_the_prompt(engine: penstock.Engine, ca
     assert caught.value.field == "prompt"
     assert caught.value.limit
     assert "prompt" in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_error_of_a_text_of_two_lengths_names_the_tokens_counted(engine: penstock.Engine) -> None:
+    with pytest.raises(penstock.InvalidRequestError) as caught:
+        await engine.start_request("x" * 1025)
+    assert (caught.value.value, caught.value.limit) == ("more than 1024", "at most 511 tokens")
+    assert len(engine.encode("x" * 1025)) == 1025
 
 
 @pytest.mark.anyio

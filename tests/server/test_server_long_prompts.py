@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CODE = "context_length_exceeded"
 #: More tokens than the model has positions; more bytes than any prompt of the model.
-TEXTS = {"tokens": "ab" * 300, "bytes": "ab" * 9000}
+TEXTS = {"tokens": "ab" * 300, "uncounted tokens": "ab" * 1000, "bytes": "ab" * 9000}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_error_has_the_code_and_phrase_of_openai(
         assert (status, error["type"]) == (400, "invalid_request_error")
         assert (error["code"], error["param"]) == (CODE, param)
         assert error["message"].startswith("prompt is too long: ")
-        assert f" {unit} > " in error["message"]
+        assert f" {unit.rsplit(maxsplit=1)[-1]} > " in error["message"]
         assert "this model's maximum context length is 512 tokens" in error["message"]
         assert error["message"].endswith(f"; {param} must be shorter")
 
@@ -64,6 +64,12 @@ def test_message_has_the_size_and_the_limit(server: Served) -> None:
         _, answer, _ = server.ask("/v1/completions", {"prompt": prompt})
         assert answer["error"]["message"].startswith("prompt is too long: 600 tokens > 511 maximum;")
         assert answer["error"]["code"] == CODE
+
+
+def test_message_of_a_prompt_of_two_lengths_has_no_size(server: Served) -> None:
+    _, answer, _ = server.ask("/v1/completions", {"prompt": "A" * 1025})
+    assert answer["error"]["message"].startswith("prompt is too long: more than 1024 tokens > 511 maximum;")
+    assert answer["error"]["code"] == CODE
 
 
 def test_late_prompt_of_a_stream_ends_it_with_the_code(tiny_model: Path) -> None:

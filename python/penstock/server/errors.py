@@ -104,11 +104,12 @@ def invalid(field: str, value: object, limit: str) -> ApiError:
     return ApiError(400, f"{field}={_shown.repr(value)} is not allowed: it must be {limit}", param=field)
 
 
-def prompt_too_long(field: str, size: int, limit: int, unit: str, max_model_len: int) -> ApiError:
+def prompt_too_long(field: str, size: int | str, limit: int, unit: str, max_model_len: int) -> ApiError:
     """The error of a prompt that is longer than the model can read.
 
     Clients shorten a conversation after OpenAI's code, or after a phrase of the message: "maximum context
-    length" is OpenAI's, "prompt is too long" Anthropic's.
+    length" is OpenAI's, "prompt is too long" Anthropic's. `size` is "more than" a number if the rest was not
+    counted.
     """
     message = (
         f"prompt is too long: {size} {unit} > {limit} maximum; this model's maximum context length is "
@@ -122,9 +123,11 @@ def prompt_error(error: penstock.InvalidRequestError, field: str, max_model_len:
     found = _PROMPT_LIMIT.fullmatch(error.limit or "")
     if found is None:
         return ApiError(400, str(error).replace("prompt", field, 1), param=field)
-    size = len(error.value) if isinstance(error.value, Sized) else error.value
+    size = error.value
+    if isinstance(size, Sized) and not isinstance(size, str):
+        size = len(size)
     limit, unit = int(found[1]), found[2].replace("ids", "tokens")
-    return prompt_too_long(field, cast("int", size), limit, unit, max_model_len or limit)
+    return prompt_too_long(field, cast("int | str", size), limit, unit, max_model_len or limit)
 
 
 def api_error(error: BaseException) -> ApiError:

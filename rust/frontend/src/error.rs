@@ -21,6 +21,11 @@ pub enum Error {
          longest token in bytes"
     )]
     TextTooLong { bytes: usize, limit: usize, max_model_len: usize },
+    /// The text of the prompt has more tokens than are counted. Refused before all of it is tokenised.
+    #[error(
+        "prompt of more than {counted} tokens exceeds the limit of {limit} (max_model_len {max_model_len})"
+    )]
+    TooManyTokens { counted: usize, limit: usize, max_model_len: usize },
     /// The text options are not valid.
     #[error(transparent)]
     Text(#[from] TextError),

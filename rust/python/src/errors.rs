@@ -124,6 +124,18 @@ impl From<penstock_frontend::Error> for Error {
                     limit,
                 })
             }
+            error @ penstock_frontend::Error::TooManyTokens { counted, limit, .. } => {
+                let value = format!("more than {counted}");
+                let value =
+                    Python::attach(|py| value.into_pyobject(py).map(|value| value.into_any().unbind()).ok());
+                let limit = Some(format!("at most {limit} tokens"));
+                Error::Request(Problem {
+                    message: error.to_string(),
+                    field: "prompt".to_owned(),
+                    value,
+                    limit,
+                })
+            }
             penstock_frontend::Error::Text(error) => Error::Text(error),
             penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),
             penstock_frontend::Error::Adapter(error) => Error::AdapterNotFound(error),

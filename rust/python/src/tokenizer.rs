@@ -50,8 +50,9 @@ impl Tokenizer {
         add_special_tokens: bool,
     ) -> Result<Vec<u32>, Error> {
         let text = Field::new("prompt").text(&PyValue(text.clone())).map_err(request_error)?;
-        let encode =
-            |is_wanted: IsWanted<'_>| self.0.tokenizer.encode_while(&text, add_special_tokens, is_wanted);
+        let encode = |is_wanted: IsWanted<'_>| {
+            self.0.tokenizer.encode_while(&text, add_special_tokens, usize::MAX, is_wanted)
+        };
         let ids = detach_while_wanted(py, None, encode)?;
         Ok(ids.map_err(penstock_frontend::Error::Prompt)?)
     }

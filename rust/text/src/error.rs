@@ -54,6 +54,9 @@ pub enum TextError {
         /// The memory that is needed.
         needed: usize,
     },
+    /// The text has more tokens than the caller allows.
+    #[error("the text has more than {max_tokens} tokens")]
+    TooManyTokens { max_tokens: usize },
     /// The caller cancelled the encoding.
     #[error("the encoding of a text of {bytes} bytes was cancelled")]
     Cancelled { bytes: usize },

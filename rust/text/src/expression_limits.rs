@@ -81,7 +81,7 @@ impl Sizes {
         }
         let mut all = String::new();
         regular.to_str(&mut all, 0);
-        let config = Config::new().nfa_size_limit(Some(MAX_COMPILED - self.compiled));
+        let config = Config::new().nfa_size_limit(Some(MAX_COMPILED.saturating_sub(self.compiled)));
         let automaton =
             Compiler::new().configure(config).build(&all).map_err(|error| match error.size_limit() {
                 None => format!("expression {expression:?}: {error}"),

@@ -15,9 +15,10 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::models::unigram::Unigram;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::{self, WordPiece};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, ModelWrapper, Token};
 
-use crate::pipeline::CancelCheck;
+use crate::pipeline::EncodeCheck;
 
 /// Maximum length of a token of `Unigram` and `WordPiece` in bytes. At each position of a text, WordPiece tries as many
 /// pieces, in up to 35 µs. To free the tokens of `Unigram`, the library recurses as deep as the longest one is long.
@@ -36,14 +37,24 @@ pub(crate) struct WordModel {
     model: ModelWrapper,
     /// The length of the longest token of WordPiece in bytes.
     longest: usize,
+    /// Whether `BPE` has a token for each character of the byte-level alphabet.
+    has_bytes: bool,
 }
 
 impl WordModel {
+    /// Whether a word always has a token, or is an error. `BPE` without an unknown token leaves characters out.
+    pub(crate) fn has_token_for_each_word(&self, is_bytes: bool) -> bool {
+        match &self.model {
+            ModelWrapper::BPE(model) => model.unk_token.is_some() || is_bytes && self.has_bytes,
+            ModelWrapper::Unigram(_) | ModelWrapper::WordLevel(_) | ModelWrapper::WordPiece(_) => true,
+        }
+    }
+
     /// The tokens of a word.
     pub(crate) fn tokenize_while(
         &self,
         word: &str,
-        check: &CancelCheck<'_>,
+        check: &EncodeCheck<'_>,
     ) -> tokenizers::Result<Vec<Token>> {
         match &self.model {
             ModelWrapper::WordPiece(model) => split_into_pieces(model, self.longest, word, check),
@@ -58,7 +69,14 @@ impl From<ModelWrapper> for WordModel {
             ModelWrapper::WordPiece(model) => model.get_vocab().keys().map(String::len).max().unwrap_or(0),
             _ => 0,
         };
-        Self { model, longest }
+        let has_bytes = match &model {
+            ModelWrapper::BPE(model) => {
+                let has_token = |character: &char| model.token_to_id(&character.to_string()).is_some();
+                model.end_of_word_suffix.is_none() && ByteLevel::alphabet().iter().all(has_token)
+            }
+            _ => false,
+        };
+        Self { model, longest, has_bytes }
     }
 }
 
@@ -144,7 +162,7 @@ fn split_into_pieces(
     model: &WordPiece,
     longest: usize,
     word: &str,
-    check: &CancelCheck<'_>,
+    check: &EncodeCheck<'_>,
 ) -> tokenizers::Result<Vec<Token>> {
     let unknown = || {
         let id = model.token_to_id(&model.unk_token).ok_or(wordpiece::Error::MissingUnkToken)?;
@@ -187,7 +205,7 @@ impl Model for WordModel {
     type Trainer = TrainerWrapper;
 
     fn tokenize(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
-        self.tokenize_while(word, &CancelCheck::new(&mut || true))
+        self.tokenize_while(word, &EncodeCheck::new(&mut || true, usize::MAX))
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {

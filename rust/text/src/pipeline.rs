@@ -1,4 +1,4 @@
-//! The `tokenizers` library's encoding pipeline with our splitter, and its loop over the words, which can be cancelled.
+//! The `tokenizers` library's encoding pipeline with our splitter, and its loop over the words, which can end early.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -6,7 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use penstock_checkpoint::{AddedToken, TRUNCATED};
 use serde_json::Value;
-use tokenizers::{DecoderWrapper, Encoding, OffsetType, PostProcessorWrapper, TokenizerImpl};
+use tokenizers::{
+    DecoderWrapper, Encoding, OffsetReferential, OffsetType, PostProcessorWrapper, TokenizerImpl,
+};
 
 use crate::error::TextError;
 use crate::expression_limits;
@@ -43,7 +45,7 @@ fn inconsistent() -> TextError {
 /// Encodes a text with characters of every kind. The library panics on some malformed files only then.
 pub(crate) fn probe(pipeline: &Pipeline) -> Result<(), TextError> {
     const TEXT: &str = " Hello, World's  12\t\r\n\n caf\u{e9} e\u{301} \u{6f22}\u{1f44d} <s>\u{0}";
-    let encode = || encode(pipeline, TEXT, true, &CancelCheck::new(&mut || true)).map(|_| ());
+    let encode = || encode(pipeline, TEXT, true, &EncodeCheck::new(&mut || true, usize::MAX)).map(|_| ());
     // A vocabulary need not have all of these characters.
     catch_unwind(AssertUnwindSafe(encode)).map_or_else(|_| Err(inconsistent()), |_| Ok(()))
 }
@@ -148,31 +150,62 @@ impl fmt::Display for Cancelled {
 
 impl std::error::Error for Cancelled {}
 
-/// Counts the words of an encoding and checks at intervals whether it is still wanted.
-pub(crate) struct CancelCheck<'a> {
-    is_wanted: RefCell<&'a mut dyn FnMut() -> bool>,
-    words_left: Cell<u32>,
+/// The text has more tokens than may be.
+#[derive(Debug)]
+pub(crate) struct TooManyTokens;
+
+impl fmt::Display for TooManyTokens {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("too many tokens")
+    }
 }
 
-impl<'a> CancelCheck<'a> {
-    pub(crate) fn new(is_wanted: &'a mut dyn FnMut() -> bool) -> Self {
-        Self { is_wanted: RefCell::new(is_wanted), words_left: Cell::new(WORDS_PER_CHECK) }
+impl std::error::Error for TooManyTokens {}
+
+/// Counts tokens up to a maximum.
+pub(crate) struct TokenCount {
+    left: Cell<usize>,
+}
+
+impl TokenCount {
+    /// Counts tokens, or words that have a token each.
+    pub(crate) fn add(&self, count: usize) -> Result<(), TooManyTokens> {
+        self.left.set(self.left.get().checked_sub(count).ok_or(TooManyTokens)?);
+        Ok(())
+    }
+}
+
+/// Checks at intervals whether an encoding is still wanted. Has the maximum number of tokens.
+pub(crate) struct EncodeCheck<'a> {
+    is_wanted: RefCell<&'a mut dyn FnMut() -> bool>,
+    words_left: Cell<u32>,
+    max_tokens: usize,
+}
+
+impl<'a> EncodeCheck<'a> {
+    pub(crate) fn new(is_wanted: &'a mut dyn FnMut() -> bool, max_tokens: usize) -> Self {
+        Self { is_wanted: RefCell::new(is_wanted), words_left: Cell::new(WORDS_PER_CHECK), max_tokens }
     }
 
-    /// Counts one word.
+    /// Counts one word of the interval.
     pub(crate) fn count_word(&self) -> Result<(), Cancelled> {
         let left = self.words_left.get() - 1;
         self.words_left.set(if left == 0 { WORDS_PER_CHECK } else { left });
         if left > 0 || (self.is_wanted.borrow_mut())() { Ok(()) } else { Err(Cancelled) }
     }
+
+    /// A count of the text's tokens, from zero.
+    pub(crate) fn token_count(&self) -> TokenCount {
+        TokenCount { left: Cell::new(self.max_tokens) }
+    }
 }
 
-/// Encodes a text, like the library's `encode_fast`.
+/// Encodes a text, like the library's `encode_fast`. The tokens of a post-processor do not count towards the maximum.
 pub(crate) fn encode(
     pipeline: &Pipeline,
     text: &str,
     add_special_tokens: bool,
-    check: &CancelCheck<'_>,
+    check: &EncodeCheck<'_>,
 ) -> tokenizers::Result<Encoding> {
     let growth = pipeline.get_normalizer().map_or(1, |normalizer| normalizer.growth(text));
     check_memory(text.len(), MEMORY_PER_BYTE.max(growth * NORMALIZED_BYTE))?;
@@ -184,12 +217,20 @@ pub(crate) fn encode(
         Ok(())
     })?;
     check_memory(length.get(), MEMORY_PER_BYTE)?;
+    let num_tokens = check.token_count();
+    let parts = words.get_splits(OffsetReferential::Normalized, OffsetType::None);
+    num_tokens.add(parts.iter().filter(|(_, _, added)| added.is_some()).count())?;
+    drop(parts);
+    let model = pipeline.get_model();
     if let Some(splitter) = pipeline.get_pre_tokenizer() {
-        splitter.split(&mut words, check)?;
+        let counts_words = model.has_token_for_each_word(splitter.ends_in_bytes());
+        splitter.split(&mut words, check, counts_words)?;
     }
     words.tokenize(|word| {
         check.count_word()?;
-        pipeline.get_model().tokenize_while(word.get(), check)
+        let tokens = model.tokenize_while(word.get(), check)?;
+        num_tokens.add(tokens.len())?;
+        Ok(tokens)
     })?;
     let encoding = words.into_encoding(None, 0, OffsetType::None)?;
     pipeline.post_process(encoding, None, add_special_tokens)

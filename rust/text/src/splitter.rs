@@ -10,7 +10,7 @@ use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDel
 
 use crate::expression::{Error, Expression, TimeLimit};
 use crate::normalizer::{MAX_GROWTH, MAX_STEPS};
-use crate::pipeline::CancelCheck;
+use crate::pipeline::{EncodeCheck, TokenCount};
 
 /// The expression of GPT-2, which is built into `ByteLevel`.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -45,6 +45,29 @@ impl SplitStep {
             Self::Regex { .. } | Self::Other(_) => 1,
         }
     }
+
+    /// Whether each match of the expression becomes a word.
+    fn has_word_for_each_match(&self) -> bool {
+        match self {
+            Self::Regex { behavior: SplitDelimiterBehavior::Isolated, .. } => true,
+            Self::Regex { behavior: SplitDelimiterBehavior::Removed, invert, .. } => *invert,
+            _ => false,
+        }
+    }
+
+    /// Whether the step can remove words.
+    fn removes_words(&self) -> bool {
+        match self {
+            Self::Regex { behavior, .. } => *behavior == SplitDelimiterBehavior::Removed,
+            Self::Bytes
+            | Self::Other(
+                PreTokenizerWrapper::ByteLevel(_)
+                | PreTokenizerWrapper::Digits(_)
+                | PreTokenizerWrapper::Metaspace(_),
+            ) => false,
+            Self::Other(_) => true,
+        }
+    }
 }
 
 impl Splitter {
@@ -62,14 +85,27 @@ impl Splitter {
         Ok(Self { steps })
     }
 
-    /// Splits the text into words.
+    /// Whether the words are of the byte-level alphabet.
+    pub(crate) fn ends_in_bytes(&self) -> bool {
+        matches!(
+            self.steps.last(),
+            Some(SplitStep::Bytes | SplitStep::Other(PreTokenizerWrapper::ByteLevel(_)))
+        )
+    }
+
+    /// Splits the text into words. With `counts_words`, a word has a token, so more words than tokens are an error.
     pub(crate) fn split(
         &self,
         text: &mut PreTokenizedString,
-        check: &CancelCheck<'_>,
+        check: &EncodeCheck<'_>,
+        counts_words: bool,
     ) -> tokenizers::Result<()> {
         let time = TimeLimit::new("pre_tokenizer");
-        for step in &self.steps {
+        // A later step only divides the words of this one.
+        let first_counted = self.steps.iter().rposition(SplitStep::removes_words).unwrap_or(0);
+        for (index, step) in self.steps.iter().enumerate() {
+            let is_counted = counts_words && index >= first_counted && step.has_word_for_each_match();
+            let num_words = is_counted.then(|| check.token_count());
             match step {
                 SplitStep::Bytes => text.normalize(|word| {
                     check.count_word()?;
@@ -80,7 +116,7 @@ impl Splitter {
                     if *prefix_space && !part.get().starts_with(' ') {
                         part.prepend(" ");
                     }
-                    let words = WordPattern { words, check, time: &time };
+                    let words = WordPattern { words, check, time: &time, count: num_words.as_ref() };
                     if *invert { part.split(Invert(words), *behavior) } else { part.split(words, *behavior) }
                 })?,
             }
@@ -130,15 +166,17 @@ impl<'de> Deserialize<'de> for Splitter {
 
 impl PreTokenizer for Splitter {
     fn pre_tokenize(&self, text: &mut PreTokenizedString) -> tokenizers::Result<()> {
-        self.split(text, &CancelCheck::new(&mut || true))
+        self.split(text, &EncodeCheck::new(&mut || true, usize::MAX), false)
     }
 }
 
 /// The words of an expression, found until a check fails.
 struct WordPattern<'a, 'b> {
     words: &'a Expression,
-    check: &'a CancelCheck<'b>,
+    check: &'a EncodeCheck<'b>,
     time: &'a TimeLimit,
+    /// Counts the words, if each has a token.
+    count: Option<&'a TokenCount>,
 }
 
 impl Pattern for WordPattern<'_, '_> {
@@ -148,6 +186,9 @@ impl Pattern for WordPattern<'_, '_> {
                 return Ok(false);
             }
             self.check.count_word()?;
+            if let Some(count) = self.count {
+                count.add(1)?;
+            }
             Ok(true)
         };
         self.words.cut(text, self.time, is_word)

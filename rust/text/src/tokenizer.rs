@@ -12,7 +12,7 @@ use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
 use crate::gguf;
 use crate::options::TextOptions;
-use crate::pipeline::{self, CancelCheck, Cancelled, NoMemory, Pipeline};
+use crate::pipeline::{self, Cancelled, EncodeCheck, NoMemory, Pipeline, TooManyTokens};
 use crate::token_table::{DecodeRule, TokenTable, VocabularyToken};
 
 /// The text of one token.
@@ -67,24 +67,28 @@ impl Tokenizer {
     /// Encodes text. The text of a special token is encoded as that token. `add_special_tokens` adds the tokens that
     /// the tokenizer puts around a text, such as BOS.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        self.encode_while(text, add_special_tokens, || true)
+        self.encode_while(text, add_special_tokens, usize::MAX, || true)
     }
 
     /// Like [`encode`](Self::encode), but ends with [`TextError::Cancelled`] when `is_wanted` returns false. It is
-    /// called about once per millisecond, except within a single word.
+    /// called about once per millisecond, except within a single word. Ends with [`TextError::TooManyTokens`] if the
+    /// text has more than `max_tokens`, as soon as that is certain. The tokens that `add_special_tokens` adds do not
+    /// count.
     pub fn encode_while(
         &self,
         text: &str,
         add_special_tokens: bool,
+        max_tokens: usize,
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Vec<u32>, TextError> {
-        let check = CancelCheck::new(&mut is_wanted);
+        let check = EncodeCheck::new(&mut is_wanted, max_tokens);
         let failed = |reason: String| TextError::Encode { bytes: text.len(), reason };
         let encode = || pipeline::encode(&self.inner.pipeline, text, add_special_tokens, &check);
         // The library panics with some malformed files. It changes nothing but its result and a cache of words.
         match catch_unwind(AssertUnwindSafe(encode)) {
             Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
             Ok(Err(error)) if error.is::<Cancelled>() => Err(TextError::Cancelled { bytes: text.len() }),
+            Ok(Err(error)) if error.is::<TooManyTokens>() => Err(TextError::TooManyTokens { max_tokens }),
             Ok(Err(error)) => Err(match error.downcast_ref() {
                 Some(&NoMemory { bytes: needed }) => TextError::OutOfMemory { bytes: text.len(), needed },
                 None => failed(error.to_string()),

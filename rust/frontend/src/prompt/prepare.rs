@@ -8,7 +8,7 @@ use std::time::Instant;
 use penstock_engine::request::{LogitsProcessor, Request, StopCause};
 use penstock_engine::{ClientId, Engine, Port, StartError};
 use penstock_guidance::{Caller, GuidanceError};
-use penstock_text::{TextOptions, Tokenizer};
+use penstock_text::{TextError, TextOptions, Tokenizer};
 use penstock_types::{FieldError, GenerationConfig};
 
 use super::bad_words;
@@ -25,6 +25,10 @@ use crate::value::{Kind, Value};
 
 /// The types of a prompt, in words. Messages are rendered to text before.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
+
+/// Multiple of `max_model_len` up to which the tokens of a prompt are counted: a client that reads the number in the
+/// error shortens the prompt by the difference.
+const COUNTED_LENGTHS: usize = 2;
 
 /// A prompt as the caller passes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -169,9 +173,17 @@ impl Frontend {
                 if bytes > limit {
                     return Err(Error::TextTooLong { bytes, limit, max_model_len });
                 }
+                let counted = max_model_len.saturating_mul(COUNTED_LENGTHS);
                 // Chat templates write special tokens themselves.
-                let ids = self.tokenizer.encode_while(&text, mode != Mode::Chat, is_wanted);
-                Ok((Some(text), ids.map_err(Error::Prompt)?))
+                let ids = self.tokenizer.encode_while(&text, mode != Mode::Chat, counted, is_wanted);
+                let ids = ids.map_err(|error| match error {
+                    TextError::TooManyTokens { max_tokens: counted } => {
+                        let limit = self.max_prompt_tokens(mode);
+                        Error::TooManyTokens { counted, limit, max_model_len }
+                    }
+                    error => Error::Prompt(error),
+                })?;
+                Ok((Some(text), ids))
             }
             Prompt::Tokens(ids) => Ok((None, ids)),
         }

@@ -57,6 +57,23 @@ fn a_prompt_has_at_least_one_token_and_leaves_room_for_another() {
 }
 
 #[test]
+fn prompt_of_more_than_two_lengths_is_not_counted() {
+    let setup = saying([]);
+    let counted = error(&setup, &"x".repeat(512), &params(), Mode::Completion).to_string();
+    assert_eq!(
+        counted,
+        "prompt of 512 tokens exceeds the limit of 255 (max_model_len 256 less one token of output)"
+    );
+    for (mode, limit) in [(Mode::Completion, 255), (Mode::Scoring, 256)] {
+        let uncounted = error(&setup, &"x".repeat(513), &params(), mode);
+        let expected =
+            format!("prompt of more than 512 tokens exceeds the limit of {limit} (max_model_len 256)");
+        assert!(matches!(uncounted, Error::TooManyTokens { .. }));
+        assert_eq!(uncounted.to_string(), expected);
+    }
+}
+
+#[test]
 fn bad_words_are_tokenised_at_the_start_and_after_a_space() {
     let setup = saying([]);
     let words = ["no", " no", "on"].map(str::to_owned).to_vec();

@@ -545,7 +545,7 @@ fn cancelled_encoding_ends_at_the_next_check() {
     let tokenizer = gguf(byte_level("gpt-2"));
     let text = "hello world ".repeat(2_000);
     let mut num_checks = 0;
-    let whole = tokenizer.encode_while(&text, false, || {
+    let whole = tokenizer.encode_while(&text, false, usize::MAX, || {
         num_checks += 1;
         true
     });
@@ -553,12 +553,89 @@ fn cancelled_encoding_ends_at_the_next_check() {
     assert!((20..100).contains(&num_checks), "{num_checks} checks for 4000 words");
     for end in [1, 3, num_checks] {
         let mut checked = 0;
-        let error = tokenizer.encode_while(&text, false, || {
+        let error = tokenizer.encode_while(&text, false, usize::MAX, || {
             checked += 1;
             checked < end
         });
         assert!(matches!(error, Err(TextError::Cancelled { bytes: 24_000 })), "{error:?}");
         assert_eq!(checked, end);
+    }
+}
+
+#[test]
+fn maximum_refuses_the_texts_with_more_tokens_only() {
+    let split = |expression: &str, behavior: &str, invert: bool| {
+        let pattern = json!({"Regex": expression});
+        json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert})
+    };
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let with = |steps: Vec<Value>| {
+        let mut json = byte_level_json();
+        json["pre_tokenizer"] = sequence("pretokenizers", steps);
+        json
+    };
+    let mut incomplete = byte_level_json();
+    for character in ["!", ".", "a", "b"] {
+        incomplete["model"]["vocab"].as_object_mut().unwrap().remove(character);
+    }
+    let mut with_suffix = byte_level_json();
+    with_suffix["model"]["end_of_word_suffix"] = json!("</w>");
+    let tokens = ["[UNK]", "a", "##a", "b", "##b", "h", "1"];
+    let mut tokenizers = vec![gguf(byte_level("gpt-2")), gguf(sentencepiece())];
+    let jsons = [
+        byte_level_json(),
+        expression_json(LLAMA3, true, json!({"ignore_merges": true}), json!({"type": "NFC"})),
+        incomplete,
+        with_suffix,
+        // Characters outside of the byte-level alphabet have no tokens.
+        with(vec![split(GPT2, "Isolated", false)]),
+        with(vec![split(r"\w+|\W", "Isolated", false), split(r"\s", "Removed", false), bytes.clone()]),
+        with(vec![split(r"\w|\s", "Isolated", false), split(r"\w+", "Removed", true), bytes.clone()]),
+        with(vec![split(r"\w", "Contiguous", false), bytes.clone()]),
+        with(vec![split(r"\w", "MergedWithNext", false), bytes.clone()]),
+        with(vec![split(r"\w", "Removed", false), bytes]),
+        wordpiece_json(&tokens),
+        unigram_json(&tokens.map(str::to_owned)),
+    ];
+    tokenizers.extend(jsons.iter().map(ours));
+    for (index, tokenizer) in tokenizers.iter().enumerate() {
+        proptest!(ProptestConfig::with_cases(64), |(text in text())| {
+            let ids = tokenizer.encode(&text, false).unwrap();
+            let encode = |max_tokens| tokenizer.encode_while(&text, false, max_tokens, || true);
+            prop_assert_eq!(&encode(ids.len()).unwrap(), &ids, "tokenizer {}", index);
+            for max_tokens in [ids.len() / 2, ids.len().saturating_sub(1)] {
+                if max_tokens < ids.len() {
+                    let error = encode(max_tokens).unwrap_err();
+                    let is_refused = matches!(error, TextError::TooManyTokens { max_tokens: max } if max == max_tokens);
+                    prop_assert!(is_refused, "tokenizer {index}: {error}");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn tokens_around_a_text_do_not_count_towards_the_maximum() {
+    let tokenizer = gguf(GgufVocabulary { add_bos: Some(true), ..byte_level("gpt-2") });
+    assert_eq!(tokenizer.encode_while("xy", true, 2, || true).unwrap().len(), 3);
+    assert!(tokenizer.encode_while("xy", true, 1, || true).is_err());
+}
+
+#[test]
+fn words_beyond_the_maximum_are_not_looked_for() {
+    let clip = r"[^\s]+|\s+";
+    let mut inverted = expression_json(clip, false, json!({}), Value::Null);
+    let step = &mut inverted["pre_tokenizer"]["pretokenizers"][0];
+    (step["behavior"], step["invert"]) = (json!("Removed"), json!(true));
+    for json in [byte_level_json(), expression_json(LLAMA3, true, json!({}), Value::Null), inverted] {
+        let mut num_checks = 0;
+        let encoded = ours(&json).encode_while(&"a !".repeat(100_000), false, 1_000, || {
+            num_checks += 1;
+            true
+        });
+        assert!(matches!(encoded, Err(TextError::TooManyTokens { max_tokens: 1_000 })), "{encoded:?}");
+        assert!(num_checks <= 1_000 / 256 + 1, "{num_checks} checks");
     }
 }
 
@@ -614,7 +691,7 @@ fn wordpiece_encodes_a_long_word_in_linear_time() {
     let ids = tokenizer.encode(&word, false).unwrap();
     assert_eq!((ids.len(), ids[0], ids[1]), (200_000, 1, 2));
     assert_eq!(tokenizer.encode(&(word.clone() + "b"), false).unwrap(), [0]);
-    let error = tokenizer.encode_while(&word, false, || false).unwrap_err();
+    let error = tokenizer.encode_while(&word, false, usize::MAX, || false).unwrap_err();
     assert!(matches!(error, TextError::Cancelled { .. }), "{error}");
 }
 
