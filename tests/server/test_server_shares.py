@@ -141,7 +141,7 @@ def test_addresses_are_the_clients_without_keys(engine: penstock.Engine) -> None
 
 
 class Work:
-    """Work of clients in threads, until it is told to end."""
+    """Work of clients in threads, which `end_one` ends."""
 
     def __init__(self, threads: Any) -> None:
         self.threads = threads

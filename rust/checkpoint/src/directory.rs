@@ -290,10 +290,12 @@ fn end_of_text(special: &SpecialTokens, added: &[AddedToken], tokenizer: Option<
     struct Tokens {
         #[serde(default)]
         added_tokens: Vec<Token>,
-        #[serde(default)]
+    }
+    #[derive(serde::Deserialize)]
+    struct Vocabulary {
         model: Model,
     }
-    #[derive(Default, serde::Deserialize)]
+    #[derive(serde::Deserialize)]
     struct Model {
         /// An object of ids by token, or a list of tokens with scores.
         #[serde(default)]
@@ -309,10 +311,12 @@ fn end_of_text(special: &SpecialTokens, added: &[AddedToken], tokenizer: Option<
         return Some(token.id);
     }
     // If the file is not valid, the error is that of the tokenizer.
-    let Tokens { added_tokens, model: Model { vocab } } = serde_json::from_slice(tokenizer?).ok()?;
+    let Tokens { added_tokens } = serde_json::from_slice(tokenizer?).ok()?;
     if let Some(token) = added_tokens.into_iter().find(|token| token.content == *text) {
         return Some(token.id);
     }
+    // The vocabulary is large, and rarely needed.
+    let Vocabulary { model: Model { vocab } } = serde_json::from_slice(tokenizer?).ok()?;
     let id = match vocab {
         serde_json::Value::Object(ids) => ids.get(text)?.as_u64()?,
         serde_json::Value::Array(tokens) => tokens.iter().position(|token| token[0] == **text)? as u64,

@@ -3,7 +3,7 @@
 //! The `tokenizers` library uses a backtracking regex engine that gives up after a million steps and silently leaves
 //! the rest of the text as it is: a megabyte of spaces is enough to get different ids. So the library's steps with an
 //! expression are replaced by those that use this module. Nearly every byte-level tokenizer ends its expression in
-//! `\s+(?!\S)|\s+`, whose look-ahead only leaves the last space to the next word; that is implemented by hand, and the
+//! `\s+(?!\S)|\s+`. That look-ahead only leaves the last space to the next word; it is implemented by hand, and the
 //! rest of the expression runs on an automaton. Other expressions use a backtracking engine with a higher limit; a text
 //! that exceeds it is an error.
 //!
@@ -51,7 +51,7 @@ pub(crate) enum Expression {
 }
 
 impl Expression {
-    /// An expression whose empty matches do not count.
+    /// An expression. Its empty matches do not count.
     pub(crate) fn of_words(expression: &str) -> Result<Self, Error> {
         if let Some(head) = expression.strip_suffix(SPACES_TAIL) {
             // The automaton parses `a?+` as a repetition of `a?`, not as a possessive quantifier.

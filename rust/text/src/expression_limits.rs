@@ -1,7 +1,7 @@
 //! Limits on the size of a file's regular expressions, which are checked before one is compiled.
 //!
 //! A short expression can stand for much: `\w{100}` compiles to 1.8 MB, and the backtracking engine compiles each
-//! look-around and each alternative beside one to an automaton of its own, whose cache grows while it searches. So the
+//! look-around and each alternative beside one to an automaton of its own, with a cache that grows. So the
 //! expressions of a file have a limit on their bytes, on their parts and on their compiled size, each in sum. The
 //! compiled size is measured on an automaton of the whole expression, in which look-arounds are groups: it has the
 //! states of all automata that the engines compile.

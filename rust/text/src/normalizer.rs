@@ -49,7 +49,7 @@ thread_local! {
     static LIMIT: RefCell<(TimeLimit, Option<Error>)> = RefCell::new((TimeLimit::new("normalizer"), None));
 }
 
-/// Runs `work`, whose texts have one limit on time. An error if one of them exceeded a limit.
+/// Runs `work`. Its texts have one limit on time. Returns an error if one of them exceeded a limit.
 pub(crate) fn within_limits<T>(work: impl FnOnce() -> T) -> tokenizers::Result<T> {
     LIMIT.set((TimeLimit::new("normalizer"), None));
     let result = work();

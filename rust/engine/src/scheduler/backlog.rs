@@ -15,7 +15,7 @@ use crate::request::Request;
 
 /// The least time for which a rate is measured.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
-/// The number of priorities of a lane whose requests are counted for a new one: its own, and those just above.
+/// Maximum number of priorities of a lane in an estimate: that of the new request, and the next more urgent ones.
 const MAX_PRIORITIES: usize = 64;
 
 /// Numbers of tokens from 2^i to 2^(i+1) - 1.

@@ -109,7 +109,7 @@ fn steps_with_room_for_more_tokens_give_no_rate() {
     drop((decoding, clients));
 }
 
-/// A prompt of 40 tokens, whose first `num_common` are those of the opening.
+/// A prompt of 40 tokens. The first `num_common` are those of the opening.
 fn with_opening(num_common: usize, opening: u64, seed: u64) -> Request {
     let mut prompt = request(num_common, 1, opening).prompt.to_vec();
     prompt.extend_from_slice(&request(40 - num_common, 1, seed).prompt);
