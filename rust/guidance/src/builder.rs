@@ -10,10 +10,15 @@ use toktrie::InferenceCapabilities;
 
 use crate::matcher::CompiledGrammar;
 use crate::scan::{BracketCounts, Syntax, count_brackets};
-use crate::{GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary, lark, library, schema};
+use crate::{
+    GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary, gbnf, lark, library, schema, terminal_chain,
+};
 
 /// Maximum number of intersections of terminals in a Lark grammar. The library's work doubles with each.
 const MAX_INTERSECTIONS: usize = 12;
+/// Maximum number of terminals in a Lark grammar of which each refers to the next. The library refuses about 500, but
+/// its work until then grows with the third power of the number.
+const MAX_TERMINAL_CHAIN: usize = 400;
 
 /// Compiles grammars for one vocabulary.
 pub(crate) struct GrammarBuilder {
@@ -68,7 +73,7 @@ impl GrammarBuilder {
             parser,
             spec.source_bytes(),
             symbols,
-            self.limits.lexer_bytes,
+            &self.limits,
         )
     }
 
@@ -101,9 +106,11 @@ impl GrammarBuilder {
                 let schemas = self.check_brackets(kind, source, Syntax::Lark)?.schemas;
                 schema::prepare_embedded(kind, source, &schemas, &self.limits)?
             }
-            GrammarSpec::Gbnf(_) => {
-                let reason = "GBNF is not supported; write the grammar in Lark".into();
-                return Err(GuidanceError::Invalid { kind, reason });
+            GrammarSpec::Gbnf(source) => {
+                self.check_brackets(kind, source, Syntax::Gbnf)?;
+                let lark = gbnf::translate(kind, source, &self.vocabulary)?;
+                self.check_brackets(kind, &lark, Syntax::Lark)?;
+                lark
             }
             GrammarSpec::ToolCalls(calls) => {
                 for (_, source) in &calls.tools {
@@ -127,7 +134,7 @@ impl GrammarBuilder {
             let limit = self.limits.nesting;
             return too_complex(format!("brackets nested {} deep; the limit is {limit}", brackets.nesting));
         }
-        if syntax == Syntax::Lark {
+        if matches!(syntax, Syntax::Lark | Syntax::Gbnf) {
             // A chain of rules recurses through the brackets of each of them.
             if brackets.intersections > MAX_INTERSECTIONS {
                 return too_complex(format!(
@@ -135,10 +142,18 @@ impl GrammarBuilder {
                     brackets.intersections
                 ));
             }
-            let recursion = brackets.opened + source.bytes().filter(|&byte| byte == b':').count();
+            let definition = if syntax == Syntax::Gbnf { "::=" } else { ":" };
+            let recursion = brackets.opened + source.matches(definition).count();
             if recursion > self.limits.recursion {
                 let limit = self.limits.recursion;
                 return too_complex(format!("{recursion} rules and brackets; the limit is {limit}"));
+            }
+            // GBNF has no terminals; those of its translation are checked.
+            let chain = if syntax == Syntax::Lark { terminal_chain::longest(source) } else { 0 };
+            if chain > MAX_TERMINAL_CHAIN {
+                return too_complex(format!(
+                    "{chain} terminals that refer to one another; the limit is {MAX_TERMINAL_CHAIN}"
+                ));
             }
         }
         Ok(brackets)
@@ -158,6 +173,8 @@ fn translation_error(spec: &GrammarSpec, error: &dyn std::fmt::Display) -> Guida
     let line = library::one_line(&reason, matches!(spec, GrammarSpec::Lark(_)));
     if library::is_limit(&reason) {
         GuidanceError::TooComplex { kind, limit: line }
+    } else if matches!(spec, GrammarSpec::JsonSchema(_)) && library::is_unsupported(&reason) {
+        GuidanceError::Unsupported { kind, reason: line }
     } else {
         GuidanceError::Invalid { kind, reason: line }
     }

@@ -12,6 +12,9 @@ pub enum GuidanceError {
     /// The grammar is malformed, unsatisfiable, or uses an unsupported feature.
     #[error("{kind}: {reason}")]
     Invalid { kind: &'static str, reason: String },
+    /// The schema has keywords or formats that are not supported, which a lenient schema may have.
+    #[error("{kind}: {reason}")]
+    Unsupported { kind: &'static str, reason: String },
     /// The grammar, or the mask of one token, exceeds a limit on work or memory.
     #[error("{kind} is too complex: {limit}")]
     TooComplex {

@@ -18,7 +18,7 @@ pub enum GrammarSpec {
     Choice(Vec<String>),
     /// A context-free grammar in llguidance's dialect of Lark. The start rule is `start`.
     Lark(String),
-    /// A grammar in llama.cpp's GBNF notation. Always rejected: llguidance cannot read it.
+    /// A grammar in GBNF, llama.cpp's notation. The start rule is `root`.
     Gbnf(String),
     /// Tool calls in the format of a chat template.
     ToolCalls(ToolCallSpec),

@@ -18,6 +18,7 @@ mod builder;
 mod cache;
 mod compiler;
 mod error;
+mod gbnf;
 mod grammar;
 mod lark;
 mod library;
@@ -25,6 +26,7 @@ mod limits;
 mod matcher;
 mod scan;
 mod schema;
+mod terminal_chain;
 mod turns;
 mod vocabulary;
 

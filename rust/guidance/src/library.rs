@@ -16,12 +16,25 @@ const LIMIT_TEXTS: [&str; 4] = [
     "Schema intersection stack level exceeded",
 ];
 
+/// The reasons, after the replacements, for which a lenient schema is not refused.
+const UNSUPPORTED_TEXTS: [&str; 4] = [
+    "keywords that are not supported: ",
+    "format that is not supported: ",
+    "oneOf is supported only where its alternatives exclude each other, by type or by a required constant",
+    "minProperties and maxProperties are supported only where all properties are required",
+];
+
 /// Texts of the library and their replacements.
-const REPLACEMENTS: [(&str, &str); 5] = [
-    ("Unimplemented keys: ", "keywords that are not supported: "),
+const REPLACEMENTS: [(&str, &str); 7] = [
+    ("Unimplemented keys: ", UNSUPPORTED_TEXTS[0]),
+    ("Unknown format: ", UNSUPPORTED_TEXTS[1]),
     (
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
-        "oneOf is supported only where its alternatives exclude each other, by type or by a required constant",
+        UNSUPPORTED_TEXTS[2],
+    ),
+    (
+        "min/maxProperties only supported when all keys listed in \"properties\" are required",
+        UNSUPPORTED_TEXTS[3],
     ),
     (
         "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
@@ -64,9 +77,18 @@ pub(crate) fn one_line(reason: &str, is_users_source: bool) -> String {
     }
 }
 
-/// Whether translation failed because the grammar exceeds a limit. Names chosen by the source appear only after the
-/// cause, so only the beginning of the cause is compared.
+/// Whether translation failed because the grammar exceeds a limit.
 pub(crate) fn is_limit(reason: &str) -> bool {
+    begins_with_one_of(reason, &LIMIT_TEXTS)
+}
+
+/// Whether translation failed because of a part of a schema that a lenient one may have.
+pub(crate) fn is_unsupported(reason: &str) -> bool {
+    begins_with_one_of(reason, &UNSUPPORTED_TEXTS)
+}
+
+/// Names chosen by the source appear only after the cause, so only the beginning of the cause is compared.
+fn begins_with_one_of(reason: &str, texts: &[&str]) -> bool {
     let is_position = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'(');
     // A position is written as `at 3(14): ` or `3(14): `.
     let cause = match reason.split_once("): ") {
@@ -74,7 +96,7 @@ pub(crate) fn is_limit(reason: &str) -> bool {
         _ => reason,
     };
     let cause = cause.strip_prefix("failed to compile JSON schema: ").unwrap_or(cause);
-    LIMIT_TEXTS.iter().any(|text| cause.starts_with(text))
+    texts.iter().any(|text| cause.starts_with(text))
 }
 
 /// Whether the library caught a panic of its own and returned it as an error.
@@ -129,6 +151,22 @@ mod tests {
         for (reason, text) in reasons.iter().zip(LIMIT_TEXTS.iter().chain(&LIMIT_TEXTS[..1])) {
             assert!(is_limit(reason) && reason.contains(text), "{reason}");
         }
+    }
+
+    #[test]
+    fn what_a_lenient_schema_may_have_is_recognised_by_its_text() {
+        let reasons = [
+            json!({"not": {}}),
+            json!({"type": "string", "format": "colour"}),
+            json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+            json!({"type": "object", "properties": {"a": {}}, "minProperties": 1}),
+        ]
+        .map(|unsupported| translate(schema(unsupported), ParserLimits::default()));
+        for (reason, text) in reasons.iter().zip(UNSUPPORTED_TEXTS) {
+            assert!(is_unsupported(reason) && reason.contains(text), "{reason}");
+        }
+        let invalid = translate(schema(json!({"properties": 1})), ParserLimits::default());
+        assert!(!is_unsupported(&invalid), "{invalid}");
     }
 
     #[test]

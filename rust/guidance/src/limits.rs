@@ -41,8 +41,14 @@ pub struct GuidanceLimits {
     pub mask_nodes: u64,
     /// Maximum number of parser items created by one mask. About 20 per microsecond.
     pub mask_items: usize,
-    /// Maximum number of parser items after a token. The library compares each with all others.
+    /// Maximum number of parser items in a row; a lexeme begins a row. The library compares each item with the others.
     pub row_items: usize,
+    /// Maximum number of compared parser items of one mask, and of one token: the square of the items of a row, summed
+    /// over its rows.
+    pub compared_items: usize,
+    /// Maximum number of parser items of the tokens of one sequence, of 8 bytes each. Schemas of configuration files
+    /// have up to 7 a token on average, and 425 in one token.
+    pub sequence_items: usize,
     /// Maximum number of cached grammars.
     pub cached_grammars: usize,
     /// Maximum estimated size of all cached grammars, in bytes.
@@ -72,8 +78,10 @@ impl Default for GuidanceLimits {
             lexer_states: 50_000,
             lexer_bytes: 8 << 20,
             mask_nodes: 200_000,
-            mask_items: 50_000,
-            row_items: 2_000,
+            mask_items: 20_000,
+            row_items: 1_000,
+            compared_items: 1_000_000,
+            sequence_items: 4_000_000,
             cached_grammars: 1_024,
             cached_bytes: 256 << 20,
         }

@@ -10,7 +10,7 @@ use llguidance::earley::{BiasComputer, ParserRecognizer};
 use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::library;
-use crate::{GuidanceError, Vocabulary};
+use crate::{GuidanceError, GuidanceLimits, Vocabulary};
 
 /// Size of an automaton in bytes up to which the library has no large cache beside it.
 const SMALL_AUTOMATON: usize = 128 << 10;
@@ -33,6 +33,9 @@ struct InitialState {
     complete: bool,
     /// Maximum size of one sequence's automaton, in bytes.
     max_bytes: usize,
+    /// See [`GuidanceLimits`].
+    compared_items: usize,
+    sequence_items: usize,
 }
 
 impl CompiledGrammar {
@@ -42,7 +45,7 @@ impl CompiledGrammar {
         mut parser: TokenParser,
         source_bytes: usize,
         symbols: usize,
-        grown_bytes: usize,
+        limits: &GuidanceLimits,
     ) -> Result<Self, GuidanceError> {
         parser.start_without_prompt();
         let complete = parser.check_stop().map_err(|_| stop_error(kind, &parser))?;
@@ -55,8 +58,15 @@ impl CompiledGrammar {
         let cache = 5 * automaton.num_bytes.saturating_sub(SMALL_AUTOMATON);
         let rest = cache + 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
         let bytes = automaton.num_bytes + rest;
-        let max_bytes = automaton.num_bytes.saturating_add(grown_bytes);
-        let initial = Arc::new(InitialState { kind, vocabulary, parser, complete, max_bytes });
+        let initial = Arc::new(InitialState {
+            kind,
+            vocabulary,
+            complete,
+            max_bytes: automaton.num_bytes.saturating_add(limits.lexer_bytes),
+            compared_items: limits.compared_items,
+            sequence_items: limits.sequence_items,
+            parser,
+        });
         let compiled = Self { initial, bytes };
         compiled.try_first_tokens()?;
         Ok(compiled)
@@ -116,6 +126,8 @@ pub struct GrammarMatcher {
     failed: Option<GuidanceError>,
     /// Accepted tokens without end ids.
     accepted: Vec<u32>,
+    /// Parser items of their rows.
+    num_items: usize,
     /// The mask of the next token has been computed.
     has_mask: bool,
     /// A token was accepted without its mask.
@@ -133,6 +145,7 @@ impl GrammarMatcher {
             complete: initial.complete,
             failed: None,
             accepted: Vec::new(),
+            num_items: 0,
             has_mask: false,
             has_skipped_mask: false,
         };
@@ -154,6 +167,7 @@ impl GrammarMatcher {
             complete: self.complete,
             failed: self.failed.clone(),
             accepted: self.accepted.clone(),
+            num_items: self.num_items,
             has_mask: self.has_mask,
             has_skipped_mask: self.has_skipped_mask,
         })
@@ -168,7 +182,7 @@ impl GrammarMatcher {
     /// [`GuidanceError::Library`] if the library fails.
     pub fn mask(&mut self, allowed: &mut [u32]) -> Result<(), GuidanceError> {
         self.check()?;
-        self.retry_with_masks(|matcher| matcher.fill_mask(allowed))?;
+        self.retry_with_masks(|matcher| matcher.limited(|matcher| matcher.fill_mask(allowed)))?;
         self.has_mask = true;
         Ok(())
     }
@@ -181,7 +195,7 @@ impl GrammarMatcher {
     /// [`mask`](Self::mask).
     pub fn accept(&mut self, token: u32) -> Result<(), GuidanceError> {
         self.check()?;
-        self.retry_with_masks(|matcher| matcher.accept_once(token))?;
+        self.retry_with_masks(|matcher| matcher.limited(|matcher| matcher.accept_once(token)))?;
         self.has_skipped_mask |= !self.has_mask;
         self.has_mask = false;
         Ok(())
@@ -228,7 +242,7 @@ impl GrammarMatcher {
             let bytes = self.parser.parser.lexer_stats().num_bytes;
             if bytes > initial.max_bytes {
                 let limit = format!("the automaton has {bytes} bytes; the limit is {}", initial.max_bytes);
-                return Err(self.fail(GuidanceError::TooComplex { kind: initial.kind, limit }));
+                return Err(self.fail_too_complex(limit));
             }
         }
         Ok(())
@@ -294,11 +308,20 @@ impl GrammarMatcher {
     }
 
     fn advance(&mut self, token: u32) -> Result<(), GuidanceError> {
+        let (items, _) = self.num_created();
         self.complete = self.run(|parser| {
             parser.consume_token(token).ok()?;
             parser.check_stop().ok()
         })?;
         self.accepted.push(token);
+        self.num_items += self.num_created().0.saturating_sub(items);
+        if self.num_items > self.initial.sequence_items {
+            let (items, limit) = (self.num_items, self.initial.sequence_items);
+            return Err(self.fail_too_complex(format!(
+                "{} tokens have {items} parser items; the limit is {limit}",
+                self.accepted.len()
+            )));
+        }
         self.update_forced()
     }
 
@@ -315,6 +338,29 @@ impl GrammarMatcher {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
+    /// Runs a step, after which it fails if the step has compared too many parser items.
+    fn limited(
+        &mut self,
+        step: impl FnOnce(&mut Self) -> Result<(), GuidanceError>,
+    ) -> Result<(), GuidanceError> {
+        let before = self.num_created();
+        step(self)?;
+        let after = self.num_created();
+        let (items, rows) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        let compared = items.saturating_mul(items) / rows.max(1);
+        let limit = self.initial.compared_items;
+        if compared <= limit {
+            return Ok(());
+        }
+        Err(self.fail_too_complex(format!("a step compares {compared} parser items; the limit is {limit}")))
+    }
+
+    /// The numbers of parser items and of rows that have been created.
+    fn num_created(&self) -> (usize, usize) {
+        let stats = self.parser.parser.stats();
+        (stats.all_items, stats.rows)
+    }
+
     /// Calls the library. A failure is final.
     fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> Option<T>) -> Result<T, GuidanceError> {
         let parser = &mut self.parser;
@@ -324,6 +370,10 @@ impl GrammarMatcher {
             Err(reason) => GuidanceError::Library { kind: self.initial.kind, reason },
         };
         Err(self.fail(error))
+    }
+
+    fn fail_too_complex(&mut self, limit: String) -> GuidanceError {
+        self.fail(GuidanceError::TooComplex { kind: self.initial.kind, limit })
     }
 
     fn fail(&mut self, error: GuidanceError) -> GuidanceError {

@@ -119,6 +119,15 @@ impl Vocabulary {
             .filter_map(|end| text.get(..end))
             .find_map(|name| self.special.get(name).map(|&id| (name, id)))
     }
+
+    /// The special token of this name, or the only token of the text.
+    pub(crate) fn single_token(&self, text: &str) -> Option<u32> {
+        self.special.get(text).copied().or_else(|| match self.environment.tokenize_bytes(text.as_bytes())[..]
+        {
+            [id] if self.environment.tok_trie().token(id) == text.as_bytes() => Some(id),
+            _ => None,
+        })
+    }
 }
 
 impl fmt::Debug for Vocabulary {

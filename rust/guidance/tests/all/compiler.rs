@@ -59,7 +59,7 @@ fn errors_reach_all_callers_and_are_not_cached() {
             scope.spawn(|| {
                 barrier.wait();
                 let error = compiler.compile(&schema(r#"{"not":{}}"#)).err().unwrap();
-                assert!(matches!(error, GuidanceError::Invalid { .. }), "{error}");
+                assert!(matches!(error, GuidanceError::Unsupported { .. }), "{error}");
             });
         }
     });

@@ -1,11 +1,17 @@
 //! Hostile grammars: each is rejected with a typed error or stays within the limits while it is used.
 
-use penstock_guidance::{GrammarCompiler, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec};
+use penstock_guidance::{
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec,
+};
 
 use crate::common::{Random, Tokens, compiler, compiler_with, schema, untimed_limits, words};
 
 fn lark(source: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Lark(source.into())
+}
+
+fn gbnf(source: impl Into<String>) -> GrammarSpec {
+    GrammarSpec::Gbnf(source.into())
 }
 
 fn regex(source: impl Into<String>) -> GrammarSpec {
@@ -62,7 +68,7 @@ fn check(expected: fn(&GuidanceError) -> bool, grammars: &[(GrammarSpec, &str)])
 }
 
 fn is_invalid(error: &GuidanceError) -> bool {
-    matches!(error, GuidanceError::Invalid { .. })
+    matches!(error, GuidanceError::Invalid { .. } | GuidanceError::Unsupported { .. })
 }
 
 fn is_too_complex(error: &GuidanceError) -> bool {
@@ -87,6 +93,7 @@ fn deep_nesting_is_rejected_before_recursion() {
             (lark(format!("start: /{}a{}/", "(".repeat(deep), ")".repeat(deep))), limit),
             (lark(format!("start: <\"> {}", "[".repeat(deep))), limit),
             (lark(format!("start: %json {}", "[".repeat(deep))), limit),
+            (gbnf(format!("root ::= {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
         ],
     );
 }
@@ -100,7 +107,7 @@ fn oversized_source_is_rejected() {
         regex(long.clone()),
         lark(long.clone()),
         GrammarSpec::Choice(vec![long.clone()]),
-        GrammarSpec::Gbnf(long),
+        gbnf(long),
     ];
     grammars.into_iter().for_each(|grammar| check(is_too_complex, &[(grammar, limit)]));
 }
@@ -188,6 +195,13 @@ fn expensive_grammars_are_rejected_as_too_complex() {
             ),
             (
                 lark(format!(
+                    "start: T0\nT2000: \"a\"\n{}",
+                    repeat(2_000, "\n", |index| format!("T{index}: T{} \"b\"?", index + 1))
+                )),
+                "2001 terminals that refer to one another; the limit is 400",
+            ),
+            (
+                lark(format!(
                     "start: a1\n{}",
                     repeat(30_000, "\n", |index| format!("a{index}: a{}", index + 1))
                 )),
@@ -199,6 +213,31 @@ fn expensive_grammars_are_rejected_as_too_complex() {
                     repeat(63, "\n", |index| format!("A{index}: A{0} A{0}", index + 1))
                 )),
                 "too big",
+            ),
+            (
+                gbnf(format!(
+                    "root ::= a1\n{}",
+                    repeat(30_000, "\n", |index| format!("a{index} ::= a{}", index + 1))
+                )),
+                "rules and brackets",
+            ),
+            (
+                gbnf(format!(
+                    "root ::= a0\n{}\na63 ::= [xy]",
+                    repeat(63, "\n", |index| format!("a{index} ::= a{0} a{0}", index + 1))
+                )),
+                "too big",
+            ),
+            (
+                gbnf(format!(
+                    "root ::= \"(\" root | {}",
+                    repeat(20_000, "|", |index| format!("\"{index}\""))
+                )),
+                "the choice of its terminals takes more than",
+            ),
+            (
+                gbnf(format!("root ::= root {} |", "[ab]{0,1000}".repeat(400))),
+                "the choice of its terminals takes more than",
             ),
             (regex("a?".repeat(250_000)), "too big"),
             (regex("a?".repeat(5_000) + &"a".repeat(5_000)), "out of fuel"),
@@ -264,6 +303,7 @@ fn infinite_recursion_is_a_dead_end() {
             ),
             (lark("start: \"a\" start"), "no text that matches is finite"),
             (lark("start: a\na: b\nb: a"), "no text that matches is finite"),
+            (gbnf("root ::= \"a\" root"), "no text that matches is finite"),
         ],
     );
 }
@@ -276,7 +316,8 @@ fn lenient_schema_ignores_unsupported_features() {
         r#"{"type":"string","format":"binary"}"#,
         r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#,
     ] {
-        assert!(is_invalid(&error(&compiler, &schema(source))), "{source}");
+        let error = error(&compiler, &schema(source));
+        assert!(matches!(error, GuidanceError::Unsupported { .. }), "{source}: {error}");
         compiler.compile(&GrammarSpec::LenientJsonSchema(source.to_owned())).unwrap();
     }
 }
@@ -293,7 +334,7 @@ fn unsupported_features_are_named_in_the_error() {
             ),
             (schema(r#"{"type":"object","properties":{"a":{"if":true}}}"#), r#"["if"]"#),
             (schema(r#"{"type":"object","propertyNames":{}}"#), r#"["propertyNames"]"#),
-            (schema(r#"{"type":"string","format":"colour"}"#), "Unknown format: colour"),
+            (schema(r#"{"type":"string","format":"colour"}"#), "format that is not supported: colour"),
             (schema(r#"{"type":"text"}"#), "Invalid type: text"),
             (schema(r#"{"type":"string","pattern":"a(?=b)"}"#), "look-around"),
             (schema(r#"{"oneOf":[{"type":"integer"},{"type":"number"}]}"#), "oneOf is supported only where"),
@@ -321,7 +362,6 @@ fn unsupported_features_are_named_in_the_error() {
             (lark("begin: \"a\""), "no start rule found"),
             (lark("start: <|missing|>"), "unknown special token"),
             (lark("start: <[999999]>"), "999999"),
-            (GrammarSpec::Gbnf("root ::= \"a\"".into()), "GBNF is not supported"),
         ],
     );
 }
@@ -427,35 +467,62 @@ fn mask_beyond_its_limits_ends_only_its_sequence() {
     assert!(cheap.is_complete());
 }
 
+/// The number of tokens `x` that a grammar allows, up to `most`, and the error after them.
+fn follow_x(tokens: &Tokens, matcher: &mut GrammarMatcher, most: usize) -> (usize, Option<GuidanceError>) {
+    for index in 0..most {
+        if let Err(error) = tokens.mask(matcher).and_then(|_| matcher.accept(u32::from(b'x'))) {
+            return (index, Some(error));
+        }
+    }
+    (most, None)
+}
+
 #[test]
-fn grammars_with_large_automatons_are_counted() {
-    let compiler = compiler(&words(1, 300));
-    let mut resident = resident_bytes();
-    for multiple in [49_999, 49_993, 49_991, 49_957] {
-        let counted = compiler.cache_usage().bytes;
-        compiler.compile(&schema(&format!(r#"{{"type":"integer","multipleOf":{multiple}}}"#))).unwrap();
-        let counted = compiler.cache_usage().bytes - counted;
-        let taken = resident_bytes().saturating_sub(std::mem::replace(&mut resident, resident_bytes()));
-        assert!(2 * counted > taken, "{multiple}: {counted} of {taken} bytes");
-        assert!(counted < 32 << 20, "{multiple}: {counted} bytes");
+fn ambiguous_grammar_ends_its_sequence_before_long_steps() {
+    let tokens = words(1, 300);
+    let compiler = compiler(&tokens);
+    for source in ["start: s\ns: s s s | s s | /[w-y ]/ | ", "start: s\ns: s s s s | s s s | s s | \"x\" | "]
+    {
+        let compiled = compiler.compile(&lark(source)).unwrap();
+        let (number, error) = follow_x(&tokens, &mut compiled.start().unwrap(), 1_000);
+        let error = error.expect("it ends");
+        assert!(number > 10 && error.to_string().contains("parser items; the limit is 1000000"), "{error}");
     }
 }
 
-/// The memory of the process.
-fn resident_bytes() -> usize {
-    let numbers = std::fs::read_to_string("/proc/self/statm").unwrap();
-    4096 * numbers.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+#[test]
+fn grammars_that_compare_many_items_at_once_are_refused() {
+    let alternatives = |number| {
+        let rules = repeat(number, "\n", |index| format!("x{index}: x{index} C | C"));
+        lark(format!("start: {}\n{rules}\nC: /[a-z]/", repeat(number, " | ", |index| format!("x{index}"))))
+    };
+    let compiler = compiler(&words(1, 300));
+    for grammar in [alternatives(600), lark("start: ((\"a\"{0,200}){0,200}){0,200}")] {
+        let error = compiler.compile(&grammar).err().unwrap();
+        assert!(is_too_complex(&error), "{error}");
+    }
+    assert!(compiler.compile(&alternatives(40)).is_ok());
 }
 
 #[test]
-fn row_of_many_items_ends_the_sequence() {
+fn lists_by_right_recursion_are_followed_for_some_hundred_items() {
     let tokens = words(1, 300);
-    let grammar = compiler(&tokens).compile(&lark("start: ((\"a\"{0,200}){0,200}){0,200}")).unwrap();
-    let mut matcher = grammar.start().unwrap();
-    let error = (0..300)
-        .find_map(|_| tokens.mask(&mut matcher).and_then(|_| matcher.accept(u32::from(b'a'))).err())
-        .unwrap();
-    assert!(is_too_complex(&error), "{error}");
+    let compiled = compiler(&tokens).compile(&lark("start: l\nl: \"x\" l | \"x\"")).unwrap();
+    assert_eq!(follow_x(&tokens, &mut compiled.start().unwrap(), 400), (400, None));
+    let compiled = compiler(&tokens).compile(&lark("start: l\nl: l \"x\" | \"x\"")).unwrap();
+    assert_eq!(follow_x(&tokens, &mut compiled.start().unwrap(), 20_000), (20_000, None));
+}
+
+#[test]
+fn parser_items_of_a_sequence_are_limited() {
+    let tokens = words(1, 300);
+    let compiler = compiler_with(&tokens, GuidanceLimits { sequence_items: 1_000, ..untimed_limits() });
+    let compiled = compiler.compile(&lark("start: l\nl: l \"x\" | \"x\"")).unwrap();
+    let (number, error) = follow_x(&tokens, &mut compiled.start().unwrap(), 2_000);
+    let expected = format!("{} tokens have ", number + 1);
+    let error = error.expect("it ends").to_string();
+    assert!(error.contains(&expected) && error.ends_with("parser items; the limit is 1000"), "{error}");
+    assert!(number > 100, "{number}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod common;
 mod compiler;
+mod gbnf;
 mod hostile;
 mod masks;
 mod random_schemas;

@@ -176,6 +176,7 @@ fn check(seeds: std::ops::Range<u64>) {
             Ok(_) => compiled += 1,
             Err(
                 GuidanceError::Invalid { .. }
+                | GuidanceError::Unsupported { .. }
                 | GuidanceError::TooComplex { .. }
                 | GuidanceError::DeadEnd { .. },
             ) => {}

@@ -103,6 +103,11 @@ pub fn schema(source: &str) -> GrammarSpec {
 }
 
 impl Tokens {
+    /// The ids of a text, which are those of the longest words.
+    pub fn spell(&self, text: &str) -> Vec<u32> {
+        greedy(&self.texts[..self.end as usize], text.as_bytes())
+    }
+
     pub fn mask(&self, matcher: &mut GrammarMatcher) -> Result<Vec<u32>, GuidanceError> {
         let mut words = vec![u32::MAX; self.texts.len().div_ceil(32) + 3];
         matcher.mask(&mut words)?;
