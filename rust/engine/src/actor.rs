@@ -6,6 +6,7 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -14,6 +15,15 @@ use crate::engine_core::EngineCore;
 use crate::executor::Executor;
 use crate::mailbox::{Gate, Mailbox};
 use crate::request::StopCause;
+
+static CHECKS_WHEN_IDLE: AtomicBool = AtomicBool::new(false);
+
+/// Lets all engines of the process check their parts against each other whenever they are idle. That takes time for each
+/// cached block.
+#[cfg(feature = "testing")]
+pub fn check_when_idle() {
+    CHECKS_WHEN_IDLE.store(true, Ordering::Relaxed); // nothing else depends on it
+}
 
 /// Starts the thread. It ends after a `Shutdown`, a lost device or a panic, and completes `ending` when the executor is
 /// dropped.
@@ -35,8 +45,9 @@ fn run(mut core: EngineCore, mailbox: &Mailbox, executor: &mut dyn Executor) {
     // A local, so dropped before `core`: a consumer that sees its request end finds the gate closed.
     let _closing = CloseOnDrop(mailbox.gate());
     while !core.is_stopped() {
-        if cfg!(debug_assertions) && core.is_idle() {
+        if cfg!(feature = "testing") && CHECKS_WHEN_IDLE.load(Ordering::Relaxed) && core.is_idle() {
             core.check_integrity();
+            log::debug!("all parts of the idle engine agree");
         }
         let message = mailbox.wait(core.next_expiry());
         let now = Instant::now();

@@ -53,6 +53,8 @@ pub mod testing {
     pub use crate::stats::SharedStats;
 }
 
+#[cfg(feature = "testing")]
+pub use actor::check_when_idle;
 pub use executor::{Executor, StepDone, StepError};
 pub use handle::{Consumer, Engine, EngineError, Hold, StartError};
 pub use histogram::Histogram;

@@ -13,7 +13,7 @@
 //! them.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use penstock_types::{BlockCopy, BlockId, PackedAdapter};
 
@@ -87,18 +87,25 @@ pub struct NewSequence {
     pub choice: u32,
     /// Range of [`StepPlan::tokens`] with the tokens that it generated in earlier slots.
     pub generated: Range<u32>,
+    /// The same for one sequence in all its slots, and dead once it has ended. What the executor keeps of a sequence
+    /// without a slot belongs to it.
+    pub lifetime: Weak<()>,
 }
 
 /// The output of one row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowOutput {
-    /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample, else the accepted drafts and one
-    /// more.
+    /// Number of tokens in [`StepOutput::sampled`]: 0 if the row does not sample or is deferred, else the accepted
+    /// drafts and one more.
     pub num_tokens: u32,
     /// Number of entries in [`StepOutput::positions`]: the length of [`ScheduledRow::prompt_outputs`].
     pub num_positions: u32,
     /// Range of [`StepOutput::forced`] with the only tokens the grammar allows next; the engine drafts them.
     pub forced: Range<u32>,
+    /// The row was computed, and its token is not sampled yet: the mask of its grammar was late. The engine computes the
+    /// last token of the row that is not a draft again, in a later step, and samples after it. A row that follows the
+    /// sample of a deferred row is deferred, too.
+    pub is_deferred: bool,
     /// Set if the request of this row fails while the step succeeds; both counts are 0 then.
     pub failure: Option<String>,
 }
@@ -199,11 +206,13 @@ impl StepOutput {
             if output.failure.is_some() {
                 return output.num_tokens == 0 && output.num_positions == 0;
             }
-            let most = if row.sample.is_some() { row.num_drafts + 1 } else { 0 };
+            let samples = row.sample.is_some();
+            let most = if samples && !output.is_deferred { row.num_drafts + 1 } else { 0 };
             let forced_is_in_range =
                 output.forced.end as usize <= self.forced.len() && output.forced.start <= output.forced.end;
             (1.min(most)..=most).contains(&output.num_tokens)
                 && output.num_positions == row.prompt_outputs.len() as u32
+                && (samples || !output.is_deferred)
                 && forced_is_in_range
         };
         let is_out_of_range = |id: &u32| *id as usize >= vocabulary_size;

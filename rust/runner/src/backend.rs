@@ -1,6 +1,8 @@
 //! The choice of the backend. Everything else in this crate is generic over `Backend`.
 
 use std::fmt::Display;
+use std::fs;
+use std::path::Path;
 use std::sync::Once;
 
 use penstock_cuda::{CallerThread, Cublas};
@@ -13,6 +15,12 @@ use penstock_types::{Device, FieldError};
 use crate::cuda::UsableDevice;
 use crate::environment::CUBLAS;
 use crate::{CudaSettings, CudaUnavailable, EngineConfig, Host, LaunchError, NumaInfo};
+
+/// The devices of the PCI bus, a folder for each, with the files `vendor` and `class`.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+const NVIDIA: &str = "0x10de";
+/// The first byte of a class of 24 bits; GPUs without outputs have it, too.
+const DISPLAY_CONTROLLER: &str = "0x03";
 
 /// The backend of the CPU, which also converts models.
 pub type DefaultBackend = Cpu;
@@ -37,7 +45,7 @@ pub fn resolve_device(device: Device, settings: &CudaSettings) -> Result<Device,
 }
 
 /// The CUDA device that computes; `None` for the CPU. `auto` is the first CUDA device, or the CPU if that cannot be
-/// used. It is logged once, as a warning if there is a device.
+/// used. It is logged once: as a warning if the driver has a device, for debugging only if the machine has none.
 pub(crate) fn find_device(
     device: Device,
     settings: &CudaSettings,
@@ -57,13 +65,30 @@ pub(crate) fn find_device(
             SAID.call_once(|| match &found {
                 Ok(found) => log::info!("device='auto' is cuda:0, {}", found.device.name),
                 Err(reason) => {
-                    let level = if reason.is_absent() { log::Level::Info } else { log::Level::Warn };
+                    let level = if !reason.is_absent() {
+                        log::Level::Warn
+                    } else if has_nvidia_gpu(Path::new(PCI_DEVICES)) {
+                        log::Level::Info
+                    } else {
+                        log::Level::Debug
+                    };
                     log::log!(level, "device='auto' is the CPU: {reason}");
                 }
             });
             Ok(found.ok())
         }
     }
+}
+
+/// Whether a folder like [`PCI_DEVICES`] has an NVIDIA GPU, which may lack its driver.
+fn has_nvidia_gpu(pci_devices: &Path) -> bool {
+    let Ok(devices) = fs::read_dir(pci_devices) else { return false };
+    let starts_with = |path: &Path, number: &str| {
+        fs::read_to_string(path).is_ok_and(|text| text.trim_start().starts_with(number))
+    };
+    devices.flatten().map(|device| device.path()).any(|device| {
+        starts_with(&device.join("vendor"), NVIDIA) && starts_with(&device.join("class"), DISPLAY_CONTROLLER)
+    })
 }
 
 /// The error of a CUDA device that cannot be used.
@@ -172,6 +197,25 @@ impl From<CpuError> for LaunchError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nvidia_gpu_is_found_on_the_pci_bus() {
+        let bus = std::env::temp_dir().join(format!("penstock-pci-{}", std::process::id()));
+        let add = |address: &str, vendor: &str, class: &str| {
+            let device = bus.join(address);
+            fs::create_dir_all(&device).expect("a folder");
+            for (name, number) in [("vendor", vendor), ("class", class)] {
+                fs::write(device.join(name), format!("{number}\n")).expect("a file");
+            }
+        };
+        assert!(!has_nvidia_gpu(&bus), "no bus");
+        add("0000:00:01.0", "0x8086", "0x030000");
+        add("0000:00:02.0", "0x10de", "0x040300");
+        assert!(!has_nvidia_gpu(&bus), "the GPU of another vendor, and a sound card");
+        add("0000:00:03.0", "0x10de", "0x030200");
+        assert!(has_nvidia_gpu(&bus));
+        fs::remove_dir_all(&bus).expect("removed");
+    }
 
     #[test]
     fn default_threads_are_the_cpus_up_to_the_limit() {

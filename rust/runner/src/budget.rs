@@ -33,7 +33,7 @@ pub(crate) fn share(bytes: u64, ratio: f64) -> u64 {
     ((bytes as f64 * ratio) as u64).min(bytes)
 }
 
-/// A size for messages, such as "513 MiB" or "20.0 GiB".
+/// A size for messages, such as "513 MiB" or "1.5 GiB".
 pub(crate) fn display_bytes(bytes: u64) -> String {
     const KIB: f64 = 1024.0;
     let size = bytes as f64;
@@ -41,7 +41,7 @@ pub(crate) fn display_bytes(bytes: u64) -> String {
         format!("{bytes} bytes")
     } else if size < KIB * KIB {
         format!("{:.0} KiB", size / KIB)
-    } else if size < 10.0 * KIB * KIB * KIB {
+    } else if size < KIB * KIB * KIB {
         format!("{:.0} MiB", size / (KIB * KIB))
     } else {
         format!("{:.1} GiB", size / (KIB * KIB * KIB))
@@ -73,8 +73,8 @@ mod tests {
 
     #[test]
     fn sizes_in_messages_have_a_unit() {
-        let sizes = [999, 1536, 513 << 20, (9 << 30) - 1, 20 << 30, (20 << 30) + (1 << 29)];
-        let texts = ["999 bytes", "2 KiB", "513 MiB", "9216 MiB", "20.0 GiB", "20.5 GiB"];
+        let sizes = [999, 1536, 513 << 20, 1 << 30, (20 << 30) + (1 << 29)];
+        let texts = ["999 bytes", "2 KiB", "513 MiB", "1.0 GiB", "20.5 GiB"];
         assert_eq!(sizes.map(display_bytes), texts);
     }
 }

@@ -105,6 +105,8 @@ pub struct Faults {
     pub losing_token: Option<u32>,
     /// Memory for the details of a row is refused from this number of values on.
     pub refused_details: Option<usize>,
+    /// Steps wait this long for the masks of grammars, of which none is slow.
+    pub mask_wait: Option<Duration>,
 }
 
 impl EngineConfig {

@@ -36,7 +36,7 @@ pub fn check_output(output: &Path, overwrite: bool) -> Result<(), LaunchError> {
 
 fn output_error(error: ModelError) -> LaunchError {
     match error {
-        ModelError::Write(WriteError::Exists { path, limit }) => {
+        ModelError::Write(WriteError::Refused { path, limit }) => {
             LaunchError::Config(FieldError::new("output", path.display(), limit))
         }
         error => error.into(),

@@ -17,6 +17,9 @@ const NVRTC: &str = "PENSTOCK_NVRTC";
 pub(crate) const CUBLAS: &str = "PENSTOCK_CUBLAS";
 const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";
 const KERNEL_ARCHIVE: &str = "PENSTOCK_KERNEL_ARCHIVE";
+/// The engines check all their parts whenever they are idle.
+#[cfg(feature = "testing")]
+const CHECK_INTEGRITY: &str = "PENSTOCK_CHECK_INTEGRITY";
 /// The driver reads it, too.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// The second name is that of DashInfer.
@@ -56,6 +59,10 @@ impl EngineConfig {
             }
         }
         self.cuda = CudaSettings::from_environment(cuda_folders);
+        #[cfg(feature = "testing")]
+        if env::var_os(CHECK_INTEGRITY).is_some() {
+            penstock_engine::check_when_idle();
+        }
         Ok(self)
     }
 }

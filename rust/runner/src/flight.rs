@@ -1,5 +1,7 @@
 //! [`Flight`]: a step between its launch and its end.
 
+use std::time::Instant;
+
 use penstock_device::Backend;
 
 use crate::logits_rows::LogitsRows;
@@ -11,11 +13,18 @@ pub(crate) struct Flight<B: Backend> {
     /// the step is not ready before the device has done it.
     pub tickets: Vec<B::Ticket>,
     pub is_sampled: bool,
+    /// The time of its launch.
+    pub launched: Instant,
 }
 
 impl<B: Backend> Flight<B> {
     pub(crate) fn with_room(tokens: usize) -> Self {
-        Self { rows: LogitsRows::with_room(tokens), tickets: Vec::new(), is_sampled: false }
+        Self {
+            rows: LogitsRows::with_room(tokens),
+            tickets: Vec::new(),
+            is_sampled: false,
+            launched: Instant::now(),
+        }
     }
 
     /// Whether all of the step was submitted. If not, it waits for [`Runner::resume`](crate::runner::Runner::resume),

@@ -1,29 +1,35 @@
-//! The grammar of one sequence, and the threads that compute its masks while the device runs.
+//! The grammar of one sequence and its masks, and the grammars of sequences without a slot.
 //!
-//! A [`SequenceGrammar`] goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its
-//! masks filled in; the collecting thread takes over waiting jobs. In between it belongs to that thread alone.
+//! A state that falls behind the tokens of its sequence accepts them when its masks are computed. A grammar is the
+//! client's: one call can take seconds.
 
-use std::io;
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::cmp::Reverse;
+use std::mem;
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_engine::request::{Grammar, GrammarState};
 
+use crate::cpu_time::CpuTimer;
 use crate::slot::FailingPosition;
 use crate::user_code::catch_user_code;
 
 /// The name of grammars in error messages.
 const GRAMMAR: &str = "grammar";
-/// One mask thread is started for this many compute threads.
-const THREADS_PER_MASK_THREAD: usize = 8;
+/// The CPU time that a token is assumed to take, for states that are behind.
+const COST_OF_TOKEN: Duration = Duration::from_micros(100);
 
 /// A grammar state. The mutex is never contended: it makes the state `Sync`, so that slots can be shared.
 type State = Mutex<Box<dyn GrammarState>>;
 
 /// The state of a sequence in its grammar, and the masks of its next positions. After an error it must be dropped.
 pub(crate) struct SequenceGrammar {
-    /// The state after all generated tokens.
+    /// The sequence's.
+    lifetime: Weak<()>,
+    /// The tokens that the sequence has generated.
+    tokens: Vec<u32>,
+    /// The number of those that the state has accepted.
+    num_accepted: usize,
     state: State,
     /// The state after the first `num_followed` drafts, if it is not 0.
     fork: Option<State>,
@@ -34,28 +40,72 @@ pub(crate) struct SequenceGrammar {
     masks: Vec<u32>,
     /// Words of a bitmap.
     words: usize,
+    /// Whether `masks` and `failure` are those of the next step.
+    is_computed: bool,
     /// The reason why the position after the followed drafts cannot be sampled.
     failure: Option<String>,
+    /// The CPU time of the calls since masks were computed.
+    spent: Duration,
+    /// The CPU time of the last token and the masks after it.
+    last_cost: Duration,
 }
 
 impl SequenceGrammar {
     /// The state of a sequence that has generated these tokens.
-    pub fn new(grammar: &dyn Grammar, generated: &[u32], vocabulary: usize) -> Result<Box<Self>, String> {
-        let mut state = catch_user_code(GRAMMAR, || grammar.start())?;
-        generated.iter().try_for_each(|token| catch_user_code(GRAMMAR, || state.accept(*token)))?;
+    pub fn new(
+        grammar: &dyn Grammar,
+        lifetime: &Weak<()>,
+        generated: &[u32],
+        vocabulary: usize,
+    ) -> Result<Box<Self>, String> {
+        let state = catch_user_code(GRAMMAR, || grammar.start())?;
         Ok(Box::new(Self {
+            lifetime: Weak::clone(lifetime),
+            tokens: generated.to_vec(),
+            num_accepted: 0,
             state: Mutex::new(state),
             fork: None,
             num_followed: 0,
             drafts: Vec::new(),
             masks: Vec::new(),
             words: vocabulary.div_ceil(32),
+            is_computed: false,
             failure: None,
+            spent: Duration::ZERO,
+            last_cost: Duration::ZERO,
         }))
+    }
+
+    /// That of its sequence.
+    pub fn lifetime(&self) -> Weak<()> {
+        Weak::clone(&self.lifetime)
+    }
+
+    /// Whether it is that of the sequence with this lifetime, which has not ended.
+    pub fn is_of(&self, lifetime: &Weak<()>) -> bool {
+        self.is_alive() && self.lifetime.ptr_eq(lifetime)
+    }
+
+    /// Whether its sequence has not ended.
+    pub fn is_alive(&self) -> bool {
+        self.lifetime.strong_count() > 0
+    }
+
+    /// The CPU time that the next masks are expected to take.
+    pub fn expected_cost(&self) -> Duration {
+        let num_behind = self.tokens.len() - self.num_accepted;
+        self.last_cost.max(self.spent).max(COST_OF_TOKEN.saturating_mul(num_behind as u32))
+    }
+
+    /// Whether its masks are those of a step with these draft tokens.
+    pub fn has_masks(&self, drafts: impl Iterator<Item = u32>) -> bool {
+        let mut own = self.drafts.iter().copied();
+        self.is_computed && drafts.map(Some).all(|draft| draft == own.next())
     }
 
     /// Sets the draft tokens of the next step.
     pub fn set_drafts(&mut self, drafts: impl Iterator<Item = u32>) {
+        self.is_computed = false;
         self.drafts.clear();
         self.drafts.extend(drafts);
     }
@@ -77,32 +127,55 @@ impl SequenceGrammar {
         self.failure.take().map(|failure| FailingPosition { position, draft, failure })
     }
 
-    /// Advances by the tokens of a step, of which all but the last are drafts.
-    pub fn accept(&mut self, tokens: &[u32]) -> Result<(), String> {
+    /// Advances by the tokens of a step, of which all but the last are drafts. If not `at_once`, the state accepts them
+    /// when the next masks are computed.
+    pub fn accept(&mut self, tokens: &[u32], at_once: bool) -> Result<(), String> {
         let fork = self.fork.take().filter(|_| tokens.starts_with(&self.drafts[..self.num_followed]));
-        let num_accepted = if fork.is_some() { self.num_followed } else { 0 };
         if let Some(fork) = fork {
             self.state = fork;
+            self.num_accepted += self.num_followed;
         }
-        let state = exclusive(&mut self.state);
-        tokens[num_accepted..].iter().try_for_each(|token| catch_user_code(GRAMMAR, || state.accept(*token)))
+        self.tokens.extend_from_slice(tokens);
+        self.is_computed = false;
+        if at_once { self.timed(Self::catch_up) } else { Ok(()) }
     }
 
-    /// Appends the only tokens that can come next; nothing on failure.
+    /// Appends the only tokens that can come next; nothing on failure, and if the state is behind.
     pub fn forced(&mut self, tokens: &mut Vec<u32>) -> Result<(), String> {
+        if self.num_accepted < self.tokens.len() {
+            return Ok(());
+        }
         let len = tokens.len();
-        catch_user_code(GRAMMAR, || {
-            exclusive(&mut self.state).forced(tokens);
-            Ok(())
+        self.timed(|grammar| {
+            catch_user_code(GRAMMAR, || {
+                exclusive(&mut grammar.state).forced(tokens);
+                Ok(())
+            })
+            .inspect_err(|_| tokens.truncate(len))
         })
-        .inspect_err(|_| tokens.truncate(len))
     }
 
     /// Computes the masks of the next position and of those after its drafts, as far as the grammar allows the drafts.
-    fn compute(&mut self) {
+    pub fn compute(&mut self) {
         self.masks.clear();
         (self.fork, self.num_followed) = (None, 0);
-        self.failure = self.follow_drafts().err();
+        self.failure = self.timed(|grammar| grammar.catch_up().and_then(|()| grammar.follow_drafts())).err();
+        self.is_computed = true;
+        self.last_cost = mem::take(&mut self.spent);
+    }
+
+    fn timed<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> T {
+        let timer = CpuTimer::start();
+        let result = run(self);
+        self.spent += timer.elapsed();
+        result
+    }
+
+    /// Accepts the tokens that the state has not accepted.
+    fn catch_up(&mut self) -> Result<(), String> {
+        let Self { tokens, num_accepted, state, .. } = self;
+        let (state, behind) = (exclusive(state), &tokens[mem::replace(num_accepted, tokens.len())..]);
+        behind.iter().try_for_each(|token| catch_user_code(GRAMMAR, || state.accept(*token)))
     }
 
     fn follow_drafts(&mut self) -> Result<(), String> {
@@ -133,76 +206,54 @@ fn exclusive<T>(mutex: &mut Mutex<T>) -> &mut T {
     mutex.get_mut().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The grammar whose masks are computed, and its slot.
-type MaskJob = (usize, Box<SequenceGrammar>);
+/// The grammars of sequences without a slot: those that were preempted follow their grammars no second time.
+#[derive(Default)]
+pub(crate) struct KeptGrammars(Vec<SequenceGrammar>);
 
-/// The threads that compute masks. Dropping it waits for them.
-pub(crate) struct MaskThreads {
-    /// `None` only while it is dropped.
-    jobs: Option<Sender<MaskJob>>,
-    /// The threads' end of `jobs`.
-    waiting: Receiver<MaskJob>,
-    done: Receiver<MaskJob>,
-    num_pending: usize,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
-impl MaskThreads {
-    /// Threads for at most `slots` pending jobs, beside `threads` compute threads.
-    pub fn spawn(slots: usize, threads: usize) -> io::Result<Self> {
-        let (jobs, waiting) = bounded(slots);
-        let (finished, done) = bounded(slots);
-        let mut spawned = Self { jobs: Some(jobs), waiting, done, num_pending: 0, threads: Vec::new() };
-        for _ in 0..threads.div_ceil(THREADS_PER_MASK_THREAD) {
-            let (waiting, finished): (Receiver<MaskJob>, _) = (spawned.waiting.clone(), finished.clone());
-            let run = move || {
-                for (slot, mut grammar) in waiting {
-                    grammar.compute();
-                    if finished.send((slot, grammar)).is_err() {
-                        break;
-                    }
-                }
-            };
-            spawned.threads.push(thread::Builder::new().name("penstock-masks".to_owned()).spawn(run)?);
-        }
-        Ok(spawned)
-    }
-
-    /// Starts computing the masks of a slot's next positions.
-    pub fn start(&mut self, slot: usize, grammar: Box<SequenceGrammar>) {
-        let jobs = self.jobs.as_ref().expect("the channel is open until the drop");
-        jobs.send((slot, grammar)).expect("this holds a receiver itself; this is a bug");
-        self.num_pending += 1;
-    }
-
-    /// Waits until all jobs are done, and returns the grammars.
-    pub fn collect(&mut self, mut on_finished: impl FnMut(usize, Box<SequenceGrammar>)) {
-        while self.num_pending > 0 {
-            let (slot, grammar) = match self.waiting.try_recv() {
-                Ok((slot, mut grammar)) => {
-                    grammar.compute();
-                    (slot, grammar)
-                }
-                Err(_) => self.done.recv().expect("no failure ends a mask thread; this is a bug"),
-            };
-            self.num_pending -= 1;
-            on_finished(slot, grammar);
+impl KeptGrammars {
+    /// Keeps the grammar of a sequence, unless it has ended.
+    pub fn keep(&mut self, grammar: Box<SequenceGrammar>) {
+        if grammar.is_alive() {
+            self.0.push(*grammar);
         }
     }
-}
 
-impl Drop for MaskThreads {
-    fn drop(&mut self) {
-        drop(self.jobs.take());
-        for thread in self.threads.drain(..) {
-            // Panics of user code are caught, so there is none.
-            let _ = thread.join();
+    /// The grammar of a sequence that has generated these tokens: the kept one, or another in the same state.
+    pub fn resume(
+        &mut self,
+        lifetime: &Weak<()>,
+        grammar: &dyn Grammar,
+        generated: &[u32],
+        vocabulary: usize,
+    ) -> Result<Box<SequenceGrammar>, String> {
+        if let Some(index) = self.0.iter().position(|grammar| grammar.is_of(lifetime)) {
+            let mut kept = self.0.swap_remove(index);
+            if let Some(rest) = generated.strip_prefix(&*kept.tokens) {
+                if !rest.is_empty() {
+                    kept.accept(rest, false)?;
+                }
+                return Ok(Box::new(kept));
+            }
+        }
+        SequenceGrammar::new(grammar, lifetime, generated, vocabulary)
+    }
+
+    /// Drops the grammars of sequences that have ended, and of those beyond a number: the ones that cost least to
+    /// follow again.
+    pub fn trim(&mut self, max_kept: usize) {
+        self.0.retain(|grammar| grammar.is_alive());
+        if self.0.len() > max_kept {
+            self.0.sort_by_key(|grammar| Reverse(grammar.tokens.len()));
+            self.0.truncate(max_kept);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     /// Allows the ids whose bits are those of a number, which grows with each mask and each token.
@@ -235,28 +286,7 @@ mod tests {
     }
 
     fn grammar(number: u32) -> Box<SequenceGrammar> {
-        SequenceGrammar::new(&Numbered(number), &[], 40).expect("it starts")
-    }
-
-    #[test]
-    fn every_grammar_returns_to_its_slot_with_its_mask_or_failure() {
-        const SLOTS: usize = 30;
-        let mut masks = MaskThreads::spawn(SLOTS, 3 * THREADS_PER_MASK_THREAD).expect("threads");
-        let mut grammars: Vec<_> = (0..SLOTS as u32).map(|slot| Some(grammar(100 * slot))).collect();
-        for round in 1..=20 {
-            for (slot, grammar) in grammars.iter_mut().enumerate() {
-                masks.start(slot, grammar.take().expect("it came back"));
-            }
-            masks.collect(|slot, grammar| assert!(grammars[slot].replace(grammar).is_none()));
-            for (slot, grammar) in grammars.iter_mut().enumerate() {
-                let (grammar, number) = (grammar.as_mut().expect("it came back"), 100 * slot as u32 + round);
-                let fails = number.is_multiple_of(7);
-                assert_eq!(grammar.num_masks(), usize::from(!fails), "{number}");
-                assert_eq!(grammar.take_failure().is_some(), fails, "{number}");
-                assert!(fails || grammar.mask(0) == [number; 2]);
-            }
-        }
-        masks.collect(|_, _| panic!("no job is pending"));
+        SequenceGrammar::new(&Numbered(number), &Weak::new(), &[], 40).expect("it starts")
     }
 
     /// The masks of the next position and of those after `drafts`; the first mask is `number + 1`.
@@ -280,18 +310,21 @@ mod tests {
 
     #[test]
     fn accepted_tokens_continue_from_the_fork_or_the_state_before() {
-        let next = |drafts: &[u32], tokens: &[u32]| {
+        let next = |at_once: bool, drafts: &[u32], tokens: &[u32]| {
             let mut grammar = drafted(2, drafts);
-            grammar.accept(tokens).expect("it never fails");
+            grammar.accept(tokens, at_once).expect("it never fails");
             grammar.set_drafts([].into_iter());
             grammar.compute();
             grammar.mask(0)[0]
         };
-        assert_eq!(next(&[], &[4]), 404);
-        // The draft is confirmed: the fork continues, which has computed one mask more.
-        assert_eq!([next(&[0], &[0, 4]), next(&[0], &[0])], [405, 5]);
-        // It is not: the former state continues.
-        assert_eq!([next(&[0], &[1]), next(&[0], &[4])], [104, 404]);
+        for at_once in [true, false] {
+            let next = |drafts, tokens| next(at_once, drafts, tokens);
+            assert_eq!(next(&[], &[4]), 404);
+            // The draft is confirmed: the fork continues, which has computed one mask more.
+            assert_eq!([next(&[0], &[0, 4]), next(&[0], &[0])], [405, 5]);
+            // It is not: the former state continues.
+            assert_eq!([next(&[0], &[1]), next(&[0], &[4])], [104, 404]);
+        }
     }
 
     #[test]
@@ -301,7 +334,7 @@ mod tests {
         assert_eq!(grammar.num_masks(), 1);
         let failing = grammar.take_failure().expect("a failure");
         assert_eq!((failing.position, failing.draft), (1, Some(0)));
-        grammar.accept(&[2]).expect("it never fails");
+        grammar.accept(&[2], true).expect("it never fails");
         grammar.set_drafts([].into_iter());
         grammar.compute();
         assert_eq!((grammar.num_masks(), grammar.mask(0)[0], grammar.take_failure()), (1, 214, None));
@@ -314,14 +347,124 @@ mod tests {
         assert_eq!(grammar.num_masks(), 1);
         let FailingPosition { position, draft, failure } = grammar.take_failure().expect("a failure");
         assert_eq!((position, draft, &*failure), (1, Some(0), "the grammar failed: no fork"));
-        grammar.accept(&[2]).expect("the draft was not sampled, so the state continues");
+        grammar.accept(&[2], true).expect("the draft was not sampled, so the state continues");
         assert!(drafted(100, &[1]).take_failure().is_none(), "101 does not allow 1, so nothing is forked");
     }
 
+    /// Allows everything, forces 9, and counts the tokens that it accepts.
+    #[derive(Clone, Debug, Default)]
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Grammar for Counting {
+        fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+            Ok(Box::new(self.clone()))
+        }
+    }
+
+    impl GrammarState for Counting {
+        fn mask(&mut self, allowed: &mut [u32]) -> Result<(), String> {
+            allowed.fill(u32::MAX);
+            Ok(())
+        }
+
+        fn accept(&mut self, _: u32) -> Result<(), String> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn forced(&mut self, tokens: &mut Vec<u32>) {
+            tokens.push(9);
+        }
+
+        fn fork(&self) -> Result<Box<dyn GrammarState>, String> {
+            Ok(Box::new(self.clone()))
+        }
+    }
+
     #[test]
-    fn threads_end_with_jobs_pending() {
-        let mut masks = MaskThreads::spawn(5, 1).expect("a thread");
-        (0..5).for_each(|slot| masks.start(slot, grammar(0)));
-        drop(masks);
+    fn kept_grammar_accepts_only_the_tokens_after_its_own() {
+        let (counting, mut kept) = (Counting::default(), KeptGrammars::default());
+        let mut resumed = |lifetime: &Arc<()>, generated: &[u32]| {
+            let before = counting.0.load(Ordering::Relaxed);
+            let lifetime = Arc::downgrade(lifetime);
+            let mut grammar = kept.resume(&lifetime, &counting, generated, 40).expect("it never fails");
+            grammar.compute();
+            kept.keep(grammar);
+            counting.0.load(Ordering::Relaxed) - before
+        };
+        let (first, second) = (Arc::new(()), Arc::new(()));
+        assert_eq!(resumed(&first, &[1, 2, 3]), 3, "there is none");
+        assert_eq!(resumed(&second, &[1, 2]), 2, "that of another sequence is not taken");
+        assert_eq!(resumed(&first, &[1, 2, 3]), 0);
+        assert_eq!(resumed(&first, &[1, 2, 3, 4, 5]), 2);
+        assert_eq!(resumed(&first, &[1, 2, 9]), 3, "it had accepted other tokens");
+    }
+
+    #[test]
+    fn kept_grammars_are_those_of_the_longest_sequences() {
+        let (counting, mut kept) = (Counting::default(), KeptGrammars::default());
+        let sequences: Vec<_> = (1..=4).map(|length| (Arc::new(()), vec![0; length])).collect();
+        for (lifetime, generated) in &sequences {
+            let lifetime = Arc::downgrade(lifetime);
+            let grammar = SequenceGrammar::new(&counting, &lifetime, generated, 40).expect("it never fails");
+            kept.keep(grammar);
+        }
+        let lengths = |kept: &KeptGrammars| {
+            let mut lengths: Vec<_> = kept.0.iter().map(|grammar| grammar.tokens.len()).collect();
+            lengths.sort_unstable();
+            lengths
+        };
+        kept.trim(4);
+        assert_eq!(lengths(&kept), [1, 2, 3, 4]);
+        kept.trim(3);
+        assert_eq!(lengths(&kept), [2, 3, 4]);
+        let mut sequences = sequences;
+        sequences.remove(2);
+        kept.trim(3);
+        assert_eq!(lengths(&kept), [2, 4]);
+        let ended = SequenceGrammar::new(&counting, &Weak::new(), &[], 40).expect("it never fails");
+        kept.keep(ended);
+        assert_eq!(lengths(&kept), [2, 4], "a sequence that has ended keeps nothing");
+    }
+
+    #[test]
+    fn masks_stay_those_of_a_step_with_the_same_drafts() {
+        let mut grammar = drafted(2, &[0, 2]);
+        for (drafts, is_same) in
+            [(&[0, 2][..], true), (&[0], true), (&[], true), (&[1], false), (&[0, 2, 2], false)]
+        {
+            assert_eq!(grammar.has_masks(drafts.iter().copied()), is_same, "{drafts:?}");
+        }
+        grammar.accept(&[0], false).expect("it never fails");
+        assert!(!grammar.has_masks([].into_iter()), "they were those of the token before");
+    }
+
+    #[test]
+    fn state_that_is_behind_forces_nothing_and_costs_more() {
+        let (counting, mut forced) = (Counting::default(), vec![]);
+        let mut grammar = SequenceGrammar::new(&counting, &Weak::new(), &[7; 100], 40).expect("it starts");
+        assert!(grammar.expected_cost() >= 100 * COST_OF_TOKEN);
+        grammar.forced(&mut forced).expect("it never fails");
+        assert!(forced.is_empty());
+        grammar.compute();
+        grammar.forced(&mut forced).expect("it never fails");
+        assert_eq!((counting.0.load(Ordering::Relaxed), forced), (100, vec![9]));
+        assert!(grammar.expected_cost() < 100 * COST_OF_TOKEN);
+    }
+
+    #[test]
+    fn kept_grammar_has_the_masks_and_the_failure_of_its_tokens() {
+        let (lifetime, mut kept) = (Arc::new(()), KeptGrammars::default());
+        let lifetime = Arc::downgrade(&lifetime);
+        for (number, num_masks, failure) in [(2, 1, None), (6, 0, Some("the grammar failed: seven"))] {
+            let mut grammar = SequenceGrammar::new(&Numbered(number), &lifetime, &[], 40).expect("it starts");
+            grammar.compute();
+            kept.keep(grammar);
+            let mut resumed = kept.resume(&lifetime, &Numbered(9), &[], 40).expect("it was kept");
+            assert!(resumed.has_masks([].into_iter()));
+            assert_eq!(resumed.num_masks(), num_masks);
+            let found = resumed.take_failure().map(|failing| (failing.position, failing.failure));
+            assert_eq!(found, failure.map(|text| (0, text.to_owned())));
+        }
     }
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, CacheSpec, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
-use penstock_models::{ModelConfig, ProgressCallback};
+use penstock_models::{ModelConfig, ModelError, ProgressCallback};
 use penstock_types::{Device, FieldError, KvDtype};
 
 use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
 use crate::budget::display_bytes;
 use crate::device_thread::DeviceThread;
-use crate::grammar::MaskThreads;
+use crate::masks::{MaskLimits, MaskThreads};
 use crate::memory::MemoryPlan;
 use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
@@ -62,7 +62,7 @@ pub fn launch(
 }
 
 /// Whether a backend has the kernels of a model.
-fn check_cache<B: Backend>(
+pub(crate) fn check_cache<B: Backend>(
     backend: &B,
     checkpoint: &Checkpoint,
     config: &EngineConfig,
@@ -177,7 +177,7 @@ pub(crate) fn open<B: Backend>(
         penstock_models::load(&mut backend, checkpoint, model, &formats, device.threads, &mut after)?;
     let model = decoder.config().clone();
     let MemoryPlan { step, cache, adapter_spec, .. } = &memory_plan;
-    let masks = mask_threads(step.sequences, device.threads)?;
+    let masks = mask_threads(device.threads)?;
     let mut runner = Runner::new(backend, decoder, (cache, adapter_spec.as_ref()), step, inputs, masks)?;
     let WarmUp { seconds, host_tier } = runner.warm_up(cache, config.prefix_cache_ttl.is_some())?;
     // Swapping uses the host tier at any cost; prefixes only if loading them is faster than computing them.
@@ -218,7 +218,7 @@ pub(crate) fn open<B: Backend>(
     };
     #[cfg(feature = "testing")]
     {
-        runner.faults = config.faults;
+        runner.set_faults(config.faults);
     }
     Ok(Opened { runner, limits, info })
 }
@@ -254,7 +254,10 @@ pub(crate) fn model_config(
         match name.and_then(|name| Some((name, overrides.get(name)?))) {
             Some((name, value)) => {
                 let value = format!("{{'{name}': {value}}}");
-                let limit = format!("valid and read by the model ({error})");
+                let limit = match &error {
+                    ModelError::Field { field, limit, .. } => format!("valid: {field} must be {limit}"),
+                    error => format!("valid and read by the model ({error})"),
+                };
                 LaunchError::Config(FieldError::new("config_overrides", value, limit))
             }
             None => error.into(),
@@ -270,7 +273,8 @@ fn log_launch(info: &ModelInfo, limits: &Limits) {
         (blocks, false) => format!("host tier of {blocks} blocks for swapping only"),
     };
     log::info!(
-        "{} loaded: {} weights, {} workspace, {} KV cache in {} blocks (limit {}), {host_tier}, warm-up {:.2} s",
+        "{} loaded: {} weights, {} workspace, {} reserved for a KV cache of {} blocks (limit {}), {host_tier}, warm-up \
+         {:.2} s",
         info.architecture,
         display_bytes(weights),
         display_bytes(workspace),
@@ -285,6 +289,6 @@ fn start_error(error: impl Display) -> LaunchError {
     LaunchError::Start(error.to_string())
 }
 
-pub(crate) fn mask_threads(slots: usize, threads: usize) -> Result<MaskThreads, LaunchError> {
-    MaskThreads::spawn(slots, threads).map_err(start_error)
+pub(crate) fn mask_threads(threads: usize) -> Result<MaskThreads, LaunchError> {
+    MaskThreads::spawn(threads, MaskLimits::default()).map_err(start_error)
 }

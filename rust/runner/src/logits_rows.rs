@@ -10,6 +10,8 @@ use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{RowOutput, StepOutput, StepPlan};
 use penstock_types::OutputScope;
 
+use crate::cpu_time::CpuTimer;
+use crate::masks::MaskLimits;
 use crate::slot::{HostSlot, no_candidates};
 
 /// A row with logits.
@@ -63,6 +65,10 @@ struct RowSequence {
     /// The generation of the slot.
     generation: u64,
     request: Arc<Request>,
+    /// The row follows a sample.
+    follows_sample: bool,
+    /// No token of the row is sampled in this step.
+    is_deferred: bool,
     /// The reason that the row has no output, if it was known when the row was submitted.
     failure: Option<String>,
 }
@@ -118,6 +124,8 @@ impl LogitsRows {
                 slot: index,
                 generation: slot.generation(),
                 request,
+                follows_sample: row.follows_sample,
+                is_deferred: false,
                 failure: None,
             });
             let step_rows = first_row..first_row + row.num_tokens;
@@ -184,17 +192,36 @@ impl LogitsRows {
         self.embeddings.push((index, embedding));
     }
 
-    /// The slots that sample a token, each with its drafts.
-    pub fn sampled_slots(&self) -> impl Iterator<Item = (usize, impl Iterator<Item = u32>)> {
+    /// Whether all rows of the plan sample a token, with slots for which `is_so`.
+    pub fn all_sample(&self, is_so: impl Fn(usize) -> bool) -> bool {
+        self.sampled_slots().filter(|(slot, ..)| is_so(*slot)).count() == self.sequences.len()
+    }
+
+    /// The slots that sample a token: whether it follows a sample, and its drafts.
+    pub fn sampled_slots(&self) -> impl Iterator<Item = (usize, bool, impl Iterator<Item = u32> + Clone)> {
         let is_first = |row: &LogitsRow| matches!(row.kind, Kind::Sample { position: 0, .. });
         let firsts = self.rows.iter().enumerate().filter(move |(_, row)| is_first(row));
         firsts.map(|(index, row)| {
-            let draft = |row: &LogitsRow| match row.kind {
-                Kind::Sample { draft, .. } => draft,
-                Kind::Prompt { .. } => None,
-            };
-            (row.slot, self.rows[index + 1..].iter().map_while(draft))
+            let follows_sample = self.sequences[row.scheduled].follows_sample;
+            (row.slot, follows_sample, drafts_of(&self.rows[index + 1..]))
         })
+    }
+
+    /// Defers the rows of the plan that cannot be sampled yet.
+    pub fn defer_late(&mut self, slots: &mut [HostSlot]) {
+        let Self { rows, sequences, .. } = self;
+        for (index, row) in rows.iter().enumerate() {
+            if matches!(row.kind, Kind::Sample { position: 0, .. }) {
+                let sequence = &mut sequences[row.scheduled];
+                let drafts = drafts_of(&rows[index + 1..]);
+                sequence.is_deferred = slots[row.slot].defer(sequence.follows_sample, drafts);
+            }
+        }
+    }
+
+    /// Whether the row at `index` is one of a row of the plan that is deferred.
+    pub fn is_deferred(&self, index: usize) -> bool {
+        self.sequences[self.rows[index].scheduled].is_deferred
     }
 
     /// Notes that the next entry of the batch is for the row at `index`.
@@ -239,14 +266,17 @@ impl LogitsRows {
         })
     }
 
-    /// Writes the output of the step and advances the slots by their tokens.
+    /// Writes the output of the step and advances the slots by their tokens. Grammars that are slow, and those after
+    /// the others have taken as long as a step waits at most, accept their tokens later.
     pub fn finish(
         &mut self,
         plan: &StepPlan,
         output: &mut StepOutput,
         slots: &mut [HostSlot],
         vocabulary: usize,
+        limits: MaskLimits,
     ) {
+        let timer = CpuTimer::start();
         let mut rows = self.rows.iter().zip(self.results.drain(..)).enumerate().peekable();
         let mut embeddings = self.embeddings.drain(..).peekable();
         for (scheduled, row) in plan.rows.iter().enumerate() {
@@ -270,7 +300,8 @@ impl LogitsRows {
                 }
             }
             let slot = &mut slots[row.slot as usize];
-            let RowSequence { generation, request, failure, .. } = &mut self.sequences[scheduled];
+            let RowSequence { generation, request, is_deferred, failure, .. } =
+                &mut self.sequences[scheduled];
             let (is_current, start) = (slot.generation() == *generation, output.forced.len() as u32);
             if is_current {
                 self.ids.clear();
@@ -279,8 +310,9 @@ impl LogitsRows {
                 let is_late = slot.failure().is_some();
                 if is_late {
                     output.sampled.truncate(first_token);
-                } else {
-                    slot.accept(&self.ids);
+                } else if !*is_deferred {
+                    let is_quick = |cost| cost <= limits.slow && timer.elapsed() < limits.most_wait;
+                    slot.accept(&self.ids, slot.grammar_cost().is_none_or(is_quick));
                     if let Some(index) = without_candidates {
                         slot.mark_no_candidates(index);
                     }
@@ -303,10 +335,19 @@ impl LogitsRows {
                 num_tokens: num_tokens as u32,
                 num_positions: (output.positions.len() - first_position) as u32,
                 forced: start..output.forced.len() as u32,
+                is_deferred: *is_deferred && failure.is_none(),
                 failure,
             });
         }
     }
+}
+
+/// The drafts at the beginning of these rows.
+fn drafts_of(rows: &[LogitsRow]) -> impl Iterator<Item = u32> + Clone {
+    rows.iter().map_while(|row| match row.kind {
+        Kind::Sample { draft, .. } => draft,
+        Kind::Prompt { .. } => None,
+    })
 }
 
 /// Makes room for `num_values` in the empty `values`. Fails if the system has no memory for them, or from `refused`

@@ -82,9 +82,9 @@ impl CacheSize {
     }
 
     /// The option of the cache `name` with its value.
-    fn option(self, name: &str) -> String {
+    pub fn option(self, name: &str) -> String {
         match self {
-            Self::Bytes(bytes) => format!("{name}_bytes={bytes}"),
+            Self::Bytes(bytes) => format!("{name}_bytes={bytes} ({})", display_bytes(bytes)),
             Self::Blocks(blocks) => format!("{name}_blocks={blocks}"),
         }
     }
@@ -125,7 +125,7 @@ impl MemoryRequest {
     }
 
     /// Blocks of the longest sequence.
-    fn least_blocks(&self) -> usize {
+    pub fn least_blocks(&self) -> usize {
         self.max_model_len.div_ceil(self.block_size)
     }
 
@@ -202,8 +202,8 @@ pub(crate) enum InsufficientMemory {
     )]
     Model { weights: u64, adapters: u64, workspace: u64, limit: u64 },
     #[error(
-        "{} {with_host}exceeds the {remaining} bytes that {users} leave, which hold {blocks} blocks",
-        .requested.option(.name)
+        "{} {with_host}exceeds the {} that {users} leave, which hold {blocks} blocks",
+        .requested.option(.name), display_bytes(*.remaining)
     )]
     Cache {
         name: &'static str,
@@ -219,7 +219,8 @@ pub(crate) enum InsufficientMemory {
     )]
     Host { buffers: u64, adapters: u64, available: u64 },
     #[error(
-        "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {needed} bytes, but it has {size}"
+        "a sequence of max_model_len={max_model_len} tokens needs a KV cache of {}, but it has {}",
+        display_bytes(*.needed), display_bytes(*.size)
     )]
     Sequence { max_model_len: usize, needed: u64, size: u64 },
 }

@@ -12,7 +12,7 @@ use penstock_types::{Dtype, FieldError};
 use crate::adapters::adapter_spec;
 use crate::budget::{MemoryBudget, display_bytes};
 use crate::memory::{CacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
-use crate::suggestions::suggestions;
+use crate::suggestions::{SETTINGS, suggestions};
 use crate::{EngineConfig, LaunchError};
 
 /// Events that a consumer may leave unread before its sequence pauses.
@@ -136,7 +136,7 @@ pub(crate) fn reserve<B: Backend>(
 
 fn out_of_memory(error: &dyn Display, suggestions: &[String]) -> LaunchError {
     let fitting = match suggestions {
-        [] => "no other max_model_len, dtype, adapter_cache_bytes or memory_ratio alone would fit".to_owned(),
+        [] => format!("no other {SETTINGS} alone would fit"),
         _ => format!("settings that fit: {}", suggestions.join(", or ")),
     };
     LaunchError::OutOfMemory(format!("{error}; {fitting}"))
@@ -171,7 +171,7 @@ fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Li
 }
 
 /// The longest sequence that the model's rope supports.
-fn longest_sequence(model: &ModelConfig) -> usize {
+pub(crate) fn longest_sequence(model: &ModelConfig) -> usize {
     let longest = model.max_position_embeddings;
     let scaled = match model.rope.scaling() {
         RopeScaling::Default | RopeScaling::Llama3 { .. } => 0.0,
@@ -234,8 +234,13 @@ mod tests {
     /// The configuration with a suggestion applied.
     fn with(config: &EngineConfig, suggestion: &str) -> EngineConfig {
         let (field, value) = suggestion.split_once('=').expect("a field and a value");
+        let value = value.split_once(" (").map_or(value, |(value, _)| value);
         let mut changed = config.clone();
         match field {
+            "kv_cache_bytes" => changed.kv_cache_bytes = value.parse().ok(),
+            "kv_cache_blocks" => changed.kv_cache_blocks = value.parse().ok(),
+            "host_cache_bytes" => changed.host_cache_bytes = value.parse().ok(),
+            "host_cache_blocks" => changed.host_cache_blocks = value.parse().ok(),
             "max_model_len" => changed.max_model_len = value.parse().ok(),
             "adapter_cache_bytes" => changed.adapter_cache_bytes = value.parse().ok(),
             "dtype" => changed.dtype = Dtype::from_name(value),
@@ -273,6 +278,8 @@ mod tests {
             EngineConfig { kv_cache_blocks: Some(40), ..config.clone() },
             EngineConfig { max_adapters: 2, kv_cache_bytes: Some(150_000), ..config.clone() },
             EngineConfig { kv_cache_ratio: Some(0.3), host_cache_blocks: Some(9), ..config.clone() },
+            EngineConfig { kv_cache_blocks: Some(10), host_cache_blocks: Some(1 << 20), ..config.clone() },
+            EngineConfig { kv_cache_blocks: Some(1 << 20), ..config.clone() },
         ] {
             for available in (100_000..1_500_000).step_by(1_117) {
                 let Err(error) = resolve(&backend, &config, available) else { continue };
@@ -291,7 +298,16 @@ mod tests {
         }
         assert_eq!(
             suggested.into_iter().collect::<Vec<_>>(),
-            ["adapter_cache_bytes", "dtype", "max_model_len", "memory_ratio"]
+            [
+                "adapter_cache_bytes",
+                "dtype",
+                "host_cache_blocks",
+                "host_cache_bytes",
+                "kv_cache_blocks",
+                "kv_cache_bytes",
+                "max_model_len",
+                "memory_ratio"
+            ]
         );
     }
 

@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 use std::task::{Poll, Waker};
+use std::time::Instant;
 
 use penstock_device::{
     AdapterSpec, Backend, CacheSpec, DeviceError, MemoryUse, Sampled, SamplingBatch, SamplingEntry,
@@ -18,9 +19,12 @@ use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
 use crate::flight::Flight;
-use crate::grammar::MaskThreads;
+use crate::grammar::KeptGrammars;
 use crate::inputs;
 use crate::logits_rows::{Kind, LogitsRow, LogitsRows, allocate_details};
+#[cfg(feature = "testing")]
+use crate::masks::MaskLimits;
+use crate::masks::{MaskJob, MaskThreads};
 use crate::slot::{HostInputs, HostSlot, slot_params};
 
 /// Tickets of a step: the logits of many rows are computed in tiles, each with a ticket. The results of the oldest are
@@ -40,6 +44,7 @@ pub(crate) struct Runner<B: Backend> {
     sampled: Vec<Sampled>,
     slots: Vec<HostSlot>,
     masks: MaskThreads,
+    kept_grammars: KeptGrammars,
     /// The buffers of finished steps.
     spare_flights: Vec<Flight<B>>,
     #[cfg(feature = "testing")]
@@ -71,6 +76,7 @@ impl<B: Backend> Runner<B> {
             batch: SamplingBatch::with_capacity(spec.logits_rows),
             sampled: Vec::with_capacity(spec.logits_rows),
             masks,
+            kept_grammars: KeptGrammars::default(),
             slots: (0..spec.sequences).map(|_| HostSlot::default()).collect(),
             spare_flights: (0..DEPTH).map(|_| Flight::with_room(spec.tokens)).collect(),
             spec: *spec,
@@ -84,6 +90,15 @@ impl<B: Backend> Runner<B> {
     /// The largest step.
     pub(crate) fn spec(&self) -> &StepSpec {
         &self.spec
+    }
+
+    /// Sets the failures of a test.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_faults(&mut self, faults: crate::Faults) {
+        self.faults = faults;
+        if let Some(wait) = faults.mask_wait {
+            self.masks.set_limits(MaskLimits::waiting(wait));
+        }
     }
 
     /// Prepares the calling thread, which makes all later calls.
@@ -153,26 +168,27 @@ impl<B: Backend> Runner<B> {
     /// Frees and admits the slots of a plan. If the device fails for a slot, the host's state and the other slots are
     /// right all the same; returns the first error.
     pub(crate) fn change_slots(&mut self, plan: &StepPlan) -> Result<(), DeviceError> {
-        self.collect_masks(); // if a step failed before it did
-        let new_sequences =
-            plan.new_sequences.iter().map(|NewSequence { slot, request, choice, generated }| {
-                (*slot, request, *choice, &plan.tokens[generated.start as usize..generated.end as usize])
-            });
-        for &slot in &plan.freed_slots {
-            self.slots[slot as usize].free();
+        let generated =
+            |new: &NewSequence| &plan.tokens[new.generated.start as usize..new.generated.end as usize];
+        let new_slots = plan.new_sequences.iter().map(|new| new.slot);
+        for slot in plan.freed_slots.iter().copied().chain(new_slots) {
+            self.slots[slot as usize].free(&mut self.kept_grammars);
         }
-        for (slot, request, choice, generated) in new_sequences.clone() {
-            self.slots[slot as usize].admit(request, choice, generated, self.spec.vocabulary);
+        for new in &plan.new_sequences {
+            let is_away = self.masks.has_job_of(&new.lifetime);
+            let slot = &mut self.slots[new.slot as usize];
+            slot.admit(new, generated(new), self.spec.vocabulary, &mut self.kept_grammars, is_away);
         }
+        self.kept_grammars.trim(self.slots.len());
         let Self { backend, workspace, .. } = self;
         let mut changed = Ok(());
         for &slot in &plan.freed_slots {
             let freed = backend.free_slot(&mut workspace.slots, slot);
             changed = changed.and(freed);
         }
-        for (slot, request, choice, generated) in new_sequences {
-            let params = slot_params(request, choice, generated);
-            let admitted = backend.admit_slot(&mut workspace.slots, slot, &params);
+        for new in &plan.new_sequences {
+            let params = slot_params(&new.request, new.choice, generated(new));
+            let admitted = backend.admit_slot(&mut workspace.slots, new.slot, &params);
             changed = changed.and(admitted);
         }
         changed
@@ -189,6 +205,7 @@ impl<B: Backend> Runner<B> {
     ) -> Result<Flight<B>, DeviceError> {
         // A panic in a step loses its flight.
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.spec.tokens));
+        flight.launched = Instant::now();
         match self.submit(plan, is_behind, depth, turn, &mut flight) {
             Ok(()) => Ok(flight),
             Err(error) => {
@@ -259,7 +276,8 @@ impl<B: Backend> Runner<B> {
     ) -> Result<(), DeviceError> {
         let collected = self.collect(&mut flight);
         if collected.is_ok() {
-            flight.rows.finish(plan, output, &mut self.slots, self.spec.vocabulary);
+            let limits = self.masks.limits();
+            flight.rows.finish(plan, output, &mut self.slots, self.spec.vocabulary, limits);
         }
         self.recycle(flight);
         collected
@@ -303,21 +321,34 @@ impl<B: Backend> Runner<B> {
 
     /// Starts computing the masks of the slots that sample a token.
     fn start_masks(&mut self, rows: &LogitsRows) {
-        for (slot, drafts) in rows.sampled_slots() {
-            if let Some(grammar) = self.slots[slot].take_grammar(drafts) {
-                self.masks.start(slot, grammar);
+        for (slot, follows_sample, drafts) in rows.sampled_slots() {
+            if let Some(grammar) = self.slots[slot].take_grammar(follows_sample, drafts) {
+                let client = self.slots[slot].request().client;
+                self.masks.start(MaskJob { slot, client, grammar });
             }
         }
     }
 
-    fn collect_masks(&mut self) {
-        let slots = &mut self.slots;
-        self.masks.collect(|slot, grammar| slots[slot].return_grammar(grammar));
+    /// Returns the grammars with masks to their slots, and defers the rows of a step that wait for others.
+    fn collect_masks(&mut self, flight: &mut Flight<B>) {
+        let Self { masks, slots, kept_grammars, .. } = self;
+        let needs_one = flight.rows.all_sample(|slot| slots[slot].awaits_masks());
+        masks.collect(flight.launched, needs_one, |MaskJob { slot, grammar, .. }| {
+            // Its sequence may have another slot meanwhile, or none.
+            let is_there = slots[slot].waits_for(&grammar);
+            let found =
+                if is_there { Some(slot) } else { slots.iter().position(|slot| slot.waits_for(&grammar)) };
+            match found {
+                Some(slot) => slots[slot].return_grammar(grammar),
+                None => kept_grammars.keep(grammar),
+            }
+        });
+        flight.rows.defer_late(slots);
     }
 
     /// Submits the head and the sampling of a step, tile by tile.
     fn sample(&mut self, flight: &mut Flight<B>, turn: &mut Option<B::Turn>) -> Result<(), DeviceError> {
-        self.collect_masks();
+        self.collect_masks(flight);
         let mut start = 0;
         while let Some((tile, has_logits)) = flight.rows.tile(start, self.spec.logits_rows, &self.slots) {
             start = tile.end;
@@ -370,6 +401,7 @@ impl<B: Backend> Runner<B> {
             match kind {
                 Kind::Prompt { given: None } => continue,
                 Kind::Prompt { given } => batch.push(SamplingEntry { given, ..plain }),
+                Kind::Sample { .. } if rows.is_deferred(index) => continue,
                 Kind::Sample { index, position, draft } => {
                     let start = row as usize * spec.vocabulary;
                     let read = |out: &mut [f32]| backend.download(&workspace.logits, start, out);
@@ -390,7 +422,8 @@ impl<B: Backend> Runner<B> {
     fn has_processors(&self, mut tile: Range<usize>, rows: &LogitsRows) -> bool {
         tile.any(|index| {
             let row = rows.row(index);
-            matches!(row.kind, Kind::Sample { .. }) && self.slots[row.slot].has_processors()
+            let is_sampled = matches!(row.kind, Kind::Sample { .. }) && !rows.is_deferred(index);
+            is_sampled && self.slots[row.slot].has_processors()
         })
     }
 

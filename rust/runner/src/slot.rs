@@ -1,13 +1,16 @@
 //! The host's state of each slot: the request, its grammar and processors, and why it failed. All other state that
 //! sampling depends on is in the backend's slots.
 
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use penstock_device::{DeviceError, SamplingBatch, SlotParams};
+use penstock_engine::NewSequence;
 use penstock_engine::request::Request;
 use penstock_types::{LogprobsRequest, RequestedOutputs};
 
-use crate::grammar::SequenceGrammar;
+use crate::grammar::{KeptGrammars, SequenceGrammar};
 use crate::user_code::catch_user_code;
 
 /// A slot. After a failure no more tokens are sampled until a new sequence is admitted.
@@ -15,21 +18,33 @@ use crate::user_code::catch_user_code;
 pub(crate) struct HostSlot {
     /// `None` while the slot is free.
     request: Option<Arc<Request>>,
+    lifetime: Weak<()>,
     /// The outputs of the sequence.
     outputs: RequestedOutputs,
     /// Counts the sequences of the slot, so that rows of an earlier one are recognised.
     generation: u64,
     /// The token that came last, if one did since the sequence was admitted.
     last_token: Option<u32>,
-    /// The state in the request's grammar. `None` also while its masks are computed, and after a token that ends the
-    /// request.
-    grammar: Option<Box<SequenceGrammar>>,
+    grammar: SlotGrammar,
+    /// Its last row that samples was deferred, so there is no sample to follow.
+    is_deferred: bool,
     /// The generated tokens, if the request has processors. While a step is prepared, its drafts follow.
     history: Vec<u32>,
     num_generated: usize,
     /// The first position of this step that cannot be sampled.
     failing_position: Option<FailingPosition>,
     failure: Option<String>,
+}
+
+/// The state of a slot's sequence in its grammar.
+#[derive(Default)]
+enum SlotGrammar {
+    /// There is no grammar, or it is not needed any more: a token ended the request, or it has failed.
+    #[default]
+    None,
+    Here(Box<SequenceGrammar>),
+    /// Its masks are computed.
+    Away,
 }
 
 /// A position of a step at which the request fails, if it is reached.
@@ -49,11 +64,21 @@ pub(crate) struct HostInputs {
 }
 
 impl HostSlot {
-    /// Replaces all state.
-    pub fn admit(&mut self, request: &Arc<Request>, choice: u32, generated: &[u32], vocabulary: usize) {
+    /// Replaces all state by that of a sequence that has generated these tokens. `is_away` says that the masks of its
+    /// grammar are computed.
+    pub fn admit(
+        &mut self,
+        sequence: &NewSequence,
+        generated: &[u32],
+        vocabulary: usize,
+        kept: &mut KeptGrammars,
+        is_away: bool,
+    ) {
+        let NewSequence { request, choice, lifetime, .. } = sequence;
         *self = Self {
             request: Some(Arc::clone(request)),
-            outputs: request.choice_outputs(choice),
+            lifetime: Weak::clone(lifetime),
+            outputs: request.choice_outputs(*choice),
             generation: self.generation + 1,
             num_generated: generated.len(),
             ..Self::default()
@@ -61,16 +86,21 @@ impl HostSlot {
         if !request.processors.is_empty() {
             self.history.extend_from_slice(generated);
         }
-        if let Some(grammar) = &request.grammar {
-            match SequenceGrammar::new(grammar.as_ref(), generated, vocabulary) {
-                Ok(grammar) => self.grammar = Some(grammar),
+        if is_away {
+            self.grammar = SlotGrammar::Away;
+        } else if let Some(grammar) = &request.grammar {
+            match kept.resume(lifetime, grammar.as_ref(), generated, vocabulary) {
+                Ok(grammar) => self.return_grammar(grammar),
                 Err(failure) => self.fail(failure),
             }
         }
     }
 
-    /// Drops all state.
-    pub fn free(&mut self) {
+    /// Drops all state but the grammar, which is kept for a sequence that goes on.
+    pub fn free(&mut self, kept: &mut KeptGrammars) {
+        if let SlotGrammar::Here(grammar) = mem::take(&mut self.grammar) {
+            kept.keep(grammar);
+        }
         *self = Self { generation: self.generation + 1, ..Self::default() };
     }
 
@@ -113,23 +143,69 @@ impl HostSlot {
     /// Ends the request with the next row.
     pub fn fail(&mut self, failure: String) {
         self.failure = Some(failure);
-        self.grammar = None;
+        self.grammar = SlotGrammar::None;
     }
 
-    /// Takes the grammar, if there is one, to compute the masks of a step with these drafts.
-    pub fn take_grammar(&mut self, drafts: impl Iterator<Item = u32>) -> Option<Box<SequenceGrammar>> {
-        let mut grammar = self.grammar.take()?;
+    /// The CPU time that its grammar is expected to take for a token.
+    pub fn grammar_cost(&self) -> Option<Duration> {
+        match &self.grammar {
+            SlotGrammar::Here(grammar) => Some(grammar.expected_cost()),
+            _ => None,
+        }
+    }
+
+    /// Whether the masks of its grammar are computed.
+    pub fn awaits_masks(&self) -> bool {
+        matches!(self.grammar, SlotGrammar::Away)
+    }
+
+    /// Takes the grammar to compute the masks of a row with these drafts, unless there is none, or it has them.
+    /// `follows_sample` says that the row follows a sample.
+    pub fn take_grammar(
+        &mut self,
+        follows_sample: bool,
+        drafts: impl Iterator<Item = u32> + Clone,
+    ) -> Option<Box<SequenceGrammar>> {
+        if self.is_deferred && follows_sample || self.has_masks(drafts.clone()) {
+            return None;
+        }
+        let SlotGrammar::Here(mut grammar) = mem::replace(&mut self.grammar, SlotGrammar::Away) else {
+            return None; // it is away
+        };
         grammar.set_drafts(drafts.take_while(|draft| !self.is_ended_by(*draft)));
         Some(grammar)
+    }
+
+    /// Whether nothing is to be computed for a row with these drafts.
+    fn has_masks(&self, drafts: impl Iterator<Item = u32>) -> bool {
+        match &self.grammar {
+            SlotGrammar::None => true,
+            SlotGrammar::Here(grammar) => {
+                grammar.has_masks(drafts.take_while(|draft| !self.is_ended_by(*draft)))
+            }
+            SlotGrammar::Away => false,
+        }
+    }
+
+    /// Whether the slot waits for this grammar.
+    pub fn waits_for(&self, grammar: &SequenceGrammar) -> bool {
+        self.awaits_masks() && grammar.is_of(&self.lifetime)
     }
 
     /// Returns the grammar with its masks.
     pub fn return_grammar(&mut self, mut grammar: Box<SequenceGrammar>) {
         let failure = grammar.take_failure();
-        self.grammar = Some(grammar);
+        self.grammar = SlotGrammar::Here(grammar);
         if let Some(failure) = failure {
             self.fail_at(failure);
         }
+    }
+
+    /// Defers a row that samples if its masks are late, or if it follows the sample of a row that was deferred. Returns
+    /// whether it does.
+    pub fn defer(&mut self, follows_sample: bool, drafts: impl Iterator<Item = u32>) -> bool {
+        self.is_deferred = self.is_deferred && follows_sample || !self.has_masks(drafts);
+        self.is_deferred
     }
 
     fn fail_at(&mut self, failing: FailingPosition) {
@@ -154,7 +230,7 @@ impl HostSlot {
             return Ok(None);
         }
         let mut inputs = HostInputs::default();
-        if let Some(grammar) = &self.grammar {
+        if let SlotGrammar::Here(grammar) = &self.grammar {
             if position >= grammar.num_masks() {
                 return Ok(None);
             }
@@ -195,10 +271,11 @@ impl HostSlot {
     }
 
     /// Advances by the tokens of a step, of which all but the last are drafts. A token that ends the request does not
-    /// concern its grammar.
-    pub fn accept(&mut self, tokens: &[u32]) {
-        let failing = self.failing_position.take();
+    /// concern its grammar, which accepts the others `at_once` or when its next masks are computed.
+    pub fn accept(&mut self, tokens: &[u32], at_once: bool) {
         let Some(&last) = tokens.last() else { return };
+        debug_assert!(!self.awaits_masks(), "tokens were sampled without masks; this is a bug");
+        let failing = self.failing_position.take();
         self.last_token = Some(last);
         if self.has_processors() {
             self.history.truncate(self.num_generated);
@@ -206,13 +283,13 @@ impl HostSlot {
         }
         self.num_generated += tokens.len();
         if self.is_ended_by(last) {
-            self.grammar = None;
+            self.grammar = SlotGrammar::None;
         } else if let Some(failing) = failing
             && (tokens.len(), Some(last)) == (failing.position, failing.draft)
         {
             self.fail(failing.failure);
-        } else if let Some(grammar) = &mut self.grammar
-            && let Err(failure) = grammar.accept(tokens)
+        } else if let SlotGrammar::Here(grammar) = &mut self.grammar
+            && let Err(failure) = grammar.accept(tokens, at_once)
         {
             self.fail(failure);
         }
@@ -230,7 +307,7 @@ impl HostSlot {
 
     /// Appends the only tokens that the grammar allows next, up to the first that is not in the vocabulary.
     pub fn forced(&mut self, vocabulary: usize, tokens: &mut Vec<u32>) {
-        let Some(grammar) = &mut self.grammar else { return };
+        let SlotGrammar::Here(grammar) = &mut self.grammar else { return };
         let start = tokens.len();
         match grammar.forced(tokens) {
             Ok(()) => {
@@ -296,7 +373,10 @@ mod tests {
     fn no_candidates_error_lists_every_filter_in_use() {
         let failure = |sampling: Sampling| {
             let mut slot = HostSlot::default();
-            slot.admit(&Arc::new(Request::new(vec![1], 4, sampling)), 0, &[], 8);
+            let request = Arc::new(Request::new(vec![1], 4, sampling));
+            let sequence =
+                NewSequence { slot: 0, request, choice: 0, generated: 0..0, lifetime: Weak::new() };
+            slot.admit(&sequence, &[], 8, &mut KeptGrammars::default(), false);
             slot.mark_no_candidates(0);
             slot.failure.expect("a failure")
         };

@@ -1,10 +1,9 @@
 //! Suggestions for requests that do not fit the memory. Each is tried before it is made.
 //!
-//! There are four kinds, for the four causes: `max_model_len` if the KV cache is too small for a sequence, `dtype` if
-//! the weights are too large, `adapter_cache_bytes` if the adapters are, `memory_ratio` if the device has more memory
-//! than the engine may take (also with the default fraction). The other settings need no suggestion: the error states
-//! the bytes that remain for `kv_cache_bytes` and `host_cache_bytes`, and the size of the workspace, which
-//! `max_num_seqs` and `max_num_batched_tokens` determine.
+//! There is one for each cause: `max_model_len` or the size of the KV cache if that is too small for a sequence, the
+//! size of a cache that is too large, `dtype` if the weights are, `adapter_cache_bytes` if the adapters are,
+//! `memory_ratio` if the device has more memory than the engine may take (also with the default fraction). The
+//! workspace has none: the error states its size, which `max_num_seqs` and `max_num_batched_tokens` determine.
 
 use std::sync::Arc;
 
@@ -12,8 +11,12 @@ use penstock_device::{AdapterSpec, Backend};
 use penstock_models::{ModelConfig, adapter_bytes};
 use penstock_types::Dtype;
 
-use crate::budget::{MemoryBudget, share};
-use crate::memory::{KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
+use crate::budget::{MemoryBudget, display_bytes, share};
+use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
+
+/// The settings of which none fits if nothing is suggested.
+pub(crate) const SETTINGS: &str =
+    "max_model_len, size of the KV cache or of the host tier, dtype, adapter_cache_bytes or memory_ratio";
 
 /// The settings that would fit, each without any other change, such as `max_model_len=2048`.
 pub(crate) fn suggestions<B: Backend>(
@@ -26,6 +29,46 @@ pub(crate) fn suggestions<B: Backend>(
     let max_model_len = || {
         let fits = |len| fits(MemoryRequest { max_model_len: len as usize, ..request.clone() }, budget.limit);
         largest_fitting(request.block_size as u64, request.max_model_len as u64, fits)
+    };
+    // The size of one sequence if the KV cache is smaller, else the largest.
+    let kv_cache = || {
+        let (least_bytes, least) = (request.least_kv_bytes(backend, model), request.least_blocks());
+        let is_small = match request.kv_cache {
+            KvCacheSize::Requested(CacheSize::Bytes(bytes)) => bytes < least_bytes,
+            KvCacheSize::Requested(CacheSize::Blocks(blocks)) => blocks < least,
+            KvCacheSize::DefaultFraction => true,
+            KvCacheSize::Ratio(_) => return None,
+        };
+        let (bytes, blocks) = if is_small {
+            (least_bytes, least)
+        } else {
+            let all = MemoryRequest { kv_cache: KvCacheSize::ALL, ..request.clone() };
+            let plan = MemoryPlan::new(backend, model, &all, budget.limit).ok()?;
+            (plan.kv_cache, plan.cache.blocks)
+        };
+        let size = match request.kv_cache {
+            KvCacheSize::Requested(CacheSize::Blocks(_)) => CacheSize::Blocks(blocks),
+            _ => CacheSize::Bytes(bytes),
+        };
+        let kv_cache = KvCacheSize::Requested(size);
+        fits(MemoryRequest { kv_cache, ..request.clone() }, budget.limit).then_some(size)
+    };
+    let host_cache = || {
+        let HostCacheSize::Requested(size) = request.host_cache else { return None };
+        let fits = |size| {
+            let host_cache = HostCacheSize::Requested(size);
+            fits(MemoryRequest { host_cache, ..request.clone() }, budget.limit)
+        };
+        match size {
+            CacheSize::Bytes(bytes) => {
+                let least = request.least_host_bytes(backend, model);
+                largest_fitting(least, bytes, |bytes| fits(CacheSize::Bytes(bytes))).map(CacheSize::Bytes)
+            }
+            CacheSize::Blocks(blocks) => {
+                let fits = |blocks| fits(CacheSize::Blocks(blocks as usize));
+                largest_fitting(1, blocks as u64, fits).map(|blocks| CacheSize::Blocks(blocks as usize))
+            }
+        }
     };
     let dtype = || {
         let fits = |dtype: &&Dtype| {
@@ -59,8 +102,10 @@ pub(crate) fn suggestions<B: Backend>(
     };
     let suggestions = [
         max_model_len().map(|len| format!("max_model_len={len}")),
+        kv_cache().map(|size| size.option("kv_cache")),
+        host_cache().map(|size| size.option("host_cache")),
         dtype().map(|dtype| format!("dtype={}", dtype.name())),
-        adapter_cache_bytes().map(|bytes| format!("adapter_cache_bytes={bytes}")),
+        adapter_cache_bytes().map(|bytes| format!("adapter_cache_bytes={bytes} ({})", display_bytes(bytes))),
         memory_ratio().map(|ratio| format!("memory_ratio={ratio:.2}")),
     ];
     suggestions.into_iter().flatten().collect()
@@ -94,6 +139,22 @@ mod tests {
         assert!(fits(MemoryRequest { max_model_len: len, ..all.clone() }, limit));
         assert!(!fits(MemoryRequest { max_model_len: len + 1, ..all }, limit));
         assert_eq!(suggested[1..], ["dtype=float16"]);
+    }
+
+    #[test]
+    fn size_of_the_kv_cache_is_that_of_a_sequence_or_the_largest() {
+        let (limit, least) = (100 << 20, request().least_kv_bytes(&backend(), &large_model()));
+        let size = |kv_cache| {
+            let all = suggested(&MemoryRequest { kv_cache, ..request() }, all_of(limit));
+            let size = all.iter().find_map(|suggestion| suggestion.strip_prefix("kv_cache_bytes="));
+            let (bytes, size) = size.expect("a size").split_once(' ').expect("bytes, and the size");
+            (bytes.parse::<u64>().expect("a number"), size.to_owned())
+        };
+        assert_eq!(size(KvCacheSize::bytes(least - 1)).0, least);
+        let (bytes, text) = size(KvCacheSize::bytes(1 << 40));
+        let with = |bytes| MemoryRequest { kv_cache: KvCacheSize::bytes(bytes), ..request() };
+        assert!(fits(with(bytes), limit) && !fits(with(bytes + (1 << 20)), limit), "{bytes}");
+        assert_eq!(text, format!("({})", display_bytes(bytes)));
     }
 
     #[test]

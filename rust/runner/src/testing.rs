@@ -1,17 +1,18 @@
 //! Test hooks, behind the feature `testing`.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, DeviceError};
 use penstock_engine::request::Request;
-use penstock_engine::{Engine, Limits, StepOutput, StepPlan};
+use penstock_engine::{Engine, Limits, NewSequence, StepOutput, StepPlan};
 use penstock_models::{ModelConfig, WeightFormats};
 use penstock_types::FieldError;
 use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
 
 use crate::backend::{self, DefaultBackend, DeviceInfo};
+use crate::grammar::KeptGrammars;
 use crate::launch::{self, mask_threads};
 use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::reserve;
@@ -42,7 +43,9 @@ impl<B: Backend> BareRunner<B> {
         let opened = launch::open(backend, device, checkpoint, config, &Host::default(), &mut |_, _| {
             ControlFlow::Continue(())
         })?;
-        Ok((Self(opened.runner), opened.limits))
+        let mut bare = Self(opened.runner);
+        bare.0.set_faults(config.faults);
+        Ok((bare, opened.limits))
     }
 
     /// Refuses memory for the details of a row from this number of values on.
@@ -130,7 +133,7 @@ pub fn logits(
     let inputs = reserve(&mut backend, &model, &request, &plan)?;
     let mut progress = |_, _| ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, 1, &mut progress)?;
-    let masks = mask_threads(1, 1)?;
+    let masks = mask_threads(1)?;
     Ok(Runner::new(backend, decoder, (&plan.cache, None), &plan.step, inputs, masks)?
         .logits(tokens, chunk)?)
 }
@@ -146,7 +149,14 @@ pub fn probabilities(
     let request = Arc::new(request);
     let mut processed = logits.to_vec();
     let mut slot = HostSlot::default();
-    slot.admit(&request, 0, generated, logits.len());
+    let sequence = NewSequence {
+        slot: 0,
+        request: Arc::clone(&request),
+        choice: 0,
+        generated: 0..generated.len() as u32,
+        lifetime: Weak::new(),
+    };
+    slot.admit(&sequence, generated, logits.len(), &mut KeptGrammars::default(), false);
     slot.process(&mut processed)?;
     let params = slot_params(&request, 0, generated);
     Ok(penstock_device::probabilities_for_testing(logits, &params, mask, Some(&processed)))

@@ -5,7 +5,7 @@
 //! end of the longest context, with attention divided among the threads and with sampling; and some rows of a prompt
 //! with outputs. Each runs through one layer. The time is mostly that of reading the output head twice.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use penstock_device::{Backend, CacheSpec, DeviceError};
@@ -93,6 +93,7 @@ impl<B: Backend> Runner<B> {
                 request: Arc::clone(&request),
                 choice: 0,
                 generated: 0..0,
+                lifetime: Weak::new(),
             });
         }
         let mut turn = Some(self.turn());

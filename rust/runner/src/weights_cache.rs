@@ -82,7 +82,7 @@ impl<'a> WeightsCache<'a> {
             quantization: &config.quantization.to_string(),
         };
         match penstock_models::convert(backend, checkpoint, model, formats, options, progress) {
-            Ok(()) | Err(ModelError::Write(WriteError::Exists { .. })) => {
+            Ok(()) | Err(ModelError::Write(WriteError::Refused { .. })) => {
                 find(&path, threads, &mut || progress(bytes, bytes))
             }
             Err(ModelError::Write(error)) => {

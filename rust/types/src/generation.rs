@@ -31,3 +31,15 @@ pub struct GenerationConfig {
     /// Maximum number of generated tokens.
     pub max_new_tokens: Option<u32>,
 }
+
+impl GenerationConfig {
+    /// Whether a field says how tokens are sampled.
+    pub fn sets_sampling(&self) -> bool {
+        self.do_sample.is_some()
+            || self.top_k.is_some()
+            || self.no_repeat_ngram_size.is_some()
+            || [self.temperature, self.top_p, self.min_p, self.typical_p, self.repetition_penalty]
+                .iter()
+                .any(Option::is_some)
+    }
+}

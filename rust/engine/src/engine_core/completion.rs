@@ -77,21 +77,24 @@ impl EngineCore {
                     self.stats.inter_token_latency.observe(latency / num_appended as f64, num_appended);
                 }
             }
-            if row.sample.is_some() {
+            if num_appended > 0 {
                 sequence.update_drafts(&forced[output.forced.start as usize..output.forced.end as usize]);
             }
             let counters = &mut self.scheduler.counters;
             counters.generation_tokens += num_appended;
-            if row.num_drafts > 0 {
+            if row.num_drafts > 0 && !output.is_deferred {
                 counters.drafted_tokens += u64::from(row.num_drafts);
                 // The last token is not a draft, unless the request ended before it.
                 counters.accepted_tokens += num_appended.min(u64::from(output.num_tokens) - 1);
             }
-            let computed = self.scheduler.row_computed(row, key, now);
+            let computed = self.scheduler.row_computed(row, output.is_deferred, key, now);
             self.scheduler.counters.prompt_tokens += computed.prompt as u64;
             self.scheduler.counters.recomputed_tokens += computed.again as u64;
             if row.sample.is_some_and(|sample| sample.index == 0) {
                 self.scheduler.release_followers(key);
+            }
+            if output.is_deferred {
+                self.ignore_rows_in_flight(|owner| owner == key);
             }
             if let Some(reason) = end {
                 self.finish(row.slot, key, reason, now);
@@ -120,8 +123,12 @@ impl EngineCore {
     fn invalidate_copies(&mut self, step: u64, now: Instant) {
         let mut invalidated = Vec::new();
         self.scheduler.invalidate_copies(step, &mut invalidated, now);
+        self.ignore_rows_in_flight(|owner| invalidated.contains(&owner));
+    }
+
+    fn ignore_rows_in_flight(&mut self, is_ignored: impl Fn(SchedulingKey) -> bool) {
         for owner in self.in_flight.iter_mut().flat_map(|step| &mut step.owners) {
-            *owner = owner.filter(|key| !invalidated.contains(key));
+            *owner = owner.filter(|key| !is_ignored(*key));
         }
     }
 }

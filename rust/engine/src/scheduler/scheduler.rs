@@ -297,16 +297,17 @@ impl Scheduler {
     }
 
     /// Accounts for a row that was computed, after its outputs were delivered, and publishes its full blocks if the
-    /// sequence still runs.
+    /// sequence still runs. If it is deferred, rows of the sequence in flight are to be ignored.
     pub(crate) fn row_computed(
         &mut self,
         row: &ScheduledRow,
+        is_deferred: bool,
         key: SchedulingKey,
         now: Instant,
     ) -> ComputedTokens {
         if let Some(Running { sequence, table, .. }) = self.slots.find(row.slot, key) {
-            let computed = sequence.row_computed(row);
-            if row.num_drafts > 0 {
+            let computed = sequence.row_computed(row, is_deferred);
+            if row.num_drafts > 0 || is_deferred {
                 self.kv.shrink(table, sequence.num_planned());
             }
             let (chain, tokens) = sequence.contents();
@@ -314,7 +315,10 @@ impl Scheduler {
             return computed;
         }
         let sequence = self.queue.find(key).expect("a computed row has a sequence; this is a bug");
-        let computed = sequence.row_computed(row);
+        let computed = sequence.row_computed(row, is_deferred);
+        if let Some(swapped) = sequence.swapped.take_if(|_| is_deferred) {
+            self.kv.discard(swapped); // it has positions of the discarded rows
+        }
         if sequence.has_no_rows_in_flight() {
             self.queue.note_change();
         }

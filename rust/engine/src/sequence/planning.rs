@@ -124,6 +124,7 @@ impl Sequence {
                 request: Arc::clone(&self.request),
                 choice: self.choice,
                 generated,
+                lifetime: Arc::downgrade(&self.lifetime),
             });
         }
         let start = self.num_planned;

@@ -50,6 +50,8 @@ pub struct Sequence {
     pub(crate) backlog_tokens: Option<u32>,
     /// The prefixes that the scheduler's `backlog` has counted for it.
     pub(crate) prefix_hashes: Vec<u64>,
+    /// See [`NewSequence::lifetime`](crate::step::NewSequence::lifetime).
+    pub(super) lifetime: Arc<()>,
     pub(super) generated: Vec<u32>,
     pub(super) prompt_outputs: PromptOutputs,
     pub(super) drafting: Drafting,
@@ -117,6 +119,7 @@ impl Sequence {
             num_staged: 0,
             backlog_tokens: None,
             prefix_hashes: Vec::new(),
+            lifetime: Arc::new(()),
             generated: Vec::new(),
             num_planned: 0,
             num_computed_once: 0,
@@ -232,7 +235,10 @@ impl Sequence {
     }
 
     /// One of its rows was computed, and the tokens it sampled were appended.
-    pub(crate) fn row_computed(&mut self, row: &ScheduledRow) -> ComputedTokens {
+    pub(crate) fn row_computed(&mut self, row: &ScheduledRow, is_deferred: bool) -> ComputedTokens {
+        if is_deferred {
+            return self.row_deferred(row);
+        }
         self.num_rows_in_flight -= 1;
         self.num_samples_in_flight -= usize::from(row.sample.is_some());
         let (start, mut end) = (row.start as usize, (row.start + row.num_tokens) as usize);
@@ -243,6 +249,20 @@ impl Sequence {
             self.num_planned += if self.has_slot_state { num_accepted } else { 0 };
             self.drafting.num_in_flight = 0;
         }
+        self.count_computed(start, end)
+    }
+
+    /// A row that was computed is deferred. Its last token that is not a draft is to be computed again; rows
+    /// in flight are discarded.
+    fn row_deferred(&mut self, row: &ScheduledRow) -> ComputedTokens {
+        self.clear_in_flight();
+        let (start, end) = (row.start as usize, (row.start + row.num_tokens - row.num_drafts) as usize);
+        self.num_planned = if self.has_slot_state { end - 1 } else { 0 };
+        self.count_computed(start, end - 1)
+    }
+
+    /// Counts the tokens `start..end` of a row.
+    fn count_computed(&mut self, start: usize, end: usize) -> ComputedTokens {
         let known = self.num_computed_once.clamp(start, end);
         self.num_computed_once = self.num_computed_once.max(end);
         let prompt = self.request.prompt.len().clamp(known, end) - known;

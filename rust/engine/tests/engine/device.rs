@@ -6,7 +6,7 @@
 //! After a failed step, everything that it would have written is garbage, copies included unless it failed after them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use penstock_engine::{
     AdapterChange, AdapterId, DEPTH, Limits, NewSequence, Request, RowOutput, ScheduledRow, StepDone,
@@ -26,6 +26,15 @@ struct Slot {
     shared: Arc<Request>,
     choice: u32,
     generated: Vec<u32>,
+    /// Its last row that samples was deferred.
+    is_deferred: bool,
+}
+
+impl Slot {
+    /// Whether a row follows a sample that there is not.
+    fn is_deferred_before(&self, row: &ScheduledRow) -> bool {
+        self.is_deferred && row.follows_sample
+    }
 }
 
 pub struct Device {
@@ -33,6 +42,8 @@ pub struct Device {
     cache: Vec<Block>,
     host: Vec<Block>,
     slots: Vec<Option<Slot>>,
+    /// The sequences that have had a slot and have not ended, with their lifetimes.
+    sequences: Vec<(Weak<()>, Weak<Request>, u32)>,
     /// By number.
     adapters: Vec<Option<AdapterId>>,
     /// Adapters loaded.
@@ -50,6 +61,10 @@ pub struct Device {
     pub most_copies: usize,
     /// One of this many rows fails, while its step succeeds.
     pub failing_rows: Option<u64>,
+    /// One of this many rows that sample is deferred.
+    pub deferring_rows: Option<u64>,
+    /// Deferred rows.
+    pub num_deferred: u64,
     /// Rejected drafts.
     pub num_rejected_drafts: u64,
 }
@@ -60,6 +75,7 @@ impl Device {
             cache: vec![],
             host: vec![],
             slots: vec![None; limits.max_num_seqs],
+            sequences: Vec::new(),
             adapters: vec![None; limits.max_adapters],
             num_loads: 0,
             changes: vec![],
@@ -71,6 +87,8 @@ impl Device {
             num_copies: (0, 0),
             most_copies: 0,
             failing_rows: None,
+            deferring_rows: None,
+            num_deferred: 0,
             num_rejected_drafts: 0,
         };
         device.cache = (0..limits.num_blocks).map(|_| device.garbage()).collect();
@@ -97,11 +115,27 @@ impl Device {
         assert!(slots.iter().all(|slot| (*slot as usize) < self.limits.max_num_seqs));
         assert!(plan.rows.is_sorted_by_key(|row| row.adapter), "the rows of an adapter are apart");
         self.check_races(&plan);
+        self.check_lifetimes(&plan);
         self.changes.extend(plan.adapter_changes.iter().map(|change| match change {
             AdapterChange::Load { number, weights } => (*number, Some(id_of(weights))),
             AdapterChange::Unload { number } => (*number, None),
         }));
         self.steps.push_back((plan, output));
+    }
+
+    /// A sequence has the same lifetime in all its slots, and no other sequence has it. Some have ended already.
+    fn check_lifetimes(&mut self, plan: &StepPlan) {
+        self.sequences.retain(|(lifetime, ..)| lifetime.strong_count() > 0);
+        for new in plan.new_sequences.iter().filter(|new| new.lifetime.strong_count() > 0) {
+            let request = Arc::downgrade(&new.request);
+            match self.sequences.iter().find(|(lifetime, ..)| lifetime.ptr_eq(&new.lifetime)) {
+                Some((_, known, choice)) => assert!(known.ptr_eq(&request) && *choice == new.choice),
+                None => {
+                    assert!(new.generated.is_empty(), "it had no slot before");
+                    self.sequences.push((Weak::clone(&new.lifetime), request, new.choice));
+                }
+            }
+        }
     }
 
     /// Rows are computed concurrently: a block that one writes, no other may read or write.
@@ -223,19 +257,20 @@ impl Device {
         for slot in &plan.freed_slots {
             self.slots[*slot as usize] = None;
         }
-        for NewSequence { slot, request, choice, generated } in &plan.new_sequences {
+        for NewSequence { slot, request, choice, generated, .. } in &plan.new_sequences {
             let generated = plan.tokens[generated.start as usize..generated.end as usize].to_vec();
             let (shared, choice) = (Arc::clone(request), *choice);
-            self.slots[*slot as usize] = Some(Slot { shared, choice, generated });
+            self.slots[*slot as usize] = Some(Slot { shared, choice, generated, is_deferred: false });
         }
     }
 
     fn corrupt_rows(&mut self, plan: &StepPlan) {
         self.assign_slots(plan);
         for row in &plan.rows {
-            if let (Some(Slot { generated, .. }), Some(_)) = (&mut self.slots[row.slot as usize], row.sample)
+            if let (Some(slot), Some(_)) = (&mut self.slots[row.slot as usize], row.sample)
+                && !slot.is_deferred_before(row)
             {
-                generated.push(oracle::VOCABULARY);
+                slot.generated.push(oracle::VOCABULARY);
             }
             let table = table(row, plan);
             for position in row.start as usize..(row.start + row.num_tokens) as usize {
@@ -260,11 +295,16 @@ impl Device {
         let table = table(row, plan);
         let given = &plan.tokens[row.tokens.start as usize..row.tokens.end as usize];
         let slot = self.slots[row.slot as usize].clone().expect("a row without a request");
+        let follows_deferred = slot.is_deferred_before(row);
         let (request, generated) = (slot.shared.of_choice(slot.choice), slot.generated);
         let input = match row.follows_sample {
             true => {
                 assert_eq!((given.len(), row.num_tokens, row.num_drafts), (0, 1, 0));
-                vec![*generated.last().expect("nothing was sampled to follow")]
+                let last = generated.last().copied();
+                vec![match follows_deferred {
+                    true => oracle::VOCABULARY,
+                    false => last.expect("nothing was sampled to follow"),
+                }]
             }
             false => given.to_vec(),
         };
@@ -280,10 +320,9 @@ impl Device {
         }
         let end = (row.start + row.num_tokens) as usize;
         assert!(end <= self.limits.max_model_len, "a position beyond the model is computed");
-        if self
-            .failing_rows
-            .is_some_and(|rows| mix(plan.step << 8 | u64::from(row.slot)).is_multiple_of(rows))
-        {
+        let chance = mix(plan.step << 8 | u64::from(row.slot));
+        let is_one_of = |rows: Option<u64>| rows.is_some_and(|rows| chance.is_multiple_of(rows));
+        if is_one_of(self.failing_rows) && !follows_deferred {
             return self.fail_row(row, output);
         }
         for position in row.prompt_outputs.clone() {
@@ -298,6 +337,12 @@ impl Device {
         };
         let (num_drafts, num_known) = (row.num_drafts as usize, input.len() - row.num_drafts as usize);
         assert!(num_known > 0);
+        let is_deferred = follows_deferred || is_one_of(self.deferring_rows);
+        self.slot(row).is_deferred = is_deferred;
+        if is_deferred {
+            self.num_deferred += 1;
+            return output.rows.push(RowOutput { num_positions, is_deferred, ..RowOutput::default() });
+        }
         assert_eq!(prompt_len, request.prompt.len());
         assert_eq!(sample.index as usize, end - num_drafts - prompt_len);
         assert_eq!(sample.index as usize, generated.len());
@@ -310,7 +355,7 @@ impl Device {
             let read = self.read(row.start as usize + num_known + num_tokens, &table);
             let token = oracle::sample(&request, index, suppress_stops, read.into_iter());
             let is_accepted = input.get(num_known + num_tokens) == Some(&token.id);
-            self.slot(row).push(token.id);
+            self.slot(row).generated.push(token.id);
             output.sampled.push(token);
             num_tokens += 1;
             if !is_accepted {
@@ -330,7 +375,7 @@ impl Device {
         }
         let forced = first..output.forced.len() as u32;
         let num_tokens = num_tokens as u32;
-        output.rows.push(RowOutput { num_tokens, num_positions, forced, failure: None });
+        output.rows.push(RowOutput { num_tokens, num_positions, forced, ..RowOutput::default() });
     }
 
     /// The tokens that a grammar forces: up to twenty, one of which is wrong at times.
@@ -355,14 +400,14 @@ impl Device {
 
     fn fail_row(&mut self, row: &ScheduledRow, output: &mut StepOutput) {
         if row.sample.is_some() {
-            self.slot(row).push(oracle::VOCABULARY);
+            self.slot(row).generated.push(oracle::VOCABULARY);
         }
         output.rows.push(RowOutput { failure: Some(ROW_FAILURE.into()), ..RowOutput::default() });
     }
 
-    /// The tokens generated in the row's slot.
-    fn slot(&mut self, row: &ScheduledRow) -> &mut Vec<u32> {
-        &mut self.slots[row.slot as usize].as_mut().expect("a row without a request").generated
+    /// The row's slot.
+    fn slot(&mut self, row: &ScheduledRow) -> &mut Slot {
+        self.slots[row.slot as usize].as_mut().expect("a row without a request")
     }
 
     /// The contents of the first positions.

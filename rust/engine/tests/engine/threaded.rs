@@ -85,6 +85,7 @@ impl Drop for Worker {
 }
 
 pub fn engine(limits: Limits) -> Engine {
+    penstock_engine::check_when_idle();
     Engine::start(limits.clone(), |completions| Worker::start(&limits, completions, || {})).unwrap()
 }
 
@@ -94,6 +95,7 @@ pub fn gated_engine(limits: Limits) -> (Engine, Sender<()>) {
     let wait = move || {
         let _ = opened.recv();
     };
+    penstock_engine::check_when_idle();
     let engine = Engine::start(limits.clone(), |completions| Worker::start(&limits, completions, wait));
     (engine.unwrap(), gate)
 }

@@ -207,7 +207,7 @@ fn number_of_blocks_is_exact_or_an_error_with_the_most() {
     let words = error(kv + 1, host_cache(host));
     assert!(words.starts_with(&format!("kv_cache_blocks={} exceeds the ", kv + 1)), "{words}");
     assert!(
-        words.ends_with(&format!(" bytes that weights and workspace leave, which hold {kv} blocks")),
+        words.ends_with(&format!(" MiB that weights and workspace leave, which hold {kv} blocks")),
         "{words}"
     );
     let words = error(most / 2 + 1, HostCacheSize::SameAsDevice);

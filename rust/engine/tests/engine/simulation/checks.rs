@@ -22,7 +22,7 @@ impl World {
     /// Reads and checks the order: `Admitted Prompt* Token* Finished`, or `Rejected` alone.
     pub fn read(&mut self, index: usize, limit: usize) {
         let stats = self.harness.stats();
-        let has_preemptions = self.has_restarted || stats.preemptions > 0;
+        let may_wait = self.has_restarted || stats.preemptions > 0 || self.harness.device.num_deferred > 0;
         let observed = &mut self.observed[index];
         for _ in 0..limit {
             let Some(event) = observed.client.pop() else { break };
@@ -43,9 +43,9 @@ impl World {
                 Event::Token(token) => {
                     assert!(observed.is_admitted);
                     // A request that is read is in every plan, so it advances at least with every second completed
-                    // step, as long as no sequence is preempted or starts over.
+                    // step, as long as no sequence is preempted, deferred or starts over.
                     let last = observed.last_progress;
-                    let is_late = stats.steps > last + DEPTH as u64 && !has_preemptions;
+                    let is_late = stats.steps > last + DEPTH as u64 && !may_wait;
                     assert!(
                         observed.habit != Habit::Reads || observed.tokens.is_empty() || !is_late,
                         "starved"
@@ -211,6 +211,7 @@ impl World {
         let speculates = self.harness.limits.num_speculative_tokens > 0;
         self.seen.speculated += u64::from(accepts && speculates);
         self.seen.forced += u64::from(accepts && !speculates);
+        self.seen.deferred_rows += self.harness.device.num_deferred;
         self.seen.rejected_drafts += u64::from(self.harness.device.num_rejected_drafts > 0);
         self.seen.preempted_drafting += u64::from(accepts && stats.preemptions > 0);
         self.seen.preempted += u64::from(stats.preemptions > 0);

@@ -107,6 +107,7 @@ struct Seen {
     chosen: u64,
     speculated: u64,
     forced: u64,
+    deferred_rows: u64,
     rejected_drafts: u64,
     preempted_drafting: u64,
     overloaded: u64,
@@ -186,6 +187,7 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
     for met in [failed_rows, scored, prompt_only, stopped_by_sequence, chosen] {
         assert!(met > NUM_SCHEDULES / 20, "a case hardly ever happened: {seen:?}");
     }
+    assert!(seen.deferred_rows > NUM_SCHEDULES, "rows were hardly ever deferred: {seen:?}");
     for met in [seen.speculated, seen.forced, seen.rejected_drafts, seen.preempted_drafting] {
         assert!(met > NUM_SCHEDULES / 20, "drafts hardly ever mattered: {seen:?}");
     }
@@ -228,6 +230,8 @@ impl World {
         let limits = random_limits(&mut random);
         let mut harness = Harness::with_hasher(limits, random_hasher(&mut random));
         harness.device.failing_rows = random.chance(20).then_some(40);
+        let mut other = Random(!seed);
+        harness.device.deferring_rows = other.chance(15).then(|| other.between(2, 8) as u64);
         let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
         Self {
             random,

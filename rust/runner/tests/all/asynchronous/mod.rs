@@ -5,6 +5,8 @@ mod async_cpu;
 mod drafts;
 #[path = "../control/grammars.rs"]
 mod grammars;
+#[path = "../control/late_masks.rs"]
+mod late_masks;
 mod overlap;
 #[path = "../control/processors.rs"]
 mod processors;

@@ -55,10 +55,12 @@ impl TinyModel {
         backend: B,
         config: &EngineConfig,
     ) -> Result<(Engine, ModelInfo), LaunchError> {
+        penstock_engine::check_when_idle();
         penstock_runner::launch_on(backend, DEVICE, &Checkpoint::open(&self.0).unwrap(), config)
     }
 
     pub fn launch(&self, config: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {
+        penstock_engine::check_when_idle();
         let checkpoint = Checkpoint::open(&self.0).unwrap();
         penstock_runner::launch(&checkpoint, config, &Host::default(), &mut |_, _| ControlFlow::Continue(()))
     }

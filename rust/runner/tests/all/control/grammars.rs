@@ -1,8 +1,10 @@
 //! Grammars: masks, forced tokens and failures.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_engine::Request;
+use penstock_engine::request::{Grammar, GrammarState};
 use penstock_types::Sampling;
 
 use super::rules::{Fault, Thirds, matches_thirds, with_everything};
@@ -40,6 +42,35 @@ fn readmitted_sequence_continues_its_grammar() {
         moved.readmit(slot);
     }
     assert_eq!(bits_of(&moved), bits_of(&plain));
+}
+
+/// Counts its starts.
+#[derive(Debug)]
+struct Counted(Thirds, AtomicUsize);
+
+impl Grammar for Counted {
+    fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.start()
+    }
+}
+
+#[test]
+fn grammar_of_a_preempted_sequence_is_not_started_again() {
+    let mut steps = Steps::of_four();
+    let plain = steps.run_plainly(constrained(11, Fault::Never));
+    let counted = Arc::new(Counted(Thirds(Fault::Never), AtomicUsize::new(0)));
+    let request = Request { grammar: Some(counted.clone()), ..request(11, 20, 24) };
+    let mut moved = Sequence::new(request, 1);
+    for (slot, next) in [(1, 3), (3, 0), (0, 2), (2, 2)] {
+        for _ in 0..6 {
+            steps.step(&mut [Row { sequence: &mut moved, chunk: usize::MAX, drafts: vec![] }]);
+        }
+        steps.freed.push(slot);
+        moved.readmit(next);
+    }
+    assert_eq!(bits_of(&moved), bits_of(&plain));
+    assert_eq!(counted.1.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod drafts;
 mod grammars;
+mod late_masks;
 mod processors;
 mod profile;
 mod prompts;

@@ -2,12 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use penstock_device::DeviceError;
 use penstock_engine::{
     Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
 };
-use penstock_runner::{BareRunner, EngineConfig};
+use penstock_runner::{BareRunner, EngineConfig, Faults};
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use super::{Device, device};
@@ -16,6 +17,7 @@ use crate::common::{LONGEST, TinyModel};
 /// One sequence and its slot.
 pub struct Sequence {
     pub request: Arc<Request>,
+    lifetime: Arc<()>,
     slot: u32,
     is_admitted: bool,
     num_computed: usize,
@@ -25,13 +27,26 @@ pub struct Sequence {
     /// The forced tokens of its last step.
     pub forced: Vec<u32>,
     pub failure: Option<String>,
+    /// The number of its rows that were deferred.
+    pub num_deferred: usize,
 }
 
 impl Sequence {
     pub fn new(request: Request, slot: u32) -> Self {
         let (positions, tokens, forced) = (vec![], vec![], vec![]);
         let request = Arc::new(request);
-        Self { request, slot, is_admitted: false, num_computed: 0, positions, tokens, forced, failure: None }
+        Self {
+            request,
+            lifetime: Arc::new(()),
+            slot,
+            is_admitted: false,
+            num_computed: 0,
+            positions,
+            tokens,
+            forced,
+            failure: None,
+            num_deferred: 0,
+        }
     }
 
     /// Like a sequence that was preempted.
@@ -43,7 +58,7 @@ impl Sequence {
         self.tokens.iter().map(|token| token.id).collect()
     }
 
-    fn is_done(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         let has_outputs = self.request.max_tokens > 0 || self.num_computed == self.request.prompt.len();
         self.failure.is_some() || has_outputs && self.tokens.len() >= self.request.max_tokens
     }
@@ -66,7 +81,13 @@ pub struct Steps {
 
 impl Steps {
     pub fn new(config: &EngineConfig) -> Self {
-        let (runner, limits) = TinyModel::write().open_on(device(2), config).unwrap();
+        Self::open(device(2), config, Duration::MAX)
+    }
+
+    fn open(device: Device, config: &EngineConfig, mask_wait: Duration) -> Self {
+        let faults = Faults { mask_wait: Some(mask_wait), ..config.faults };
+        let config = EngineConfig { faults, ..config.clone() };
+        let (runner, limits) = TinyModel::write().open_on(device, &config).unwrap();
         Self { runner, limits, freed: vec![] }
     }
 
@@ -76,9 +97,12 @@ impl Steps {
     }
 
     pub fn of_four_on(device: Device) -> Self {
-        let config = EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() };
-        let (runner, limits) = TinyModel::write().open_on(device, &config).unwrap();
-        Self { runner, limits, freed: vec![] }
+        Self::open(device, &four_slots(), Duration::MAX)
+    }
+
+    /// The same, with steps that do not wait for masks.
+    pub fn of_four_that_do_not_wait() -> Self {
+        Self::open(device(2), &four_slots(), Duration::ZERO)
     }
 
     /// Refuses memory for the details of a row from this number of values on.
@@ -140,7 +164,9 @@ impl Steps {
             let start = plan.tokens.len() as u32;
             plan.tokens.extend(sequence.tokens.iter().map(|token| token.id));
             let generated = start..plan.tokens.len() as u32;
-            plan.new_sequences.push(NewSequence { slot, request: Arc::clone(request), choice: 0, generated });
+            let lifetime = Arc::downgrade(&sequence.lifetime);
+            let request = Arc::clone(request);
+            plan.new_sequences.push(NewSequence { slot, request, choice: 0, generated, lifetime });
         }
         let (start, prompt_len) = (sequence.num_computed, request.prompt.len());
         let generated = sequence.tokens.iter().map(|token| token.id);
@@ -223,6 +249,10 @@ impl Steps {
     }
 }
 
+fn four_slots() -> EngineConfig {
+    EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() }
+}
+
 /// Appends the output of a step to its sequences.
 fn apply(rows: &mut [Row<'_>], plan: StepPlan, output: StepOutput) {
     let (mut sampled, mut positions) = (output.sampled.into_iter(), output.positions.into_iter());
@@ -239,8 +269,10 @@ fn apply(rows: &mut [Row<'_>], plan: StepPlan, output: StepOutput) {
             None => {
                 let num_undrafted = (scheduled.num_tokens - scheduled.num_drafts) as usize;
                 sequence.num_computed += num_undrafted + num_tokens.saturating_sub(1);
+                sequence.num_computed -= usize::from(row.is_deferred); // its last token is computed again
+                sequence.num_deferred += usize::from(row.is_deferred);
                 assert_eq!(num_positions, scheduled.prompt_outputs.len());
-                assert_eq!(num_tokens > 0, scheduled.sample.is_some());
+                assert_eq!(num_tokens > 0, scheduled.sample.is_some() && !row.is_deferred);
             }
         }
     }
