@@ -1,6 +1,6 @@
 //! An open checkpoint: one interface for both file formats.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,8 @@ pub struct Description {
     pub bytes: u64,
     /// Number of elements by stored type, largest first. Types that cannot be read as weights are left out.
     pub storage: Vec<(String, u64)>,
-    /// The method and the parameters of a quantised Hugging Face checkpoint, such as "GPTQ, 4 bits, groups of 128".
+    /// The method and the parameters of a quantised Hugging Face checkpoint, such as "GPTQ, 4 bits, groups of 128", or the
+    /// quantised types of a GGUF file, such as "Q4_K, Q6_K", largest first.
     pub quantization: Option<String>,
 }
 
@@ -111,6 +112,7 @@ impl Checkpoint {
     /// A summary for display.
     pub fn description(&self) -> Description {
         let mut by_storage: BTreeMap<String, u64> = BTreeMap::new();
+        let mut quantised = BTreeSet::new();
         let (mut elements, mut bytes) = (0, 0);
         for entry in self.tensors.values() {
             let count = entry.elements() as u64;
@@ -119,9 +121,14 @@ impl Checkpoint {
             if entry.stored.is_supported() {
                 *by_storage.entry(entry.stored.to_string()).or_default() += count;
             }
+            if entry.stored.is_quantised() {
+                quantised.insert(entry.stored.to_string());
+            }
         }
         let mut storage: Vec<_> = by_storage.into_iter().collect();
         storage.sort_by_key(|(_, elements)| std::cmp::Reverse(*elements));
+        let names = storage.iter().map(|(name, _)| name.as_str()).filter(|name| quantised.contains(*name));
+        let types = names.collect::<Vec<_>>().join(", ");
         Description {
             format: self.text.format,
             files: self.files.iter().map(|file| file.path().to_owned()).collect(),
@@ -129,7 +136,7 @@ impl Checkpoint {
             elements,
             bytes,
             storage,
-            quantization: self.quantization.clone(),
+            quantization: self.quantization.clone().or((!types.is_empty()).then_some(types)),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::embedding::EmbeddingConfig;
 use crate::error::{CheckpointError, shown};
 use crate::generation::remove_unfitting;
 use crate::json::{self, JsonObject};
@@ -70,6 +71,7 @@ pub(crate) fn open_tokenizer(path: &Path) -> Result<TextFiles, CheckpointError> 
         special_tokens: SpecialTokens::default(),
         added_tokens: Vec::new(),
         chat_templates: BTreeMap::new(),
+        embedding: EmbeddingConfig::default(),
     })
 }
 
@@ -93,6 +95,7 @@ fn text_files(path: &Path, config: &JsonObject) -> Result<TextFiles, CheckpointE
         special_tokens,
         added_tokens,
         chat_templates,
+        embedding: EmbeddingConfig::of_directory(path)?,
     })
 }
 
@@ -184,7 +187,7 @@ struct ShardIndex {
 
 /// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created
 /// by the owner of the directory.
-fn is_inside(name: &str) -> bool {
+pub(crate) fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
     components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
 }

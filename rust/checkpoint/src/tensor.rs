@@ -76,6 +76,15 @@ impl StoredType {
         }
     }
 
+    /// Whether the numbers are codes with scales.
+    pub(crate) fn is_quantised(&self) -> bool {
+        match self {
+            StoredType::Weights(storage) => storage.block_elements() > 1,
+            StoredType::Packed(_) => true,
+            StoredType::Other(_) => false,
+        }
+    }
+
     /// Whether weights of this type can be read.
     pub(crate) fn is_supported(&self) -> bool {
         !matches!(self, StoredType::Other(_))

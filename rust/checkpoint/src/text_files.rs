@@ -1,4 +1,5 @@
-//! The parts of a model that describe its text: vocabulary, special tokens, chat templates, generation settings.
+//! The parts of a model that describe its text: vocabulary, special tokens, chat templates, generation and embedding
+//! settings.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,6 +7,7 @@ use std::path::PathBuf;
 use penstock_types::GenerationConfig;
 
 use crate::checkpoint::FileFormat;
+use crate::embedding::EmbeddingConfig;
 use crate::error::CheckpointError;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 
@@ -19,6 +21,7 @@ pub struct TextFiles {
     pub(crate) special_tokens: SpecialTokens,
     pub(crate) added_tokens: Vec<AddedToken>,
     pub(crate) chat_templates: BTreeMap<String, String>,
+    pub(crate) embedding: EmbeddingConfig,
 }
 
 impl TextFiles {
@@ -55,5 +58,10 @@ impl TextFiles {
     /// All chat templates by name.
     pub fn chat_templates(&self) -> &BTreeMap<String, String> {
         &self.chat_templates
+    }
+
+    /// The pooling of hidden states.
+    pub fn embedding(&self) -> &EmbeddingConfig {
+        &self.embedding
     }
 }

@@ -29,4 +29,4 @@ pub use error::ModelError;
 pub use formats::WeightFormats;
 pub use fused::{ModuleFormat, WeightBytes, module_formats, planned_matrices, weight_bytes};
 pub use rope::{Rope, RopeScaling};
-pub use weights::{ProgressCallback, load};
+pub use weights::{ProgressCallback, check_tensors, load};

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use penstock_types::HeadShape;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
@@ -72,7 +72,11 @@ fn check_rope_override(config: &Value, overrides: &Map<String, Value>) -> Result
     if is_set(config.get("rope_scaling")) || !is_set(parameters) {
         return Ok(());
     }
-    let limit = "left out: the file has rope_parameters; override these, or set them to null";
+    let limit = format!(
+        "written as {}: the model's file has rope_parameters in its place, which an override changes; \"rope_parameters\": \
+         null beside it removes them",
+        json!({ "rope_parameters": scaling })
+    );
     Err(Fields::new(config).error("rope_scaling", scaling, limit))
 }
 
@@ -252,6 +256,18 @@ mod tests {
 
     fn file_scaling(file: &Value) -> Value {
         json!({ "rope_scaling": file["rope_scaling"] })
+    }
+
+    #[test]
+    fn override_of_rope_scaling_error_shows_that_of_rope_parameters() {
+        let file = with("rope_parameters", json!({"rope_type": "default", "rope_theta": 5e5}));
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+        let error = overridden(&file, json!({ "rope_scaling": yarn })).expect_err("refused").to_string();
+        let shown = json!({ "rope_parameters": yarn });
+        assert!(error.contains(&format!("it must be written as {shown}: the model's file has")), "{error}");
+        let expected = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5});
+        let expected = ModelConfig::from_json(&with("rope_parameters", expected)).expect("valid");
+        assert_eq!(overridden(&file, shown).expect("as the error says"), expected);
     }
 
     #[test]

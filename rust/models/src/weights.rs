@@ -12,8 +12,8 @@ use crate::decoder::{Decoder, Layer, Linear};
 use crate::error::ModelError;
 use crate::formats::{Residence, WeightFormats};
 use crate::fused::{
-    DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Run, Stacked, parts, runs,
-    tensor_names, weight_bytes, weight_name,
+    DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Run, Stacked, fused_weights, parts,
+    runs, tensor_names, weight_bytes, weight_name,
 };
 
 /// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
@@ -49,6 +49,21 @@ pub fn load<B: Backend>(
         Some(loader.matrix(vec![HEAD.to_owned()], &[config.vocabulary_size], hidden)?)
     };
     Ok(Decoder::new(config, embedding, layers, norm, head))
+}
+
+/// Checks that a checkpoint has all tensors of `config` with its shapes, without reading them. The matrices of a
+/// converted model are checked when it is loaded.
+pub fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<(), ModelError> {
+    if checkpoint.conversion().is_some() {
+        return Ok(());
+    }
+    for Fused { names, rows, columns } in fused_weights(config) {
+        for (name, rows) in names.iter().zip(rows) {
+            let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
+            tensor(checkpoint, name, &shape)?;
+        }
+    }
+    Ok(())
 }
 
 /// Warns if the embedding is the head and the file has a head with other values. The head of a converted model is that

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::NOT_CONVERTED;
+use crate::embedding::EmbeddingConfig;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
@@ -65,6 +66,9 @@ pub(super) struct Graph {
     pub(super) special_tokens: SpecialTokens,
     pub(super) added_tokens: Vec<AddedToken>,
     pub(super) chat_templates: BTreeMap<String, String>,
+    /// Not in files of earlier versions.
+    #[serde(default)]
+    pub(super) embedding: EmbeddingConfig,
 }
 
 /// The file of the weights.

@@ -121,6 +121,7 @@ fn text_files(path: &Path, graph: &mut Graph) -> TextFiles {
         special_tokens: take(&mut graph.special_tokens),
         added_tokens: take(&mut graph.added_tokens),
         chat_templates: take(&mut graph.chat_templates),
+        embedding: take(&mut graph.embedding),
     }
 }
 

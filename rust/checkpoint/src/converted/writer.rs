@@ -40,9 +40,9 @@ impl NewTensor {
 /// A converted model cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The output exists. `limit` completes the sentence "it must be ...".
+    /// The output exists or has the name of another format. `limit` completes the sentence "it must be ...".
     #[error("{}: must be {limit}", path.display())]
-    Exists { path: PathBuf, limit: &'static str },
+    Refused { path: PathBuf, limit: &'static str },
     /// An error of the operating system.
     #[error("{}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -68,13 +68,18 @@ pub struct ConvertedWriter {
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl ConvertedWriter {
-    /// Checks that `output` may be written: only a converted model without other files is replaced.
+    /// Checks that `output` may be written: only a converted model without other files is replaced, and no directory is
+    /// named like a file of another format.
     pub fn check_output(output: &Path, overwrite: bool) -> Result<(), WriteError> {
+        let suffix = output.extension().unwrap_or_default();
+        if OTHER_FORMATS.iter().any(|other| suffix.eq_ignore_ascii_case(other)) {
+            return Err(refused(output, OWN_FORMAT));
+        }
         if output.symlink_metadata().is_err() {
             return Ok(());
         }
         if !overwrite {
-            return Err(exists_error(output, NEW_OUTPUT));
+            return Err(refused(output, NEW_OUTPUT));
         }
         let is_model = if is_archive(output) {
             MappedFile::open(output).is_ok_and(|file| archive::members(&file, [GRAPH, WEIGHTS]).is_ok())
@@ -84,7 +89,7 @@ impl ConvertedWriter {
         if is_model {
             Ok(())
         } else {
-            Err(exists_error(output, "a new path or a converted model without other files"))
+            Err(refused(output, "a new path or a converted model without other files"))
         }
     }
 
@@ -161,6 +166,7 @@ impl ConvertedWriter {
             special_tokens: source.text.special_tokens.clone(),
             added_tokens: source.text.added_tokens.clone(),
             chat_templates: source.text.chat_templates.clone(),
+            embedding: source.text.embedding.clone(),
         });
         if self.is_archive {
             self.write_raw(archive::padding(self.size))?;
@@ -214,7 +220,7 @@ impl ConvertedWriter {
                 let _ = fs::rename(previous, &self.output);
             }
             let exists = matches!(source.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty);
-            return Err(if exists { exists_error(&self.output, NEW_OUTPUT) } else { failed(source) });
+            return Err(if exists { refused(&self.output, NEW_OUTPUT) } else { failed(source) });
         }
         if let Some(previous) = previous {
             let _ = fs::remove_dir_all(previous);
@@ -286,10 +292,14 @@ fn create_new(
     }
 }
 
+/// Suffixes of model files that are not written.
+const OTHER_FORMATS: [&str; 5] = ["gguf", "safetensors", "bin", "pt", "pth"];
+const OWN_FORMAT: &str = "a new directory, or an archive that ends with .tar: a converted model is in penstock's own \
+                          format, and files of other formats are not written";
 const NEW_OUTPUT: &str = "a new path, or a converted model with overwrite=True (--overwrite)";
 
-fn exists_error(output: &Path, limit: &'static str) -> WriteError {
-    WriteError::Exists { path: output.to_owned(), limit }
+fn refused(output: &Path, limit: &'static str) -> WriteError {
+    WriteError::Refused { path: output.to_owned(), limit }
 }
 
 fn has_only_own_files(directory: &Path) -> bool {

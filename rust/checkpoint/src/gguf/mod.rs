@@ -17,6 +17,7 @@ use self::config::GgufConfig;
 use self::header::{GgufHeader, TensorInfo};
 use self::names::Projection;
 use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::embedding::EmbeddingConfig;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::packed::Location;
@@ -58,6 +59,10 @@ pub(crate) fn open_text(path: &Path) -> Result<TextFiles, CheckpointError> {
 fn text_files(path: &Path, header: &GgufHeader<'_>) -> Result<TextFiles, CheckpointError> {
     let metadata = &header.metadata;
     let vocabulary = vocabulary::vocabulary(metadata)?;
+    let pooling_type = match metadata.text("general.architecture")? {
+        Some(name) => metadata.integer(&format!("{name}.pooling_type"))?,
+        None => None,
+    };
     Ok(TextFiles {
         path: path.to_owned(),
         format: FileFormat::Gguf(header.version),
@@ -66,6 +71,7 @@ fn text_files(path: &Path, header: &GgufHeader<'_>) -> Result<TextFiles, Checkpo
         tokenizer: vocabulary.map(TokenizerSource::Gguf),
         added_tokens: Vec::new(),
         chat_templates: vocabulary::chat_templates(metadata)?,
+        embedding: EmbeddingConfig::of_gguf(pooling_type),
     })
 }
 

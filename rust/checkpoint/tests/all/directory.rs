@@ -520,3 +520,25 @@ fn safetensors_errors_name_tensor_value_and_limit() {
         assert!(error.contains("model.safetensors"), "{error}");
     }
 }
+
+#[test]
+fn pooling_of_modules_json_is_read() {
+    let scratch = model();
+    scratch.write(
+        "modules.json",
+        r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#,
+    );
+    let embedding = || scratch.open().unwrap().text().embedding().clone();
+    assert_eq!((embedding().pooling, embedding().normalize), (None, Some(false)));
+    std::fs::create_dir(scratch.path().join("1_Pooling")).unwrap();
+    scratch.write("1_Pooling/config.json", r#"{"pooling_mode_lasttoken": true}"#);
+    assert_eq!(embedding().pooling.as_deref(), Some("last"));
+}
+
+#[test]
+fn pooling_module_outside_of_the_directory_is_refused() {
+    let scratch = model();
+    scratch.write("modules.json", r#"[{"type": "models.Pooling", "path": "../1_Pooling"}]"#);
+    assert!(open_error(scratch.open()).contains("outside"));
+}
