@@ -1,4 +1,4 @@
-//! Limits on the size of a file's regular expressions, which are checked before one is compiled.
+//! Limits on the size of a file's regular expressions and added tokens, which are checked before one is compiled.
 //!
 //! A short expression can stand for much: `\w{100}` compiles to 1.8 MB, and the backtracking engine compiles each
 //! look-around and each alternative beside one to an automaton of its own, with a cache that grows. So the
@@ -10,6 +10,8 @@ use fancy_regex::{Expr, escape};
 use regex_automata::nfa::thompson::{Compiler, Config};
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::pipeline::check_added_bytes;
 
 /// Maximum length of all expressions in bytes.
 const MAX_BYTES: usize = 16 << 10;
@@ -27,11 +29,22 @@ struct Fields {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
 }
 
-/// Checks the expressions of a `tokenizer.json`.
+/// An added token.
+#[derive(Deserialize)]
+struct Added {
+    #[serde(default)]
+    content: String,
+}
+
+/// Checks the expressions of a `tokenizer.json`, and the size of its added tokens, of which the library makes automata.
 pub(crate) fn check(file: &[u8]) -> Result<(), serde_json::Error> {
-    let Fields { normalizer, pre_tokenizer, decoder } = serde_json::from_slice(file)?;
+    let Fields { normalizer, pre_tokenizer, decoder, added_tokens } = serde_json::from_slice(file)?;
+    check_added_bytes(added_tokens.iter().map(|token| token.content.len()).sum())
+        .map_err(|problem| serde::de::Error::custom(format_args!("added_tokens: {problem}")))?;
     let mut sizes = Sizes::default();
     for (field, value) in [("normalizer", normalizer), ("pre_tokenizer", pre_tokenizer), ("decoder", decoder)]
     {

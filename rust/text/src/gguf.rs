@@ -20,7 +20,7 @@ use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
 
 use crate::error::TextError;
 use crate::model::MAX_AFFIX;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, check_added_bytes};
 use crate::splitter::Splitter;
 use crate::tokenizer_config::TokenizerConfig;
 
@@ -211,6 +211,9 @@ fn add_tokens(pipeline: &mut Pipeline, vocabulary: &GgufVocabulary) -> Result<()
         verbatim.then(|| AddedToken::from(token.as_str(), special).normalized(false))
     });
     let added: Vec<_> = added.collect();
+    let bytes = added.iter().map(|token| token.content.len()).sum();
+    check_added_bytes(bytes)
+        .map_err(|problem| gguf_error("tokens", &format!("verbatim tokens: {problem}")))?;
     pipeline.add_tokens(added).map_err(|error| gguf_error("tokens", &error))?;
     Ok(())
 }

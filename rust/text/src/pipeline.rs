@@ -238,6 +238,8 @@ pub(crate) fn encode(
 
 /// Adds tokens in the order of their ids and checks that they get these ids.
 pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Result<(), TextError> {
+    check_added_bytes(added.iter().map(|token| token.content.len()).sum())
+        .map_err(|problem| TextError::Json { reason: format!("added tokens: {problem}") })?;
     let mut added: Vec<&AddedToken> = added.iter().collect();
     added.sort_by_key(|token| token.id);
     let tokens = added.iter().map(|token| tokenizers::AddedToken {
@@ -263,6 +265,17 @@ pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Resul
 
 /// Maximum length of an added token in bytes. At each position of a text, the library may compare as many.
 const MAX_ADDED_TOKEN: usize = 1000;
+
+/// Maximum length of all added tokens of a file in bytes. The library's automata take 75 bytes for each.
+const MAX_ADDED_BYTES: usize = 4 << 20;
+
+/// Checks the length of all added tokens of a file.
+pub(crate) fn check_added_bytes(bytes: usize) -> Result<(), String> {
+    if bytes > MAX_ADDED_BYTES {
+        return Err(format!("{bytes} bytes in all; the limit is {MAX_ADDED_BYTES}"));
+    }
+    Ok(())
+}
 
 /// Checks that the library finds the added tokens in linear time.
 pub(crate) fn check_added_tokens(pipeline: &Pipeline) -> Result<(), TextError> {

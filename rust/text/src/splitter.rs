@@ -1,5 +1,4 @@
-//! Pre-tokenisation: splits text into the words for BPE. The steps with an expression are our own; see
-//! [`Expression`](crate::expression::Expression).
+//! Pre-tokenisation: splits text into the words for BPE. The steps with an expression are our own; see [`Expression`].
 
 use serde::{Deserialize, Deserializer};
 use tokenizers::normalizers::byte_level::ByteLevel;

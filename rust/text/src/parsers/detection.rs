@@ -1,9 +1,9 @@
 //! Detection of a model's output formats from its chat template.
 //!
-//! It depends on the model's own template files only, and runs once, when the model is opened: neither a message nor a
-//! template of a request changes the formats. It looks for the tags that a format needs, because most models have a
-//! template that no list of known ones has. A wrong answer costs parsed calls or reasoning, and the engine's options
-//! `tool_parser` and `reasoning_parser` correct it.
+//! It depends on the template files of the model or of the configuration, and runs once, when the model is opened:
+//! neither a message nor a template of a request changes the formats. It looks for the tags that a format needs, because
+//! most models have a template that no list of known ones has. A wrong answer costs parsed calls or reasoning, and the
+//! engine's options `tool_parser` and `reasoning_parser` correct it.
 
 use super::format::{ReasoningFormat, ToolFormat};
 

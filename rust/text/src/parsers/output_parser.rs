@@ -27,6 +27,14 @@ impl OutputParser {
         self
     }
 
+    /// The answer consists of calls. A part of one at the end of the text is not content.
+    pub fn with_required_call(mut self) -> Self {
+        if let Some(tools) = &mut self.tools {
+            tools.require_call();
+        }
+        self
+    }
+
     /// Parses more text and appends the deltas that are final.
     pub fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
         let Some(reasoning) = &mut self.reasoning else { return self.push_answer(text, deltas) };
@@ -39,7 +47,9 @@ impl OutputParser {
     pub fn finish(&mut self, deltas: &mut Vec<Delta>) {
         if let Some(reasoning) = &mut self.reasoning {
             let held = reasoning.finish(deltas);
-            self.push_answer(&held, deltas);
+            if !self.tools.as_ref().is_some_and(ToolParser::requires_call) {
+                self.push_answer(&held, deltas);
+            }
         }
         if let Some(tools) = &mut self.tools {
             tools.finish(deltas);

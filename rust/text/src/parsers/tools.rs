@@ -31,6 +31,8 @@ pub(super) struct ToolParser {
     is_list: bool,
     num_calls: usize,
     max_calls: usize,
+    /// The answer has no content before or between the calls.
+    requires_call: bool,
 }
 
 enum ToolState {
@@ -64,12 +66,22 @@ impl ToolParser {
             is_list: false,
             num_calls: 0,
             max_calls: usize::MAX,
+            requires_call: false,
         }
     }
 
     /// Allows one call. Text after it is content.
     pub(super) fn allow_one(&mut self) {
         self.max_calls = 1;
+    }
+
+    /// The answer consists of calls, so a part of one at its end is not content.
+    pub(super) fn require_call(&mut self) {
+        self.requires_call = true;
+    }
+
+    pub(super) fn requires_call(&self) -> bool {
+        self.requires_call
     }
 
     pub(super) fn push(&mut self, text: &str, deltas: &mut Vec<Delta>) {
@@ -82,17 +94,21 @@ impl ToolParser {
 
     pub(super) fn finish(&mut self, deltas: &mut Vec<Delta>) {
         match &mut self.state {
+            ToolState::Call { reader, is_started: true } => {
+                let (index, text) = (self.num_calls - 1, reader.take_rest());
+                add(deltas, Delta::Arguments { index, text });
+            }
+            // A call that was cut before its name.
+            _ if self.requires_call => {}
             ToolState::Start(prefix) => add(deltas, Delta::Content(prefix.held_back())),
             ToolState::Content(search) => {
                 let mut content = String::new();
                 search.release(&mut content);
                 add(deltas, Delta::Content(content));
             }
-            ToolState::Call { reader, is_started: true } => {
-                let (index, text) = (self.num_calls - 1, reader.take_rest());
-                add(deltas, Delta::Arguments { index, text });
-            }
             ToolState::Between => {}
+            // A later call that was cut before its arguments: content would be half of it.
+            _ if self.num_calls > 0 => {}
             _ => add(deltas, Delta::Content(std::mem::take(&mut self.held_back))),
         }
     }

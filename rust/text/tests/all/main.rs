@@ -9,4 +9,5 @@ mod parsers;
 mod stop_sequences;
 mod stop_strings;
 mod streaming;
+mod untrusted_files;
 mod vocabularies;

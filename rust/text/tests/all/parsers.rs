@@ -117,6 +117,18 @@ fn malformed_call_is_content_unless_already_emitted() {
 }
 
 #[test]
+fn later_call_that_is_cut_is_no_content() {
+    for rest in ["\n<tool_call>", "<tool_call>\n{\"na", "\n<tool_call>{\"name\": \"g\""] {
+        let text = format!("<tool_call>{{\"name\": \"f\"}}</tool_call>{rest}");
+        assert_eq!(hermes(&text), call(0, "f", "{}"), "of {text}");
+        let text = format!("So.{rest}");
+        assert_eq!(hermes(&text), [content(&text)]);
+    }
+    let text = "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"g";
+    assert_eq!(mistral(text), call(0, "f", "{}"));
+}
+
+#[test]
 fn first_name_and_first_arguments_win() {
     let text = "<tool_call>{\"id\": {\"name\": \"x\"}, \"name\": \"f\", \"arguments\": {\"a\": 1}, \"parameters\": {}, \"name\": \"g\"}";
     assert_eq!(hermes(text), call(0, "f", "{\"a\": 1}"));
@@ -265,6 +277,30 @@ fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
     let characters = text.char_indices().map(|(at, character)| &text[at..at + character.len_utf8()]);
     assert_eq!(read(&mut { characters }), whole, "of {text:?}");
     whole
+}
+
+#[test]
+fn with_a_required_call_a_part_of_a_call_is_no_content() {
+    let (f, g) = (r#"{"name": "f", "arguments": {"a": 1}}"#, r#"{"name": "g", "arguments": {}}"#);
+    let texts = [
+        (ToolFormat::Hermes, format!("<tool_call>\n{f}\n</tool_call>\n<tool_call>\n{g}\n</tool_call>")),
+        (ToolFormat::Llama3Json, format!("{f}; {g}")),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f}, {g}]")),
+        (ToolFormat::Mistral, r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#.to_owned()),
+    ];
+    for (format, answer) in texts {
+        let text = format!("<think>So.</think>\n\n{answer}");
+        for end in 0..=text.len() {
+            let mut parser = parser((Some(false), Some(format))).with_required_call();
+            let mut deltas = Vec::new();
+            parser.push(&text[..end], &mut deltas);
+            parser.finish(&mut deltas);
+            let is_content = |delta: &Delta| matches!(delta, Delta::Content(_));
+            assert!(!deltas.iter().any(is_content), "{format:?} {:?}: {deltas:?}", &text[..end]);
+            let num_calls = deltas.iter().filter(|delta| matches!(delta, Delta::ToolCall { .. })).count();
+            assert!(end < text.len() || num_calls == 2, "{format:?}: {deltas:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! Small vocabularies of every kind.
+//! Small vocabularies of every kind, and texts that are difficult for them.
 
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
 use penstock_text::{TextOptions, Tokenizer};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// The byte-level alphabet: the character of each byte.
@@ -189,4 +190,41 @@ pub fn library(json: &Value) -> tokenizers::Tokenizer {
 /// Our tokenizer of a GGUF vocabulary.
 pub fn gguf(vocabulary: GgufVocabulary) -> Tokenizer {
     Tokenizer::new(&TokenizerSource::Gguf(vocabulary)).unwrap()
+}
+
+/// Text that is difficult for tokenizers, with special tokens and similar text.
+pub fn text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        4 => "[a-zA-Z' ]{0,6}",
+        2 => "[ \t\r\n\u{85}\u{3000}]{0,5}",
+        2 => "[0-9٣½Ⅷ .,!-]{0,5}",
+        2 => "[éß漢字한שع👍🏽\u{200d}\u{301}\u{308}]{0,4}",
+        1 => any::<char>().prop_map(String::from),
+        1 => proptest::sample::select(vec!["hello", "world", " hello", "<|begin|>", "<|end|>", "<think>", "<|end|", "<s>", "<0x41>", "Ġ", "▁"])
+            .prop_map(String::from),
+    ];
+    proptest::collection::vec(part, 0..8).prop_map(|parts| parts.concat())
+}
+
+/// A step that applies others in turn.
+pub fn sequence(kind: &str, steps: Vec<Value>) -> Value {
+    json!({"type": "Sequence", kind: steps})
+}
+
+/// WordPiece with words of any length.
+pub fn wordpiece_json(tokens: &[&str]) -> Value {
+    let vocab: serde_json::Map<String, Value> =
+        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
+    let model = json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                       "max_input_chars_per_word": 10_000_000, "vocab": vocab});
+    json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+           "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null, "model": model})
+}
+
+/// Unigram in which every token has the same score.
+pub fn unigram_json(tokens: &[String]) -> Value {
+    let vocab: Vec<Value> = tokens.iter().map(|token| json!([token, -1.0])).collect();
+    let mut json = wordpiece_json(&[]);
+    json["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": false});
+    json
 }
