@@ -29,9 +29,12 @@ results.toml, stats.toml and model_info.toml describe values that the engine ret
 `name`, `rust_name`, `rust_path` (of a struct that is not generated), `summary`, `doc`, and `[[class.field]]`s
 and `[[class.property]]`s: `name`, `rust` (the Rust type, from which the Python type follows), `summary`,
 `doc`, `python`, `python_out`, `kind` and `buckets` (of a number of `Stats`), `value` (the Rust expression of
-a field of `ModelInfo`). `field_defaults` has keys of each field that does not have them. Of `first_of`, a
-field of `first_class` objects, the class also has the properties of the first one. `own_json` describes the
-dict of a class for which Rust code has a hand-written `ToJson`.
+a field of `ModelInfo`, or of a property that is not a method), `default` (the Rust expression of a field that
+the constructor is not given, if it is not that of `Default`; it can use the fields before it) and
+`python_default` (the same in the signature). `has_defaults` allows to leave them out. Objects have a value
+of the Rust type `beside` besides. `field_defaults` has keys of each field that does not have them. Of
+`first_of`, a field of `first_class` objects, the class also has the properties of the first one. `own_json`
+describes the dict of a class for which Rust code has a hand-written `ToJson`.
 
 enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python
 and its documentation.
@@ -81,7 +84,7 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
     lines = [
         f"//! The classes of the Python API. {notice()}",
         "",
-        "use penstock_checkpoint::GenerationConfig;",
+        "use penstock_checkpoint::{EmbeddingConfig, GenerationConfig};",
         "use penstock_engine::Limits;",
         "use penstock_frontend::config::EngineConfig;",
         f"use penstock_frontend::output::{{{', '.join(results)}}};",
@@ -93,6 +96,7 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
         "use crate::class::{first, option_class, value_class};",
         "use crate::convert::ToPython;",
         "use crate::processors::Processors;",
+        "use crate::response_type::ResponseType;",
         "use crate::to_dict::{ToJson, to_json};",
     ]
     for item in values:
@@ -101,7 +105,10 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
         lines += ["", *rust_value_class(item, values)]
     parts = {
         "EngineConfig": ("{ config: EngineConfig }", "config"),
-        "SamplingParams": ("{ params: SamplingParams, processors: Processors }", "params"),
+        "SamplingParams": (
+            "{ params: SamplingParams, processors: Processors, response_type: ResponseType }",
+            "params",
+        ),
     }
     for definition in options:
         lines += ["", *rust_option_class(definition, *parts[definition.name])]
@@ -131,11 +138,15 @@ def generated() -> dict[str, str]:
         ("python/penstock/_core.pyi", "statistics", stub_value_classes([*health, *info])),
         ("python/penstock/_options.py", config.name, typed_dict(config, "EngineOptions")),
         ("python/penstock/_options.py", params.name, typed_dict(params, "SamplingOptions")),
-        ("docs/guide.md", config.name, options_table(config)),
-        ("docs/guide.md", params.name, options_table(params)),
-        ("docs/guide.md", "filters", filters_step(params)),
-        ("docs/guide.md", stats.name, values_table(stats)),
-        *(("docs/guide.md", item.name, values_table(item)) for item in results if item.name in RESULT_TABLES),
+        ("docs/guide/set-engine-options.md", config.name, options_table(config)),
+        ("docs/guide/choose-sampling-parameters.md", params.name, options_table(params)),
+        ("docs/guide/choose-sampling-parameters.md", "filters", filters_step(params)),
+        ("docs/guide/observe-an-engine.md", stats.name, values_table(stats)),
+        *(
+            ("docs/guide/read-results.md", item.name, values_table(item))
+            for item in results
+            if item.name in RESULT_TABLES
+        ),
     ]
     for path, name, content in regions:
         files[path] = with_region(

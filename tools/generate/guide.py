@@ -1,4 +1,4 @@
-"""The tables of docs/guide.md."""
+"""The tables of the guide."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def stub_property(entry: Field | ValueField) -> list[str]:
 def stub_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
     lines = ["@final", f"class {item.name}:", *docstring(item.description(), "    "), ""]
     lines += ["    def __new__(", "        cls,", "        *,"]
-    lines += [f"        {entry.name}: {entry.python_in}," for entry in item.fields]
+    default = " = ..." if item.has_defaults else ""
+    lines += [f"        {entry.name}: {entry.python_in}{default}," for entry in item.arguments(classes)]
     lines.append(f"    ) -> {item.name}: ...")
     for entry in [*item.fields, *item.properties, *item.delegated(classes)]:
         lines += stub_property(entry)

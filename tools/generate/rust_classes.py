@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from definitions import Definition
-from values import ValueClass
+from values import ValueClass, ValueField
 
 from text import doc_literal, rust_string, wrapped
 
@@ -32,11 +32,14 @@ def rust_option_class(definition: Definition, parts: str, path: str) -> list[str
 
 
 def rust_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
-    doc = rust_string(item.signature() + "\n".join(wrapped(item.description())))
-    lines = ["value_class! {", f"    Py{item.rust} = {item.rust}, {rust_string(item.name)}, {doc};"]
-    lines += [f"    {entry.name}: {doc_literal(entry.description())}," for entry in item.fields]
+    doc = rust_string(item.signature(classes) + "\n".join(wrapped(item.description())))
+    beside = f" + {item.beside}" if item.beside else ""
+    lines = ["value_class! {", f"    Py{item.rust} = {item.rust}{beside}, {rust_string(item.name)}, {doc};"]
+    for entry in item.fields:
+        default = f" = {rust_default(item, entry)}" if item.has_defaults else ""
+        lines.append(f"    {entry.name}: {doc_literal(entry.description())}{default},")
     lines.append("    ;")
-    values = [(entry, f"self.0.{entry.name}()") for entry in item.properties]
+    values = [(entry, entry.value or f"self.0.{entry.name}()") for entry in item.properties]
     first = f"first(&self.0.{item.first_of})?"
     values += [(entry, f"{first}.{entry.name}") for entry in item.delegated(classes)]
     for entry, value in values:
@@ -56,9 +59,16 @@ def rust_value_class(item: ValueClass, classes: list[ValueClass]) -> list[str]:
     ]
     if not item.own_json:
         names = [entry.name for entry in item.fields if entry.is_json]
-        names += [f"{entry.name}()" for entry in item.properties]
+        names += [f"{entry.name}()" for entry in item.properties if entry.is_json]
         lines += ["", f"to_json! {{ {item.rust}: {', '.join(names)} }}"]
     return lines
+
+
+def rust_default(item: ValueClass, entry: ValueField) -> str:
+    """The closure that makes a value that the constructor is not given, from its other arguments."""
+    if entry.name == item.first_of:
+        return f"|keywords| Ok(vec![Py{item.first_class}::take(keywords)?.into()])"
+    return f"|_| Ok({entry.default or 'Default::default()'})"
 
 
 def rust_constructor(item: ValueClass) -> list[str]:
@@ -69,6 +79,7 @@ def rust_constructor(item: ValueClass) -> list[str]:
         "        info: &penstock_runner::ModelInfo,",
         "        limits: &Limits,",
         "        generation: &GenerationConfig,",
+        "        embedding: &EmbeddingConfig,",
         "    ) -> Self {",
         "        Self {",
     ]

@@ -23,11 +23,13 @@ class ValueField:
     kind: str = ""
     buckets: tuple[float, ...] = ()
     value: str = ""
+    default: str = ""
+    python_default: str = ""
 
     @property
     def is_json(self) -> bool:
         """Whether `to_dict` includes the value."""
-        return "FloatArray" not in self.rust
+        return "FloatArray" not in self.rust and self.rust != "PyAny"
 
     @property
     def python_in(self) -> str:
@@ -38,6 +40,16 @@ class ValueField:
     def python_type(self) -> str:
         """The type of the property."""
         return self.python_out or self.python or python_of(self.rust, is_input=False)
+
+    @property
+    def literal_default(self) -> str:
+        """The default of the constructor's argument, or an ellipsis if it is not a literal."""
+        if self.python_default or self.default:
+            return self.python_default or "..."
+        head = self.rust.partition("<")[0]
+        literals = {"Option": "None", "Vec": "()", "String": "''", "usize": "0", "u64": "0", "f64": "0.0"}
+        arcs = {"Arc<str>": "''", "Arc<[u32]>": "()"}
+        return arcs.get(self.rust) or literals.get(head, "...")
 
     def description(self) -> str:
         """The documentation of the property."""
@@ -64,6 +76,9 @@ class ValueClass:
     first_class: str = ""
     first_except: tuple[str, ...] = ()
     own_json: str = ""
+    #: Whether each argument of the constructor may be left out.
+    has_defaults: bool = False
+    beside: str = ""
 
     @classmethod
     def load(cls, stem: str) -> list[ValueClass]:
@@ -94,6 +109,10 @@ class ValueClass:
         other = next((other for other in classes if other.name == self.first_class), None)
         return [entry for entry in other.fields if entry.name not in self.first_except] if other else []
 
+    def arguments(self, classes: list[ValueClass]) -> list[ValueField]:
+        """The arguments of the constructor: with defaults also those of the first item."""
+        return [*self.fields, *(self.delegated(classes) if self.has_defaults else ())]
+
     def description(self) -> str:
         """The documentation of the class."""
         bullets = "\n".join(entry.bullet() for entry in self.fields + self.properties)
@@ -112,9 +131,13 @@ class ValueClass:
             "Return a dict that `json.dumps` accepts.", " ".join(fact for fact in facts if fact)
         )
 
-    def signature(self) -> str:
+    def signature(self, classes: list[ValueClass]) -> str:
         """The first lines of the docstring, from which `inspect` reads the signature."""
-        return f"{self.name}(*, {', '.join(entry.name for entry in self.fields)})\n--\n\n"
+        return f"{self.name}(*, {', '.join(map(self.argument, self.arguments(classes)))})\n--\n\n"
+
+    def argument(self, entry: ValueField) -> str:
+        """An argument of the constructor in its signature."""
+        return f"{entry.name}={entry.literal_default}" if self.has_defaults else entry.name
 
 
 PYTHON_OF_RUST = {
@@ -127,6 +150,7 @@ PYTHON_OF_RUST = {
     "String": "str",
     "str": "str",
     "FloatArray": "Tensor",
+    "PyAny": "Any",
 }
 
 

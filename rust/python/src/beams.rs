@@ -10,8 +10,8 @@ use crate::classes::{PyRequestOutput, PySamplingParams, PyScore};
 use crate::detach::detach;
 use crate::errors::Error;
 use crate::port::Port;
-use crate::processors::Processors;
 use crate::request::Request;
+use crate::response_type::ResponseType;
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
@@ -39,7 +39,7 @@ impl BeamSearch {
             let search = self.lock();
             (search.step_params().clone(), search.start_step(port.inner()))
         })?;
-        let params = PySamplingParams { params, processors: Processors::default() };
+        let params = PySamplingParams { params, ..PySamplingParams::default() };
         let request = |state| {
             let state = Arc::new(state);
             port.register(&state);
@@ -60,7 +60,7 @@ impl BeamSearch {
     fn result(&self, py: Python<'_>) -> Result<PyRequestOutput, Error> {
         let result = detach(py, || self.lock().result())?;
         check_complete(&result)?;
-        Ok(PyRequestOutput(result.into()))
+        Ok(PyRequestOutput(result.into(), ResponseType::default()))
     }
 }
 
@@ -74,7 +74,7 @@ pub fn candidate_params(params: &PySamplingParams) -> PySamplingParams {
 #[pyfunction]
 pub fn best_of(result: &PyRequestOutput, params: &PySamplingParams) -> Result<PyRequestOutput, Error> {
     check_complete(&result.0)?;
-    Ok(PyRequestOutput(selection::best_of(&result.0, &params.params)))
+    Ok(PyRequestOutput(selection::best_of(&result.0, &params.params), result.1.clone()))
 }
 
 /// An error if the engine was closed first: only that cancels a request whose caller waits for its result.

@@ -51,14 +51,26 @@ macro_rules! methods {
 }
 pub(crate) use methods;
 
-/// `value_class! { Class = Value, "Name", "doc"; field: "doc", ...; methods }`: the class `Name` of the struct `Value`,
-/// whose constructor requires every field.
+/// The value of a field, with or without a default.
+macro_rules! take {
+    ($keywords:ident, $field:ident) => {
+        $keywords.take(stringify!($field))
+    };
+    ($keywords:ident, $field:ident, $default:expr) => {
+        $keywords.take_or(stringify!($field), $default)
+    };
+}
+pub(crate) use take;
+
+/// `value_class! { Class = Value + Extra, "Name", "doc"; field: "doc" = default, ...; methods }`: the class `Name` of
+/// the struct `Value`, beside which an object has the default of `Extra`, if there is one. The constructor requires
+/// each field that has no default.
 macro_rules! value_class {
-    ($class:ident = $value:ident, $name:tt, $doc:tt; $($field:ident: $field_doc:tt,)*; $($methods:tt)*) => {
+    ($class:ident = $value:ident $(+ $extra:ty)?, $name:tt, $doc:tt; $($field:ident: $field_doc:tt $(= $default:expr)?,)*; $($methods:tt)*) => {
         #[doc = $doc]
         #[pyo3::pyclass(frozen, eq, name = $name, module = "penstock", from_py_object)]
         #[derive(Clone, Debug, PartialEq)]
-        pub struct $class(pub std::sync::Arc<$value>);
+        pub struct $class(pub std::sync::Arc<$value> $(, pub $extra)?);
 
         $crate::class::methods! {
             $class,
@@ -68,12 +80,20 @@ macro_rules! value_class {
             #[pyo3(signature = (**fields), text_signature = None)]
             fn new(fields: Option<&pyo3::Bound<'_, pyo3::types::PyDict>>) -> pyo3::PyResult<Self> {
                 let mut fields = $crate::convert::Keywords::new($name, fields);
-                let value = $value { $($field: fields.take(stringify!($field))?),* };
+                let value = Self::take(&mut fields)?;
                 fields.finish()?;
-                Ok(Self(value.into()))
+                Ok(Self(value.into() $(, <$extra>::default())?))
             }
 
             $($methods)*
+        }
+
+        impl $class {
+            /// The value of the keywords that are fields.
+            fn take(keywords: &mut $crate::convert::Keywords<'_, '_>) -> pyo3::PyResult<$value> {
+                $(let $field = $crate::class::take!(keywords, $field $(, $default)?)?;)*
+                Ok($value { $($field),* })
+            }
         }
 
         impl $crate::convert::ToPython for $value {
@@ -81,14 +101,14 @@ macro_rules! value_class {
                 &self,
                 py: pyo3::Python<'py>,
             ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
-                Ok(pyo3::Bound::new(py, $class(self.clone().into()))?.into_any())
+                Ok(pyo3::Bound::new(py, $class(self.clone().into() $(, <$extra>::default())?))?.into_any())
             }
 
             fn shared_to_python<'py>(
                 this: &std::sync::Arc<Self>,
                 py: pyo3::Python<'py>,
             ) -> pyo3::PyResult<pyo3::Bound<'py, pyo3::PyAny>> {
-                Ok(pyo3::Bound::new(py, $class(std::sync::Arc::clone(this)))?.into_any())
+                Ok(pyo3::Bound::new(py, $class(std::sync::Arc::clone(this) $(, <$extra>::default())?))?.into_any())
             }
         }
 

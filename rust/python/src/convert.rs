@@ -69,6 +69,12 @@ macro_rules! named {
 
 named!(LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim, Speculation, Unread);
 
+impl ToPython for Bound<'_, PyAny> {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.clone().unbind().into_bound(py))
+    }
+}
+
 impl ToPython for Device {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.to_string().to_python(py)
@@ -272,7 +278,7 @@ impl FromPython for StopReason {
     }
 }
 
-/// The keyword arguments of a constructor that requires all of them.
+/// The keyword arguments of a constructor.
 pub struct Keywords<'a, 'py> {
     class: &'static str,
     given: Option<&'a Bound<'py, PyDict>>,
@@ -285,13 +291,25 @@ impl<'a, 'py> Keywords<'a, 'py> {
     }
 
     pub fn take<T: FromPython>(&mut self, name: &str) -> PyResult<T> {
-        let class = self.class;
-        let object = self.given.map(|given| given.get_item(name)).transpose()?.flatten();
-        let object = object.ok_or_else(|| {
-            PyTypeError::new_err(format!("{class}() requires the keyword argument '{name}'"))
-        })?;
-        self.num_taken += 1;
-        T::from_python(&object)
+        self.take_or(name, |keywords| {
+            let class = keywords.class;
+            Err(PyTypeError::new_err(format!("{class}() requires the keyword argument '{name}'")))
+        })
+    }
+
+    /// The argument of this name; without one what `default` returns, which can take others.
+    pub fn take_or<T: FromPython>(
+        &mut self,
+        name: &str,
+        default: impl FnOnce(&mut Self) -> PyResult<T>,
+    ) -> PyResult<T> {
+        match self.given.map(|given| given.get_item(name)).transpose()?.flatten() {
+            Some(object) => {
+                self.num_taken += 1;
+                T::from_python(&object)
+            }
+            None => default(self),
+        }
     }
 
     /// Raises `TypeError` if there are other arguments than those taken.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, FileFormat};
+use penstock_runner::{Inspection, NeededMemory, inspect};
 use penstock_text::Tokenizer;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -10,9 +11,10 @@ use pyo3::types::PyDict;
 use crate::detach::detach_deep;
 use crate::errors::Error;
 
-/// The reasons why the engine cannot open the model with its own tokenizer.
-fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
-    let mut reasons = penstock_runner::unsupported(checkpoint);
+/// The inspection, with the reasons why the engine cannot open the model with its own tokenizer.
+fn inspect_with_tokenizer(checkpoint: &Checkpoint) -> Inspection {
+    let mut found = inspect(checkpoint);
+    let reasons = &mut found.unsupported;
     match checkpoint.text().tokenizer() {
         Ok(source) => {
             let tokenizer = Tokenizer::with_added_tokens(source, checkpoint.text().added_tokens());
@@ -20,7 +22,7 @@ fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
         }
         Err(error) => reasons.push(error.to_string()),
     }
-    reasons
+    found
 }
 
 /// See `_core.pyi`.
@@ -28,10 +30,10 @@ fn unsupported(checkpoint: &Checkpoint) -> Vec<String> {
 pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Error> {
     let read = || {
         let checkpoint = Checkpoint::open(&path)?;
-        let reasons = unsupported(&checkpoint);
-        Ok::<_, Error>((checkpoint, reasons))
+        let found = inspect_with_tokenizer(&checkpoint);
+        Ok::<_, Error>((checkpoint, found))
     };
-    let (checkpoint, unsupported) = detach_deep(py, read, || ())??;
+    let (checkpoint, found) = detach_deep(py, read, || ())??;
     let description = checkpoint.description();
     let format = match description.format {
         FileFormat::Safetensors => "safetensors".to_owned(),
@@ -52,7 +54,17 @@ pub fn describe(py: Python<'_>, path: PathBuf) -> Result<Bound<'_, PyDict>, Erro
     result.set_item("generation_config", generation)?;
     result.set_item("writer_version", checkpoint.writer_version())?;
     result.set_item("has_tokenizer", checkpoint.text().tokenizer().is_ok())?;
-    result.set_item("unsupported", unsupported)?;
+    result.set_item("unsupported", found.unsupported)?;
+    result.set_item("parameters", found.parameters)?;
+    let memory = |memory: NeededMemory| {
+        let sizes = PyDict::new(py);
+        sizes.set_item("weights", memory.weights)?;
+        sizes.set_item("workspace", memory.workspace)?;
+        sizes.set_item("kv_cache", memory.kv_cache)?;
+        sizes.set_item("max_model_len", memory.max_model_len)?;
+        Ok::<_, PyErr>(sizes)
+    };
+    result.set_item("memory", found.memory.map(memory).transpose()?)?;
     result.set_item("has_chat_template", checkpoint.text().chat_template().is_some())?;
     Ok(result)
 }

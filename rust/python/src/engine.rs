@@ -1,5 +1,6 @@
 //! `Engine`: opening a model, starting requests, statistics.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ pub struct Engine {
 #[pymethods]
 impl Engine {
     #[staticmethod]
-    #[pyo3(signature = (model, config, host, progress = None, cuda_folders = Vec::new()))]
+    #[pyo3(signature = (model, config, host, progress = None, cuda_folders = Vec::new(), chat_template = None))]
     fn open(
         py: Python<'_>,
         model: ModelFiles,
@@ -56,8 +57,9 @@ impl Engine {
         host: &Host,
         progress: Option<Py<PyAny>>,
         cuda_folders: Vec<PathBuf>,
+        chat_template: Option<String>,
     ) -> Result<Self, Error> {
-        Self::load(py, model, config.with_environment(cuda_folders)?, config, host, progress)
+        Self::load(py, model, config.with_environment(cuda_folders)?, config, host, progress, chat_template)
     }
 
     #[pyo3(signature = (
@@ -78,8 +80,7 @@ impl Engine {
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<Request, Error> {
         processors::check_may_wait()?;
-        let time_left = time_left.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
-        let deadline = time_left.and_then(|left| Instant::now().checked_add(left));
+        let deadline = deadline(time_left);
         let mode = mode(is_chat, is_scoring);
         params.params.check_mode(mode).map_err(|error| params.error(error))?;
         let prompt = self.read_prompt(prompt, mode)?;
@@ -94,10 +95,12 @@ impl Engine {
         let (state, resolved) = started.map_err(|error| prepare_error(params, error))?;
         let state = Arc::new(state);
         port.register(&state);
-        Ok(Request::new(state, PySamplingParams { params: resolved, processors: own }))
+        let response_type = params.response_type.clone();
+        Ok(Request::new(state, PySamplingParams { params: resolved, processors: own, response_type }))
     }
 
-    #[pyo3(signature = (prompt, params, *, is_chat = false, client = None, check_cancelled = None))]
+    #[pyo3(signature = (prompt, params, *, is_chat = false, client = None, time_left = None, check_cancelled = None))]
+    #[allow(clippy::too_many_arguments, reason = "four of them are keywords")]
     fn search_beams(
         &self,
         py: Python<'_>,
@@ -105,12 +108,16 @@ impl Engine {
         params: &PySamplingParams,
         is_chat: bool,
         client: Option<u64>,
+        time_left: Option<f64>,
         check_cancelled: Option<Py<PyAny>>,
     ) -> Result<BeamSearch, Error> {
         let mode = mode(is_chat, false);
+        let deadline = deadline(time_left);
         let prompt = self.read_prompt(prompt, mode)?;
         let search = detach_for(py, check_cancelled.as_ref(), client, |caller| {
-            self.frontend.prepare_beams(&params.params, prompt, mode, caller)
+            let mut search = self.frontend.prepare_beams(&params.params, prompt, mode, caller)?;
+            search.set_deadline(deadline);
+            Ok(search)
         })?;
         search.map(BeamSearch::new).map_err(|error| prepare_error(params, error))
     }
@@ -264,6 +271,7 @@ impl Engine {
         config: &PyEngineConfig,
         host: &Host,
         progress: Option<Py<PyAny>>,
+        chat_template: Option<String>,
     ) -> Result<Self, Error> {
         let host = host.inner()?;
         logs::listen(py)?;
@@ -278,11 +286,15 @@ impl Engine {
                     load_together(|| TextTokenizer::with_added_tokens(source, added), launch)?
                 }
             };
+            let templates = match chat_template {
+                Some(source) => BTreeMap::from([("default".to_owned(), source)]),
+                None => text.chat_templates().clone(),
+            };
             let frontend = Frontend {
                 formats: ModelFormats::new(
                     config.config.reasoning_parser,
                     config.config.tool_parser,
-                    text.chat_templates().values(),
+                    templates.values(),
                 ),
                 tokenizer,
                 grammars: Grammars::default(),
@@ -296,8 +308,9 @@ impl Engine {
                 engine,
             };
             Ok(Self {
-                info: ModelInfo::new(&info, frontend.engine.limits(), &frontend.generation).into(),
-                tokenizer: Tokenizer::new(frontend.tokenizer.clone(), text),
+                info: ModelInfo::new(&info, frontend.engine.limits(), &frontend.generation, text.embedding())
+                    .into(),
+                tokenizer: Tokenizer::new(frontend.tokenizer.clone(), text, templates),
                 frontend: Arc::new(frontend),
                 profile: info.profile,
                 adapters: info.adapters,
@@ -345,6 +358,12 @@ fn load_together<T>(
         let launched = launched?;
         Ok((tokenizer?, launched))
     })
+}
+
+/// The time in `time_left` seconds, if that is a time.
+fn deadline(time_left: Option<f64>) -> Option<Instant> {
+    let left = Duration::try_from_secs_f64(time_left?.max(0.0)).ok()?;
+    Instant::now().checked_add(left)
 }
 
 fn mode(is_chat: bool, is_scoring: bool) -> Mode {

@@ -30,6 +30,7 @@ mod params;
 mod port;
 mod processors;
 mod request;
+mod response_type;
 mod tensor;
 #[cfg(feature = "testing")]
 mod testing;

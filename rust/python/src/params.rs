@@ -1,31 +1,33 @@
-//! `SamplingParams`: the Python class of the parameters of a request, with its logits processors.
+//! `SamplingParams`: the Python class of the parameters of a request, with its logits processors and the type of its
+//! response.
 
 use penstock_frontend::field::Field;
 use penstock_frontend::params::SamplingParams;
 use penstock_types::FieldError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::PyDict;
 
 use crate::class;
 use crate::classes::PySamplingParams;
 use crate::errors::Error;
 use crate::processors::Processors;
+use crate::response_type::{ResponseType, read_tools};
 use crate::value::{PyValue, request_error};
-
-/// A pydantic model class as a `response_format` is its JSON schema; other values are themselves.
-fn schema_of<'py>(name: &str, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let is_model = name == "response_format" && value.is_instance_of::<PyType>();
-    match is_model.then(|| value.getattr_opt("model_json_schema")).transpose()?.flatten() {
-        Some(schema) => schema.call0(),
-        None => Ok(value),
-    }
-}
 
 impl PySamplingParams {
     /// The parameters with the fields that `fields` has.
     pub fn with(mut self, fields: Option<&Bound<'_, PyDict>>) -> Result<Self, Error> {
         class::set_all("SamplingParams", fields, |name, value| {
-            let value = value.map(|value| schema_of(name, value)).transpose()?.map(PyValue);
+            let value = match name {
+                "response_format" => {
+                    let (kind, schema) = value.map(ResponseType::read).transpose()?.unzip();
+                    self.response_type = kind.unwrap_or_default();
+                    schema
+                }
+                "tools" => value.as_ref().map(read_tools).transpose()?,
+                _ => value,
+            };
+            let value = value.map(PyValue);
             if name != "logits_processors" {
                 return self.params.set(name, value.as_ref()).map_err(request_error);
             }
@@ -38,9 +40,9 @@ impl PySamplingParams {
         Ok(self)
     }
 
-    /// The same processors with other parameters.
+    /// The same processors and type of the response with other parameters.
     pub fn with_params(&self, params: SamplingParams) -> Self {
-        Self { params, processors: self.processors.clone() }
+        Self { params, ..self.clone() }
     }
 
     /// A frontend's error with the field's value as a Python object.

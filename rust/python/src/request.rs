@@ -141,7 +141,10 @@ impl Request {
 
     fn result(&self, py: Python<'_>) -> Result<Option<PyRequestOutput>, Error> {
         self.check(py)?;
-        Ok(self.state()?.result().map(|result| PyRequestOutput(result.into())))
+        Ok(self
+            .state()?
+            .result()
+            .map(|result| PyRequestOutput(result.into(), self.params.response_type.clone())))
     }
 
     fn cancel(&self) {

@@ -182,9 +182,9 @@ pub fn failing_engine(
     cuda_folders: Vec<PathBuf>,
 ) -> Result<Engine, Error> {
     let faults =
-        Faults { token: failing_token, position: failing_position, refused_details, losing_token: None };
+        Faults { token: failing_token, position: failing_position, refused_details, ..Faults::default() };
     let runner_config = RunnerConfig { faults, ..config.with_environment(cuda_folders)? };
-    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None, None)
 }
 
 /// An engine whose device is lost in the first step that computes `losing_token`.
@@ -197,7 +197,7 @@ pub fn losing_engine(
 ) -> Result<Engine, Error> {
     let faults = Faults { losing_token: Some(losing_token), ..Faults::default() };
     let runner_config = RunnerConfig { faults, ..config.with_environment(Vec::new())? };
-    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None)
+    Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None, None)
 }
 
 /// An engine with the executor of `fake_executor`.
@@ -209,6 +209,7 @@ pub fn fake_engine(py: Python<'_>, path: PathBuf, config: &PyEngineConfig) -> Re
         config.with_environment(Vec::new())?,
         config,
         &Host::default(),
+        None,
         None,
     )?;
     engine.with_executor(|completions| Box::new(FakeExecutor::start(completions)))

@@ -37,7 +37,7 @@ impl Tokenizer {
             let text = model.open_text()?;
             let tokenizer =
                 penstock_text::Tokenizer::with_added_tokens(text.tokenizer()?, text.added_tokens())?;
-            Ok(Self::new(tokenizer, &text))
+            Ok(Self::new(tokenizer, &text, text.chat_templates().clone()))
         };
         detach_deep(py, open, || ())?
     }
@@ -90,6 +90,13 @@ impl Tokenizer {
         Ok(token_ids.into_iter().map(|id| PyBytes::new(py, bytes(id))).collect())
     }
 
+    fn token_names(&self, token_ids: &Bound<'_, PyAny>) -> Result<Vec<String>, Error> {
+        let given = PyValue(token_ids.clone());
+        let token_ids = Field::new("token_ids").token_ids(&given, MAX_DECODED, TOKEN_IDS);
+        let token_ids = token_ids.map_err(request_error)?;
+        Ok(token_ids.into_iter().map(|id| self.0.tokenizer.id_to_token(id).unwrap_or_default()).collect())
+    }
+
     #[getter]
     fn chat_templates(&self) -> &BTreeMap<String, String> {
         &self.0.chat_templates
@@ -125,11 +132,15 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
-    /// A tokenizer with the templates and special tokens of a model.
-    pub fn new(tokenizer: penstock_text::Tokenizer, text: &TextFiles) -> Self {
+    /// A tokenizer with the special tokens of a model, and chat templates by name.
+    pub fn new(
+        tokenizer: penstock_text::Tokenizer,
+        text: &TextFiles,
+        chat_templates: BTreeMap<String, String>,
+    ) -> Self {
         Self(Arc::new(Inner {
             tokenizer,
-            chat_templates: text.chat_templates().clone(),
+            chat_templates,
             special_tokens: text.special_tokens().clone(),
             generation: text.generation().clone(),
         }))

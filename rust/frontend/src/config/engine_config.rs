@@ -80,6 +80,8 @@ pub struct EngineConfig {
     pub max_cpu_adapter_bytes: Option<u64>,
     /// Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
     pub tokenizer: Option<String>,
+    /// Path of a Jinja chat template, in place of all templates of the model.
+    pub chat_template: Option<String>,
     /// Format of tool calls.
     pub tool_parser: Auto<ToolParser>,
     /// Format of the reasoning before the answer.
@@ -128,6 +130,7 @@ impl Default for EngineConfig {
             max_cpu_adapters: None,
             max_cpu_adapter_bytes: None,
             tokenizer: None,
+            chat_template: None,
             tool_parser: Auto(None),
             reasoning_parser: Auto(None),
             speculation: None,
@@ -316,6 +319,11 @@ impl EngineConfig {
             ("tokenizer", Some(value)) => {
                 let field = Field::new("tokenizer");
                 self.tokenizer = Some(read_path(field, value)?);
+            }
+            ("chat_template", None) => self.chat_template = default().chat_template,
+            ("chat_template", Some(value)) => {
+                let field = Field::new("chat_template");
+                self.chat_template = Some(read_path(field, value)?);
             }
             ("tool_parser", None) => self.tool_parser = default().tool_parser,
             ("tool_parser", Some(value)) => {

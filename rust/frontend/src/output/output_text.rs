@@ -47,6 +47,8 @@ pub struct OutputFormats {
     pub tools: Option<ToolFormat>,
     /// Whether text after the first call is content.
     pub one_call: bool,
+    /// Whether the answer consists of calls.
+    pub requires_call: bool,
 }
 
 /// The text of one choice.
@@ -86,9 +88,10 @@ impl OutputOptions {
             false => Some(TextStream::new(&options.tokenizer, options.marked_options(), &options.stops)?),
         };
         let marked = |stream| MarkedText { buffer: TextBuffer::new(stream), markers: markers.clone() };
-        let parser = |OutputFormats { reasoning, tools, one_call }| {
+        let parser = |OutputFormats { reasoning, tools, one_call, requires_call }| {
             let parser = OutputParser::new(reasoning, tools);
-            if one_call { parser.with_one_call() } else { parser }
+            let parser = if one_call { parser.with_one_call() } else { parser };
+            if requires_call { parser.with_required_call() } else { parser }
         };
         let parsing = |formats| Parsing {
             parser: parser(formats),

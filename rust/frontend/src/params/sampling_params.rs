@@ -79,7 +79,7 @@ pub struct SamplingParams {
     pub regex: Option<String>,
     /// Strings of which the output is one.
     pub choice: Option<Vec<String>>,
-    /// Context-free grammar of the output, in Lark notation.
+    /// Context-free grammar of the output, in Lark's notation or in GBNF.
     pub grammar: Option<String>,
     /// Functions that the model can call, as in OpenAI's API.
     pub tools: Option<Tools>,
@@ -105,7 +105,7 @@ pub struct SamplingParams {
     pub echo: bool,
     /// Omit special tokens from `text`.
     pub skip_special_tokens: bool,
-    /// Separate special tokens in `text` by spaces.
+    /// Separate special tokens in `text` by spaces; they are in it with `skip_special_tokens=False`.
     pub spaces_between_special_tokens: bool,
     /// Scheduling priority; lower values are served first.
     pub priority: i32,
@@ -539,9 +539,6 @@ impl SamplingParams {
         }
         if !self.logprobs && self.prompt_logprobs.is_none() && self.logprobs_mode != LogprobsMode::Raw {
             return Some(("logprobs_mode", "left out when logprobs is False and prompt_logprobs is not given: no log probabilities are returned".to_owned()));
-        }
-        if self.skip_special_tokens && self.spaces_between_special_tokens {
-            return Some(("spaces_between_special_tokens", "left out when skip_special_tokens is True: the text has no special tokens".to_owned()));
         }
         if !self.use_prefix_cache && self.cache_salt.is_some() {
             return Some(("cache_salt", "left out when use_prefix_cache is False: it only separates entries of the prefix cache".to_owned()));

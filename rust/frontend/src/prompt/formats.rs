@@ -48,6 +48,7 @@ impl ModelFormats {
             reasoning: self.reasoning.map(|format| (format, is_opened(format))),
             tools: self.tools.filter(|_| has_tools),
             one_call: !params.parallel_tool_calls,
+            requires_call: params.tool_choice.as_ref().is_some_and(ToolChoice::requires_call),
         };
         (formats.reasoning.is_some() || formats.tools.is_some()).then_some(formats)
     }

@@ -104,6 +104,7 @@ mod tests {
         reasoning: Some((ReasoningFormat::ThinkTags, false)),
         tools: Some(ToolFormat::Hermes),
         one_call: false,
+        requires_call: false,
     };
 
     fn with_tools(tool_choice: Option<ToolChoice>) -> SamplingParams {

@@ -26,6 +26,9 @@ use crate::value::{Kind, Value};
 /// The types of a prompt, in words. Messages are rendered to text before.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
 
+/// The remedy for a schema that is not supported.
+const LENIENT_SCHEMA: &str = r#"to ignore what is not supported, pass {"type": "json_schema", "json_schema": {"schema": ..., "ignore_unsupported": true}}"#;
+
 /// Multiple of `max_model_len` up to which the tokens of a prompt are counted: a client that reads the number in the
 /// error shortens the prompt by the difference.
 const COUNTED_LENGTHS: usize = 2;
@@ -244,6 +247,9 @@ impl Frontend {
             let compiled = compiled.ok_or(StartError::Stopped(StopCause::Closed))?;
             request.grammar = Some(compiled.map_err(|error| match error {
                 GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
+                GuidanceError::Unsupported { reason, .. } => {
+                    params.refuse(field, format!("a supported schema ({reason}); {LENIENT_SCHEMA}")).into()
+                }
                 _ => params.refuse(field, format!("a grammar for this model's vocabulary ({error})")).into(),
             })?);
         }

@@ -113,6 +113,11 @@ impl BeamSearch {
         Ok(Self { reservation, engine, params, step, text, search, started, first: None })
     }
 
+    /// Sets the time by which the search must end: the engine rejects the request of a step that cannot end by then.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.step.request.deadline = deadline;
+    }
+
     /// Whether another step follows.
     pub fn is_running(&self) -> bool {
         self.search.running().len() > 0

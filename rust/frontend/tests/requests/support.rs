@@ -75,6 +75,7 @@ pub fn with_limits(
         max_registered_bytes: u64::MAX,
     };
     change(&mut limits);
+    penstock_engine::check_when_idle();
     let requests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&requests);
     let engine = Engine::start(limits, move |completions| {

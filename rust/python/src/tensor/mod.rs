@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use penstock_frontend::output::FloatArray;
+use penstock_frontend::selection;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -18,6 +19,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyDict, PyTuple};
 
 use dlpack::CPU;
+
+use crate::detach::detach;
+use crate::errors::Error;
 
 /// Maximum number of dimensions, which is that of the buffer protocol.
 const MAX_DIMENSIONS: usize = 64;
@@ -149,6 +153,21 @@ impl Tensor {
     #[pyo3(name = "shape")]
     fn shape_tuple<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.shape())
+    }
+
+    /// The mean or the last one of hidden states.
+    #[pyo3(signature = (pooling, *, normalize = false, dimensions = None))]
+    fn pooled(
+        &self,
+        py: Python<'_>,
+        pooling: &str,
+        normalize: bool,
+        dimensions: Option<usize>,
+    ) -> Result<Self, Error> {
+        let values = &self.array.values;
+        let pooled = detach(py, || selection::pool(values, pooling, normalize, dimensions))?;
+        let pooled = pooled.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(Self::read_only(Arc::new(pooled)))
     }
 
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
