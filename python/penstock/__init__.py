@@ -1,9 +1,10 @@
 """Penstock: an asynchronous LLM inference engine.
 
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
     async with penstock.Engine("path/to/model") as engine:
-        request = await engine.start_request("Why is the sky blue?", max_tokens=64)
-        async for chunk in request:
-            print(chunk.text, end="", flush=True)
+        async with engine.stream(messages, max_tokens=256) as request:
+            async for chunk in request:
+                print(chunk.text, end="", flush=True)
 
 All public names are listed here; modules whose names begin with an underscore are private. Importing this
 package imports only anyio and the extension module.
@@ -46,6 +47,7 @@ from penstock._describe import describe
 from penstock._options import EngineOptions, LogitsProcessor, Prompt, RequestOptions, SamplingOptions
 from penstock.batch import Batch, BatchChunk, BatchItem, BatchStream, BlockingBatch, BlockingBatchStream
 from penstock.blocking import Blocking
+from penstock.embeddings import Embeddings
 from penstock.engine import Engine
 from penstock.errors import (
     AdapterConflictError,
@@ -65,6 +67,7 @@ from penstock.errors import (
     RequestError,
 )
 from penstock.request import BlockingRequest, BlockingStream, Request, Stream
+from penstock.reranking import Ranking, Relevance, Reranker
 from penstock.tokenizer import Tokenizer
 
 __all__ = [
@@ -89,6 +92,7 @@ __all__ = [
     "CudaInfo",
     "DeadlineError",
     "DeviceUnavailableError",
+    "Embeddings",
     "Engine",
     "EngineConfig",
     "EngineOptions",
@@ -109,9 +113,12 @@ __all__ = [
     "PenstockError",
     "ProfileRow",
     "Prompt",
+    "Ranking",
+    "Relevance",
     "Request",
     "RequestError",
     "RequestOptions",
+    "Reranker",
     "Result",
     "SamplingOptions",
     "SamplingParams",

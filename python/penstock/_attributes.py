@@ -10,8 +10,9 @@ from penstock import _keywords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import NoReturn
 
-__all__ = ["missing", "missing_field", "missing_name"]
+__all__ = ["Hinted", "missing", "missing_field", "missing_name"]
 
 MODULE_HINTS = {
     **{name: f"import it: `from penstock import {name}`" for name in ("chat", "cli")},
@@ -22,6 +23,11 @@ MODULE_HINTS = {
         ("AsyncEngineArgs", "EngineArgs", "PytorchEngineConfig", "ServerArgs", "TurbomindEngineConfig"),
         "use EngineConfig, or keyword arguments of Engine",
     ),
+    **dict.fromkeys(
+        ("AutoModel", "AutoModelForCausalLM"), "use Engine(model), where model is a path or an id on the hub"
+    ),
+    **dict.fromkeys(("CrossEncoder", "FlagReranker"), "open an Engine, and call its rerank()"),
+    "SentenceTransformer": "open an Engine, and call its embed()",
     "BeamSearchParams": "use SamplingParams(num_beams=...)",
     "CompletionOutput": "use Choice",
     "EngineStopped": "use EngineStoppedError",
@@ -30,6 +36,9 @@ MODULE_HINTS = {
     "InvalidRequest": "use InvalidRequestError",
     "OutOfMemory": "use OutOfMemoryError",
     "Overloaded": "use OverloadedError",
+    **dict.fromkeys(("count_tokens", "embed", "rerank"), "it is a method of an Engine"),
+    "from_pretrained": "use Engine(model)",
+    "num_tokens": "it is Tokenizer(model).count_tokens(prompt)",
     **dict.fromkeys(("AutoTokenizer", "PreTrainedTokenizerFast"), "use Tokenizer"),
     "LoRARequest": "load it with await engine.load_adapter(name, path), and use adapter=name",
     "RequestOutput": "use Result",
@@ -37,7 +46,10 @@ MODULE_HINTS = {
 }
 #: For both `Engine` and `Blocking`, which share these methods.
 _REQUEST_METHOD_HINTS = {
-    **dict.fromkeys(("abort", "abort_request"), "use the request's cancel()"),
+    **dict.fromkeys(
+        ("cancel", "cancel_request", "abort_request"), "use abort(request.id), or the request's cancel()"
+    ),
+    "from_pretrained": "use Engine(model)",
     **dict.fromkeys(("add_request", "submit"), "use start_request()"),
     **dict.fromkeys(("async_generate", "complete", "create_completion", "generate_async"), "use generate()"),
     **dict.fromkeys(("chat", "create_chat_completion"), "pass messages to generate() or stream()"),
@@ -47,10 +59,8 @@ _REQUEST_METHOD_HINTS = {
     **dict.fromkeys(("remove_lora", "unload_lora", "unload_lora_adapter"), "use unload_adapter()"),
     **dict.fromkeys(("list_loras", "loras"), "use adapters"),
     "beam_search": "use generate(num_beams=...)",
-    **dict.fromkeys(
-        ("create_embedding", "embed"),
-        "embeddings are not supported; requests with output_hidden_states return hidden states",
-    ),
+    **dict.fromkeys(("create_embedding", "create_embeddings", "embeddings"), "use embed()"),
+    **dict.fromkeys(("compute_score", "predict", "rank"), "use rerank()"),
     **dict.fromkeys(
         ("load_state", "save_state"),
         "pass the token ids so far as the prompt; the prefix cache has their blocks",
@@ -74,14 +84,15 @@ ENGINE_HINTS = {
     ),
     **dict.fromkeys(("shutdown", "stop"), "use aclose(), or close() without an event loop"),
     "detokenize": "use decode()",
+    **dict.fromkeys(("get_num_tokens", "num_tokens", "token_count"), "use count_tokens()"),
     **dict.fromkeys(("metadata", "model_config"), "use info"),
     "n_ctx": "use info.max_model_len",
-    "n_embd": "use the last dimension of the hidden_states of a choice",
+    "n_embd": "use info.hidden_size",
     "n_vocab": "use info.vocabulary_size",
     "token_bos": "encode() adds it if the model has one",
     "token_eos": "use info.eos_token_ids",
     "render_chat": "use apply_chat_template()",
-    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_bytes()"),
+    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_names()"),
     "tokenize": "use encode()",
 }
 BLOCKING_HINTS = {
@@ -93,8 +104,10 @@ BLOCKING_HINTS = {
     **{
         name: f"use engine.{name}"
         for name in (
+            "abort",
             "apply_chat_template",
             "config",
+            "count_tokens",
             "decode",
             "encode",
             "health",
@@ -103,15 +116,17 @@ BLOCKING_HINTS = {
             "reset_prefix_cache",
             "stats",
             "token_bytes",
+            "token_names",
         )
     },
 }
 TOKENIZER_HINTS = {
-    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_bytes()"),
+    **dict.fromkeys(("convert_ids_to_tokens", "id_to_token"), "use token_names()"),
     **dict.fromkeys(("eos_token_id", "token_eos"), "use eos_token_ids"),
     **dict.fromkeys(("n_vocab", "vocab_size"), "use vocabulary_size"),
     "batch_decode": "call decode() for each sequence",
     "detokenize": "use decode()",
+    **dict.fromkeys(("get_num_tokens", "num_tokens", "token_count"), "use count_tokens()"),
     "from_pretrained": "use Tokenizer(model)",
     "tokenize": "use encode()",
 }
@@ -162,11 +177,23 @@ FIELD_HINTS: dict[str, Mapping[str, str]] = {
 }
 
 
+class Hinted(type):
+    """The class of classes of which users of other engines look for constructors."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            raise missing(cls, name, {"from_pretrained": f"use {cls.__name__}(model)"})
+
+
 def missing(owner: object, name: str, hints: Mapping[str, str]) -> AttributeError:
-    """The error for an attribute that `owner`, an object or a module, does not have."""
-    what = (
-        f"module {owner.__name__!r}" if isinstance(owner, ModuleType) else f"{type(owner).__name__!r} object"
-    )
+    """The error for an attribute that `owner`, an object, a class or a module, does not have."""
+    if isinstance(owner, ModuleType):
+        what = f"module {owner.__name__!r}"
+    elif isinstance(owner, type):
+        what = f"class {owner.__name__!r}"
+    else:
+        what = f"{type(owner).__name__!r} object"
     message = f"{what} has no attribute {name!r}"
     if name in hints:
         return AttributeError(f"{message}; {hints[name]}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock._core import Chunk, Port, Result, SamplingParams, Usage
     from penstock._jobs import Failure, Job
-    from penstock._options import Prompt
+    from penstock._options import BatchPrompt
     from penstock._session import Session
     from penstock.errors import DeadlineError, GenerationError, OutOfMemoryError
 
@@ -41,6 +41,14 @@ class BatchItem:
             "result": None if self.result is None else self.result.to_dict(),
             "error": None if self.error is None else str(self.error),
         }
+
+
+def error_at(item: BatchItem, place: str) -> Exception:
+    """The error of an item; that of an invalid prompt names its place in the call."""
+    error = item.error
+    if isinstance(error, InvalidRequestError) and error.field == "prompt":
+        return InvalidRequestError(f"{place}: {error}", place, error.value, error.limit)
+    return error or AssertionError()
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Results(BatchBase[BatchItem]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,
@@ -136,7 +144,7 @@ class Chunks(BatchBase[BatchChunk]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,

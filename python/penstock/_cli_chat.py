@@ -76,6 +76,9 @@ class Reply:
             if (self.output_tokens or 0) > 1 and self.total > self.first_token:
                 rate = ((self.output_tokens or 0) - 1) / (self.total - self.first_token)
                 parts.append(f"{rate:.1f} tokens/s")
+        if self.finish_reason == "length":
+            limit = "" if self.output_tokens is None else f" of {self.output_tokens} tokens"
+            parts.append(f"ended by the limit{limit} (--max-tokens)")
         return ", ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -13,7 +14,7 @@ from penstock._options import EngineOptions, SamplingOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["lora_modules_option", "open_engine", "progress_bar", "sampling_fields"]
+__all__ = ["lora_modules_option", "open_engine", "progress_bar", "sampling_fields", "served_name"]
 
 lora_modules_option = lora_modules(
     "LoRA adapter to load; repeatable. --adapter selects one. Default: the first one."
@@ -56,3 +57,9 @@ def sampling_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["modules"]:
         fields.setdefault("adapter", options["modules"][0].name)
     return fields
+
+
+def served_name(model: str) -> str:
+    """The name of a model without another one: responses have it, so it has no folders of this machine."""
+    path = Path(model)
+    return path.resolve().name if path.exists() else model

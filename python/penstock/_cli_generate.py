@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import penstock
 from penstock import _cli_chat
+from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
 from penstock._cli_chat import Reply
 from penstock._cli_engine import lora_modules_option, open_engine, sampling_fields
 from penstock._cli_options import (
@@ -31,6 +34,15 @@ if TYPE_CHECKING:
     from penstock._cli_chat import Answer
 
 __all__ = ["chat", "demo", "generate"]
+
+#: Sampling parameters of commands, if neither the options nor the files of the model set any. Small models
+#: continue a text best without sampling.
+_CHAT: SamplingOptions = {"temperature": CHAT_TEMPERATURE, "min_p": CHAT_MIN_P}
+_GREEDY: SamplingOptions = {"temperature": 0.0}
+#: Default of `max_tokens` where the model answers once.
+_MAX_TOKENS = 256
+#: Number of weights of a model that answers so badly that the commands say so.
+_TOY = 300_000_000
 
 
 def _answer(
@@ -58,14 +70,41 @@ def _print_end(reply: Reply, fields: Mapping[str, Any] | None) -> None:
         click.echo(reply.statistics(), err=True)
 
 
-def _params(options: Mapping[str, Any]) -> penstock.SamplingParams:
-    """The sampling parameters, which are checked before the model is loaded."""
-    return penstock.SamplingParams(**sampling_fields(options))
+@contextmanager
+def _open(
+    model: str, options: Mapping[str, Any], defaults: SamplingOptions
+) -> Iterator[tuple[penstock.Engine, penstock.SamplingParams]]:
+    """An engine and the sampling parameters, which are checked before the model is loaded.
 
-
-def _answer_once(model: str, prompt: Prompt, options: Mapping[str, Any], *, as_json: bool) -> None:
-    params = _params(options)
+    `defaults` apply if neither the options nor the files of the model have parameters for sampling. A line
+    about the model and its parameters goes to standard error.
+    """
+    fields = sampling_fields(options)
+    params = penstock.SamplingParams(**fields)
     with open_engine(model, options) as engine:
+        names = [name for name in ("temperature", *FILTERS) if name in fields]
+        if not names and not engine.info.has_sampling_defaults:
+            params = params.replace(**defaults)
+            names = list(defaults)
+        shown = [f"{name} {getattr(params, name):g}" for name in names]
+        click.echo(
+            f"{_summary(model, engine.info)}; {', '.join(shown) or 'sampled as its files say'}", err=True
+        )
+        yield engine, params
+
+
+def _summary(model: str, info: penstock.ModelInfo) -> str:
+    """The name and the size of a model, and a warning for one that is too small to answer well."""
+    name = Path(model).name if Path(model).exists() else model
+    number = f"{info.parameters / 1e6:,.0f} million" if info.parameters >= 1e6 else f"{info.parameters:,}"  # noqa: PLR2004
+    size = f"{name}: {number} parameters, {info.memory.weights / 1e6:,.0f} MB"
+    return size if info.parameters >= _TOY else f"{size}, a toy that is often wrong"
+
+
+def _answer_once(
+    model: str, prompt: Prompt, options: Mapping[str, Any], defaults: SamplingOptions, *, as_json: bool
+) -> None:
+    with _open(model, options, defaults) as (engine, params):
         result = _answer(engine, prompt, params, as_json=as_json)
     if result.finish_reason == "cancelled":
         sys.exit(INTERRUPTED)
@@ -89,12 +128,32 @@ def _text_of(prompt: str | None) -> str:
 @engine_options
 def demo(question: str, *, as_json: bool, **options: Any) -> None:
     """Ask the demo model a QUESTION."""
-    if options["max_tokens"] is None:
-        options["max_tokens"] = 256
-    if not any(options[name] is not None for name in ("temperature", *FILTERS)):
-        options["temperature"] = 0.0  # a small model gives poor answers when sampling
     messages = [{"role": "user", "content": question}]
-    _answer_once(str(penstock.demo.model_path()), messages, options, as_json=as_json)
+    model = str(penstock.demo.model_path())
+    _answer_once(model, messages, _limited(options), _GREEDY, as_json=as_json)
+    if not as_json:
+        click.echo(_next_commands(model), err=True)
+
+
+def _limited(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with a limit of the output."""
+    has_limit = options["max_tokens"] is not None or options["max_length"] is not None
+    return {**options} if has_limit else {**options, "max_tokens": _MAX_TOKENS}
+
+
+def _next_commands(model: str) -> str:
+    """Commands to try after the demo."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    program = f"{sys.executable} -m penstock" if is_module else sys.argv[0]
+    model = shlex.quote(model)
+    return f"""
+Next:
+  {program} chat {model}
+      a conversation
+  {program} serve {model}
+      OpenAI's API and a chat page, with the extra "server"
+  {program} chat Qwen/Qwen2.5-1.5B-Instruct
+      a larger model of the Hugging Face hub, with the extra "hub\""""
 
 
 @click.command("generate", cls=Command)
@@ -107,17 +166,17 @@ def demo(question: str, *, as_json: bool, **options: Any) -> None:
 def generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) -> None:
     """Continue the text PROMPT as it is, without a chat template.
 
-    `-`, or no PROMPT, reads the text from standard input.
+    `-`, or no PROMPT, reads the text from standard input. By default, the text ends after 256 tokens, and
+    the most likely token is selected if the files of the model have no parameters for sampling.
     """
-    _answer_once(model, _text_of(prompt), options, as_json=as_json)
+    _answer_once(model, _text_of(prompt), _limited(options), _GREEDY, as_json=as_json)
 
 
 @contextmanager
 def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) -> Iterator[Answer]:
     """The source of a chat's answers: an engine, or a server."""
     if model is not None:
-        params = _params(options)
-        with open_engine(model, options) as engine:
+        with _open(model, options, _CHAT) as (engine, params):
             yield lambda messages: Reply.of(_answer(engine, messages, params, as_json=as_json))
         return
     key = api_key(options["api_key"], options["api_key_file"])
@@ -147,7 +206,8 @@ def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: 
     """Chat with MODEL, or with a model of a server, or answer one PROMPT.
 
     With a PROMPT, or text from a pipe, the model answers once. `-` as PROMPT reads standard input. Otherwise
-    the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves.
+    the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves. If the files of
+    MODEL have no parameters for sampling, the temperature is 0.7 and min-p 0.05.
     """
     if options["url"] is not None and prompt is None:
         model, prompt = None, model

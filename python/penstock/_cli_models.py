@@ -55,6 +55,8 @@ def _show_model(model: str, *, as_json: bool) -> None:
         "bytes": metadata["bytes"],
         "tensors": metadata["tensors"],
         "elements": dict(metadata["storage"]),
+        "parameters": metadata["parameters"],
+        "memory": metadata["memory"],
         "quantization": metadata["quantization"],
         "max_position_embeddings": config.get("max_position_embeddings"),
         "vocab_size": config.get("vocab_size"),
@@ -71,14 +73,26 @@ def _show_model(model: str, *, as_json: bool) -> None:
         "files": "\n".join(facts["files"]),
         "size": f"{facts['bytes']:,} bytes in {facts['tensors']:,} tensors",
         "elements": ", ".join(f"{elements:,} {kind}" for kind, elements in facts["elements"].items()),
+        "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
         "quantization": facts["quantization"] or "none",
+        "RAM": "unknown" if facts["memory"] is None else _needed_memory(**facts["memory"]),
         "context": f"{facts['max_position_embeddings'] or 'unknown'} tokens",
         "vocabulary": f"{facts['vocab_size'] or 'unknown'} tokens",
         "tokenizer": "yes" if facts["has_tokenizer"] else "no",
         "chat template": "yes" if facts["has_chat_template"] else "no",
-        "not supported": "\n".join(facts["unsupported"]) or "nothing found",
+        "supported": "\n".join(["no", *facts["unsupported"]]) if facts["unsupported"] else "yes",
     }
     _print_lines(lines)
+
+
+def _needed_memory(weights: int, workspace: int, kv_cache: int, max_model_len: int) -> str:
+    total, *parts = (
+        f"{size / 2**20:,.0f} MiB" for size in (weights + workspace + kv_cache, weights, workspace, kv_cache)
+    )
+    return (
+        f"{total}: {parts[0]} weights, {parts[1]} workspace, {parts[2]} KV cache of a sequence of "
+        f"{max_model_len} tokens"
+    )
 
 
 def _show_machine(*, as_json: bool) -> None:

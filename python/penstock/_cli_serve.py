@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock._cli_engine import served_name
 from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock._install import missing_extra
@@ -129,7 +130,7 @@ def serve(
         paths[name] = path
     aliases = {}
     if model is not None:
-        first, *others = names or [_name_of(model)]
+        first, *others = names or [served_name(model)]
         for name in (first, *others):
             if name in paths:
                 raise click.UsageError(
@@ -179,12 +180,6 @@ def serve(
         tls=None if tls["certfile"] is None else Tls(**tls),
         drain_timeout=options["drain_timeout"],
     )
-
-
-def _name_of(model: str) -> str:
-    """The name of a model without another one: responses have it, so it has no folders of this machine."""
-    path = Path(model)
-    return path.resolve().name if path.exists() else model
 
 
 def _modules_of(

@@ -71,8 +71,8 @@ class EngineConfig:
     has the values in effect.
 
     Most fields affect speed and memory only. These change outputs: `dtype`, `quantization`,
-    `config_overrides`, `kv_cache_dtype` and `tokenizer`; for chats with tools or reasoning, `tool_parser`
-    and `reasoning_parser`.
+    `config_overrides`, `kv_cache_dtype` and `tokenizer`; for chats, `chat_template`, `tool_parser` and
+    `reasoning_parser`.
 
     Raises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,
     `TypeError` for an unknown keyword.
@@ -199,6 +199,8 @@ class EngineConfig:
 
     - `tokenizer`: Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.
       Default: the model's.
+    - `chat_template`: Path of a Jinja chat template, in place of all templates of the model. It is
+      compiled before the model is loaded: an error names the line. Default: those of the model.
     - `tool_parser`: Format of tool calls. Range: `"auto"`, `"none"`, `"hermes"`, `"llama3_json"`,
       `"mistral"`. Default: detected from the chat template.
     - `reasoning_parser`: Format of the reasoning before the answer. Range: `"auto"`, `"none"`, `"think"`.
@@ -254,6 +256,7 @@ class EngineConfig:
         max_cpu_adapters: int | None = None,
         max_cpu_adapter_bytes: int | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         tool_parser: Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None = "auto",
         reasoning_parser: Literal["auto", "none", "think"] | None = "auto",
         speculation: Literal["ngram"] | None = None,
@@ -594,6 +597,15 @@ class EngineConfig:
         """
 
     @property
+    def chat_template(self) -> str | None:
+        """Path of a Jinja chat template, in place of all templates of the model.
+
+        It is compiled before the model is loaded: an error names the line.
+
+        Default: those of the model.
+        """
+
+    @property
     def tool_parser(self) -> Literal["auto", "none", "hermes", "llama3_json", "mistral"]:
         """Format of tool calls.
 
@@ -764,8 +776,9 @@ class SamplingParams:
 
     - `response_format`: Format of the output, as in OpenAI's API. `{"type": "text"}`, `{"type":
       "json_object"}` or `{"type": "json_schema", "json_schema": {"schema": {...}}}`. The schema may also
-      be the value of `json_schema`, or of the parameter itself; a pydantic model class stands for its
-      schema. Objects with `properties` have no others, unless the schema says so or `"strict": false`
+      be the value of `json_schema`, or of the parameter itself. A pydantic model class stands for its
+      schema, and so does each type that pydantic takes, such as `list[Model]`; then `Result.parsed` is a
+      value of it. Objects with `properties` have no others, unless the schema says so or `"strict": false`
       stands beside it. `"ignore_unsupported": true` beside the schema ignores keywords that are not
       supported; without it they are refused. Not allowed when `num_beams` is above 1: beam search does not
       support it. Default: text.
@@ -776,13 +789,14 @@ class SamplingParams:
     - `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: beam search
       does not support it. Not allowed with `response_format`, `regex`, `grammar`: an output has one
       format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.
-    - `grammar`: Context-free grammar of the output, in Lark notation. GBNF is recognised and rejected. Not
-      allowed when `num_beams` is above 1: beam search does not support it. Not allowed with
-      `response_format`, `regex`, `choice`: an output has one format. Range: 1 to 1048576 characters.
-      Default: none.
+    - `grammar`: Context-free grammar of the output, in Lark's notation or in GBNF. A grammar with a rule
+      of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1: beam search does not
+      support it. Not allowed with `response_format`, `regex`, `choice`: an output has one format. Range: 1
+      to 1048576 characters. Default: none.
     - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is
-      `{"type": "function", "function": {"name": ..., "parameters": {...}}}`. Not allowed when `num_beams`
-      is above 1: beam search does not support it. Range: 1 to 128 tools. Default: none.
+      `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or a Python function, of
+      which the name, the docstring and the annotations of the parameters are used. Not allowed when
+      `num_beams` is above 1: beam search does not support it. Range: 1 to 128 tools. Default: none.
     - `tool_choice`: Tools that the model must or can call. `"none"`, `"auto"`, `"required"`, or `{"type":
       "function", "function": {"name": ...}}`. Not allowed when `tools` is not given: there are no tools.
       Default: `"auto"`.
@@ -822,8 +836,8 @@ class SamplingParams:
     - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: beam
       search does not support it. Default: `False`.
     - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.
-    - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces. Not allowed when
-      `skip_special_tokens` is True: the text has no special tokens. Default: `False`.
+    - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces; they are in it with
+      `skip_special_tokens=False`. Default: `False`.
 
     Scheduling and cache:
 
@@ -879,11 +893,11 @@ class SamplingParams:
         bad_words: Sequence[str] | None = (),
         bad_token_sequences: Sequence[Sequence[int]] | None = (),
         logits_processors: Sequence[Callable[[list[int], Tensor], object]] | None = (),
-        response_format: Mapping[str, Any] | type | None = None,
+        response_format: Mapping[str, Any] | type | Any | None = None,
         regex: str | None = None,
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
         tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = True,
         logprobs: bool | None = False,
@@ -1209,11 +1223,12 @@ class SamplingParams:
         """Format of the output, as in OpenAI's API.
 
         `{"type": "text"}`, `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"schema":
-        {...}}}`. The schema may also be the value of `json_schema`, or of the parameter itself; a pydantic
-        model class stands for its schema. Objects with `properties` have no others, unless the schema says
-        so or `"strict": false` stands beside it. `"ignore_unsupported": true` beside the schema ignores
-        keywords that are not supported; without it they are refused. Not allowed when `num_beams` is above
-        1: beam search does not support it.
+        {...}}}`. The schema may also be the value of `json_schema`, or of the parameter itself. A pydantic
+        model class stands for its schema, and so does each type that pydantic takes, such as
+        `list[Model]`; then `Result.parsed` is a value of it. Objects with `properties` have no others,
+        unless the schema says so or `"strict": false` stands beside it. `"ignore_unsupported": true`
+        beside the schema ignores keywords that are not supported; without it they are refused. Not allowed
+        when `num_beams` is above 1: beam search does not support it.
 
         Default: text.
         """
@@ -1240,10 +1255,11 @@ class SamplingParams:
 
     @property
     def grammar(self) -> str | None:
-        """Context-free grammar of the output, in Lark notation.
+        """Context-free grammar of the output, in Lark's notation or in GBNF.
 
-        GBNF is recognised and rejected. Not allowed when `num_beams` is above 1: beam search does not
-        support it. Not allowed with `response_format`, `regex`, `choice`: an output has one format.
+        A grammar with a rule of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1:
+        beam search does not support it. Not allowed with `response_format`, `regex`, `choice`: an output
+        has one format.
 
         Range: 1 to 1048576 characters. Default: none.
         """
@@ -1253,7 +1269,8 @@ class SamplingParams:
         """Functions that the model can call, as in OpenAI's API.
 
         Only for chat prompts. Each is `{"type": "function", "function": {"name": ..., "parameters":
-        {...}}}`. Not allowed when `num_beams` is above 1: beam search does not support it.
+        {...}}}`, or a Python function, of which the name, the docstring and the annotations of the
+        parameters are used. Not allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: 1 to 128 tools. Default: none.
         """
@@ -1368,9 +1385,7 @@ class SamplingParams:
 
     @property
     def spaces_between_special_tokens(self) -> bool:
-        """Separate special tokens in `text` by spaces.
-
-        Not allowed when `skip_special_tokens` is True: the text has no special tokens.
+        """Separate special tokens in `text` by spaces; they are in it with `skip_special_tokens=False`.
 
         Default: `False`.
         """
@@ -1499,6 +1514,14 @@ class Tensor:
     def shape(self) -> tuple[int, ...]:
         """The size of each dimension, the slowest first."""
 
+    def pooled(self, pooling: str, *, normalize: bool = False, dimensions: int | None = None) -> Tensor:
+        """The `last` row of hidden states, or the `mean` of their rows, `(size,)`; computed in float64.
+
+        `dimensions` keeps the first values only; with `normalize` they are divided by their Euclidean length.
+        Raises `ValueError` unless the tensor has two dimensions and a row, and for another `pooling` or
+        `dimensions` beyond the size.
+        """
+
     def __dlpack__(
         self,
         *,
@@ -1555,19 +1578,19 @@ class Chunk:
     def __new__(
         cls,
         *,
-        text: str,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float] | None,
-        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None,
-        index: int,
-        content: str,
-        reasoning: str,
-        tool_calls: Sequence[ToolCallDelta],
-        finish_reason: str | None,
-        stop_reason: str | int | Sequence[int] | None,
-        logits: Tensor | None,
-        hidden_states: Tensor | None,
-        embeddings: Tensor | None,
+        text: str = ...,
+        token_ids: Sequence[int] = ...,
+        logprobs: Sequence[float] | None = ...,
+        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = ...,
+        index: int = ...,
+        content: str = ...,
+        reasoning: str = ...,
+        tool_calls: Sequence[ToolCallDelta] = ...,
+        finish_reason: str | None = ...,
+        stop_reason: str | int | Sequence[int] | None = ...,
+        logits: Tensor | None = ...,
+        hidden_states: Tensor | None = ...,
+        embeddings: Tensor | None = ...,
     ) -> Chunk: ...
     @property
     def text(self) -> str:
@@ -1765,10 +1788,10 @@ class Usage:
     def __new__(
         cls,
         *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cached_tokens: int,
-        cached_host_tokens: int,
+        prompt_tokens: int = ...,
+        completion_tokens: int = ...,
+        cached_tokens: int = ...,
+        cached_host_tokens: int = ...,
     ) -> Usage: ...
     @property
     def prompt_tokens(self) -> int:
@@ -1816,9 +1839,9 @@ class Timings:
     def __new__(
         cls,
         *,
-        queued: float,
-        first_token: float | None,
-        total: float,
+        queued: float = ...,
+        first_token: float | None = ...,
+        total: float = ...,
     ) -> Timings: ...
     @property
     def queued(self) -> float:
@@ -1881,22 +1904,22 @@ class Choice:
     def __new__(
         cls,
         *,
-        index: int,
-        text: str,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float] | None,
-        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None,
-        cumulative_logprob: float | None,
-        finish_reason: str,
-        stop_reason: str | int | Sequence[int] | None,
-        seed: int,
-        score: float | None,
-        content: str,
-        reasoning: str,
-        tool_calls: Sequence[ToolCall],
-        logits: Tensor | None,
-        hidden_states: Tensor | None,
-        embeddings: Tensor | None,
+        index: int = ...,
+        text: str = ...,
+        token_ids: Sequence[int] = ...,
+        logprobs: Sequence[float] | None = ...,
+        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = ...,
+        cumulative_logprob: float | None = ...,
+        finish_reason: str = ...,
+        stop_reason: str | int | Sequence[int] | None = ...,
+        seed: int = ...,
+        score: float | None = ...,
+        content: str = ...,
+        reasoning: str = ...,
+        tool_calls: Sequence[ToolCall] = ...,
+        logits: Tensor | None = ...,
+        hidden_states: Tensor | None = ...,
+        embeddings: Tensor | None = ...,
     ) -> Choice: ...
     @property
     def index(self) -> int:
@@ -2011,6 +2034,9 @@ class Result:
     A request has a result only if all its choices ended without an error; otherwise the error is raised
     instead. Chunks that were read before remain valid.
 
+    For tests, `Result(text="Hello")` makes a result with one choice: the constructor takes the fields of a
+    `Choice`, or `choices`. All fields have defaults.
+
     - `choices`: The `n` choices in order.
     - `prompt_token_ids`: Tokens of the prompt, special tokens included.
     - `prompt_logprobs`: Log probability of each prompt token given those before it; `None` unless
@@ -2020,18 +2046,36 @@ class Result:
     - `adapter`: Name of the LoRA adapter that computed the output; `None` for the base model.
     - `usage`: Token counts.
     - `timings`: Durations.
+    - `parsed`: The `content` as a value of the type that was given as `response_format`; `None` without
+      one. Raises pydantic's `ValidationError` if the content is not complete or not valid. A copy by
+      `pickle` has none.
     """
 
     def __new__(
         cls,
         *,
-        choices: Sequence[Choice],
-        prompt_token_ids: Sequence[int],
-        prompt_logprobs: Sequence[float | None] | None,
-        prompt_top_logprobs: Sequence[Sequence[tuple[int, float]] | None] | None,
-        adapter: str | None,
-        usage: Usage,
-        timings: Timings,
+        choices: Sequence[Choice] = ...,
+        prompt_token_ids: Sequence[int] = ...,
+        prompt_logprobs: Sequence[float | None] | None = ...,
+        prompt_top_logprobs: Sequence[Sequence[tuple[int, float]] | None] | None = ...,
+        adapter: str | None = ...,
+        usage: Usage = ...,
+        timings: Timings = ...,
+        text: str = ...,
+        token_ids: Sequence[int] = ...,
+        logprobs: Sequence[float] | None = ...,
+        top_logprobs: Sequence[Sequence[tuple[int, float]]] | None = ...,
+        cumulative_logprob: float | None = ...,
+        finish_reason: str = ...,
+        stop_reason: str | int | Sequence[int] | None = ...,
+        seed: int = ...,
+        score: float | None = ...,
+        content: str = ...,
+        reasoning: str = ...,
+        tool_calls: Sequence[ToolCall] = ...,
+        logits: Tensor | None = ...,
+        hidden_states: Tensor | None = ...,
+        embeddings: Tensor | None = ...,
     ) -> Result: ...
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -2063,6 +2107,14 @@ class Result:
     @property
     def timings(self) -> Timings:
         """Durations."""
+
+    @property
+    def parsed(self) -> Any:
+        """The `content` as a value of the type that was given as `response_format`; `None` without one.
+
+        Raises pydantic's `ValidationError` if the content is not complete or not valid. A copy by `pickle`
+        has none.
+        """
 
     @property
     def text(self) -> str:
@@ -2714,8 +2766,9 @@ class MemoryInfo:
       they are first written.
     - `inputs`: Input arrays of the largest step. With a CUDA device also the page-locked buffers of the
       host for copies from and to it; both are not part of `limit` then.
-    - `kv_cache`: KV cache. The system provides its pages when they are first written; a CUDA device has
-      them from the start.
+    - `kv_cache`: Reserved for the KV cache. Of these bytes, `blocks_used + blocks_cached` out of
+      `blocks_total` of `Stats` hold tokens. The system provides its pages when they are first written; a
+      CUDA device has them from the start.
     - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first written.
       With a CUDA device, it is page-locked memory, and not part of `limit`.
     - `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its
@@ -2760,9 +2813,10 @@ class MemoryInfo:
 
     @property
     def kv_cache(self) -> int:
-        """KV cache.
+        """Reserved for the KV cache.
 
-        The system provides its pages when they are first written; a CUDA device has them from the start.
+        Of these bytes, `blocks_used + blocks_cached` out of `blocks_total` of `Stats` hold tokens. The
+        system provides its pages when they are first written; a CUDA device has them from the start.
         """
 
     @property
@@ -3097,7 +3151,13 @@ class ModelInfo:
     - `architecture`: Hugging Face architecture, such as `LlamaForCausalLM`.
     - `parameters`: Number of weights; tied weights count once.
     - `vocabulary_size`: Number of token ids.
+    - `hidden_size`: Size of the hidden states, and so of embeddings.
+    - `pooling`: Pooling of hidden states: that of the model's files, else `mean`. It is the default of
+      `Engine.embed`, which supports `mean` and `last` only.
+    - `normalize`: Whether embeddings have length 1 by default: what the model's files ask for, else true.
     - `eos_token_ids`: The model's end tokens, which end an output unless `ignore_eos` is set.
+    - `has_sampling_defaults`: Whether the model's files set sampling parameters, which are the defaults of
+      requests.
     - `dtype`: Type of the weights that are not quantised.
     - `weight_formats`: Formats of the weight matrices, by module.
     - `kv_cache_dtype`: Type of the KV cache.
@@ -3135,7 +3195,11 @@ class ModelInfo:
         architecture: str,
         parameters: int,
         vocabulary_size: int,
+        hidden_size: int,
+        pooling: str,
+        normalize: bool,
         eos_token_ids: Sequence[int],
+        has_sampling_defaults: bool,
         dtype: str,
         weight_formats: Sequence[WeightFormatInfo],
         kv_cache_dtype: str,
@@ -3174,8 +3238,27 @@ class ModelInfo:
         """Number of token ids."""
 
     @property
+    def hidden_size(self) -> int:
+        """Size of the hidden states, and so of embeddings."""
+
+    @property
+    def pooling(self) -> str:
+        """Pooling of hidden states: that of the model's files, else `mean`.
+
+        It is the default of `Engine.embed`, which supports `mean` and `last` only.
+        """
+
+    @property
+    def normalize(self) -> bool:
+        """Whether embeddings have length 1 by default: what the model's files ask for, else true."""
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's end tokens, which end an output unless `ignore_eos` is set."""
+
+    @property
+    def has_sampling_defaults(self) -> bool:
+        """Whether the model's files set sampling parameters, which are the defaults of requests."""
 
     @property
     def dtype(self) -> str:
@@ -3330,8 +3413,11 @@ class Engine:
         host: Host,
         progress: Callable[[int, int], object] | None = None,
         cuda_folders: Sequence[str | os.PathLike[str]] = ...,
+        chat_template: str | None = None,
     ) -> Engine:
         """Load a directory, a file, or a converted model in memory. Can take minutes, without the GIL.
+
+        `chat_template` is the source of a chat template, in place of those of the model.
 
         `progress(done, total)` receives byte counts, at most about 20 times per second. An exception raised
         in it stops the loading and is raised here; so is `KeyboardInterrupt` in the main thread. Raises
@@ -3374,6 +3460,7 @@ class Engine:
         *,
         is_chat: bool = False,
         client: int | None = None,
+        time_left: float | None = None,
         check_cancelled: Callable[[], None] | None = None,
     ) -> BeamSearch:
         """Prepare a beam search, of which no request has started. Raises as `start_request` does."""
@@ -3488,6 +3575,9 @@ class Tokenizer:
 
     def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
         """The bytes of each token; see `penstock.Tokenizer.token_bytes`."""
+
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; see `penstock.Tokenizer.token_names`."""
 
     @property
     def chat_templates(self) -> dict[str, str]:

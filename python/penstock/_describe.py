@@ -22,8 +22,13 @@ def describe(model: str | os.PathLike[str]) -> dict[str, Any]:
     - `config`: the model's `config.json`, or the same values of a GGUF file.
     - `generation_config`: the defaults of requests, with `eos_token_ids`; values that the model does not
       have are `None`.
-    - `quantization`: the quantisation of the files, or `None`; `storage`: pairs of a stored type and its
-      number of elements; `tensors`, `elements` and `bytes`: totals of the weights.
+    - `parameters`: the number of weights, or `None` if the architecture is not supported.
+    - `quantization`: the quantisation of the files, such as `GPTQ, 4 bits, groups of 128` or `Q4_K, Q6_K`, or
+      `None`; `storage`: pairs of a stored type and its number of elements; `tensors`, `elements` and `bytes`:
+      totals of the weights.
+    - `memory`: the least RAM of an engine on the CPU with default options, in bytes: `weights`, `workspace`,
+      and `kv_cache` for one sequence of `max_model_len` tokens, the model's maximum; `None` if the engine
+      cannot load the weights.
     - `has_tokenizer`, `has_chat_template`; `unsupported`: reasons why the engine cannot open the model.
 
     Raises `ModelLoadError`.

@@ -53,6 +53,8 @@ MODEL_FILES = FileSet(
     patterns=(
         *TOKENIZER_FILES.patterns,
         "quantize_config.json",
+        "modules.json",
+        "*_Pooling/config.json",
         "model.safetensors",
         "model-*-of-*.safetensors",
         "model.safetensors.index.json",
@@ -183,14 +185,14 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
         )
     except errors.GatedRepoError as error:
         message = (
-            f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page "
-            "and run: hf auth login"
+            f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page, "
+            "and set HF_TOKEN or run: hf auth login"
         )
         raise ModelLoadError(message) from error
     except errors.RepositoryNotFoundError as error:
         message = (
             f"{name}: not a local path and not found on the hub "
-            f"(for a private {files.kind}, run: hf auth login)"
+            f"(for a private {files.kind}, set HF_TOKEN or run: hf auth login)"
         )
         raise ModelLoadError(message) from error
     except errors.RevisionNotFoundError as error:

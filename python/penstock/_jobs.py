@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from penstock._core import Port, Result, SamplingParams
-    from penstock._options import Prompt
+    from penstock._options import BatchPrompt
     from penstock._session import PreparedPrompt, Session
 
     #: Starts a request, or prepares a beam search; given a callable that raises once the caller is cancelled.
@@ -101,7 +101,7 @@ class BatchBase(Generic[Item]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,
@@ -233,7 +233,7 @@ class BatchBase(Generic[Item]):
                 message = f"at least {self._num_taken + 1} parameters for {self._num_taken} prompts"
                 raise _unequal(message, None)
 
-    def _job(self, prompt: Prompt) -> Job | None:
+    def _job(self, prompt: BatchPrompt) -> Job | None:
         """The job of the next prompt; `None` if the prompt or its parameters are not valid."""
         index = self._num_taken
         self._num_taken += 1
@@ -243,7 +243,7 @@ class BatchBase(Generic[Item]):
             if given is not self._params:
                 self._check_params(params)
         except InvalidRequestError as error:
-            self._fail(index, error)
+            self._fail(index, error.with_traceback(None))  # its frames have the prompt
             return None
         return Job(index, prepared, params)
 
@@ -263,7 +263,7 @@ class BatchBase(Generic[Item]):
             self._rejected.appendleft(job)
             self._limit = max(1, len(self._running))
             return False
-        self._fail(job.index, error)
+        self._fail(job.index, error.with_traceback(None))  # its frames have the prompt
         return True
 
     def _follow(self, job: Job) -> None:
@@ -311,7 +311,7 @@ class BatchBase(Generic[Item]):
             if job is not None and not await self._start(job, port):
                 return
 
-    async def _next_prompt(self) -> Prompt:
+    async def _next_prompt(self) -> BatchPrompt:
         """The next prompt; raises `StopAsyncIteration` after the last one."""
         raise NotImplementedError
 

@@ -21,6 +21,8 @@ class MessageModel(Protocol):
 
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any] | MessageModel]
+#: A prompt of `generate_many`; the mapping has the key `messages` only.
+BatchPrompt: TypeAlias = Prompt | Mapping[str, Sequence[Mapping[str, Any] | MessageModel]]
 #: Called with the token ids so far and the logits of the next token; see `SamplingParams`.
 LogitsProcessor: TypeAlias = Callable[[list[int], Tensor], object]
 
@@ -94,7 +96,11 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Maximum number of paused outputs. Default: 4096.",
     ]
-    max_logprobs: int | None
+    max_logprobs: Annotated[
+        int | None,
+        "Maximum of top_logprobs and prompt_logprobs of a request; -1 is the size of the vocabulary. "
+        "Default: 20.",
+    ]
     block_size: Annotated[
         int | None,
         "Number of tokens in a block of the KV cache: 16, 32, 64, 128. Default: 16.",
@@ -178,6 +184,11 @@ class EngineOptions(TypedDict, total=False):
         "Path of another tokenizer.json, of a directory that has one, or of a GGUF file. Default: the "
         "model's.",
     ]
+    chat_template: Annotated[
+        str | os.PathLike[str] | None,
+        "Path of a Jinja chat template, in place of all templates of the model. Default: those of the "
+        "model.",
+    ]
     tool_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral"] | None,
         "Format of tool calls. Default: detected from the chat template.",
@@ -215,6 +226,7 @@ ENGINE_GROUPS = {
         "max_waiting",
         "max_unfinished",
         "max_paused",
+        "max_logprobs",
     ),
     "Memory": (
         "block_size",
@@ -242,6 +254,7 @@ ENGINE_GROUPS = {
     ),
     "Text": (
         "tokenizer",
+        "chat_template",
         "tool_parser",
         "reasoning_parser",
     ),
@@ -369,7 +382,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     bad_token_sequences: Sequence[Sequence[int]] | None
     logits_processors: Sequence[LogitsProcessor] | None
-    response_format: Mapping[str, Any] | type | None
+    response_format: Mapping[str, Any] | type | Any | None
     regex: Annotated[
         str | None,
         "Regular expression that the whole output matches, in the syntax of Rust's regex. Default: none.",
@@ -380,9 +393,9 @@ class SamplingOptions(TypedDict, total=False):
     ]
     grammar: Annotated[
         str | None,
-        "Context-free grammar of the output, in Lark notation. Default: none.",
+        "Context-free grammar of the output, in Lark's notation or in GBNF. Default: none.",
     ]
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
     tool_choice: Literal["none", "auto", "required"] | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     logprobs: bool | None
@@ -402,7 +415,8 @@ class SamplingOptions(TypedDict, total=False):
     ]
     spaces_between_special_tokens: Annotated[
         bool | None,
-        "Separate special tokens in text by spaces. Default: False.",
+        "Separate special tokens in text by spaces; they are in it with skip_special_tokens=False. Default: "
+        "False.",
     ]
     priority: Annotated[
         int | None,
@@ -478,8 +492,9 @@ FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p")
 
 
 class RequestOptions(SamplingOptions, total=False):
-    """The fields of `SamplingParams`, and how messages are rendered."""
+    """The fields of `SamplingParams`, the prompt as messages, and how messages are rendered."""
 
+    messages: Sequence[Mapping[str, Any] | MessageModel] | None
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     documents: Sequence[Mapping[str, Any]] | None

@@ -19,6 +19,7 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from weakref import WeakValueDictionary
 
 from penstock import _core, _hub
 from penstock._chat_costs import weight
@@ -27,7 +28,7 @@ from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
 from penstock._renderer import is_source
-from penstock.chat import Chat, has_messages, is_large
+from penstock.chat import Chat, has_messages, is_large, prompt_of, read_template
 from penstock.errors import (
     AdapterLoadError,
     ConfigError,
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock._core import EngineConfig, SamplingParams
-    from penstock._options import Prompt
+    from penstock._options import BatchPrompt, Prompt
+    from penstock.request import _Request
 
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
@@ -51,6 +53,8 @@ logger = logging.getLogger("penstock")
 
 #: Longer texts, in characters, are prepared in a worker thread: they take more than about 2 ms.
 LONG_TEXT = 2048
+#: Number of tokens of an output above which a missing `max_tokens` is logged.
+_LONG_OUTPUT = 4096
 #: Parameters with a grammar, which is compiled before the request starts.
 _GRAMMAR_PARAMETERS = ("response_format", "regex", "choice", "grammar", "tools")
 
@@ -95,11 +99,23 @@ class Session:
         self._tokenizer: Tokenizer  # of `_native`
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
         self._is_closed = False  # in any phase
+        self._warns_of_length = False
+        #: The requests that callers have, by id.
+        self._requests: WeakValueDictionary[int, _Request] = WeakValueDictionary()
 
     @property
     def host(self) -> Host:
         """The host of the engine."""
         return self._host or default_host()
+
+    @property
+    def name(self) -> str:
+        """The model as given; empty for bytes."""
+        return self.model if isinstance(self.model, str) else ""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a text."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     # ---- opening and closing
 
@@ -165,7 +181,8 @@ class Session:
         config = self.config
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
-        native = _core.Engine.open(path, config, self.host, on_progress, self._cuda_folders)
+        template = None if config.chat_template is None else read_template(config.chat_template)
+        native = _core.Engine.open(path, config, self.host, on_progress, self._cuda_folders, template)
         try:
             for adapter in adapters:
                 native.load_adapter(adapter.name, adapter.path, check_cancelled=check_cancelled)
@@ -179,6 +196,7 @@ class Session:
 
     def adopt(self, native: _core.Engine, path: str | bytes = "") -> None:
         """Use an engine that was opened from `path`."""
+        self._warns_of_length = native.info.max_model_len > _LONG_OUTPUT
         self._tokenizer = Tokenizer._of(native.tokenizer, self.model)  # noqa: SLF001 - not for users
         self._native, self._path, self._phase = native, path, "open"
 
@@ -310,18 +328,22 @@ class Session:
             raise EngineStoppedError(_PHASES[self._phase])
         return self.native
 
-    def is_large_chat(self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]) -> bool:
+    def is_large_chat(
+        self, prompt: Prompt | None, params: SamplingParams | None, options: dict[str, Any]
+    ) -> bool:
         """Whether a prompt is a chat that is not copied and rendered on the event loop, or beside another."""
-        if not has_messages(prompt):
+        prompt = options.get("messages") if prompt is None else prompt
+        if prompt is None or not has_messages(prompt):
             return False
         tools = options.get("tools") or (params and params.tools)
         return is_large(prompt, tools, options.get("chat_template_kwargs"), options.get("documents"))
 
     def prepare(
-        self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
+        self, prompt: BatchPrompt | None, params: SamplingParams | None, options: dict[str, Any]
     ) -> tuple[PreparedPrompt, SamplingParams]:
-        """The arguments of `submit`: a prompt, whose messages are copied, and the merged parameters."""
+        """The arguments of `submit`: a prompt, of which messages are copied, and the merged parameters."""
         self.check_open()
+        prompt = prompt_of(prompt, options)
         chat_options = Chat.take_options(options)
         params = merge(_core.SamplingParams, params, options)
         if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
@@ -353,15 +375,8 @@ class Session:
         )
 
     def _start(self, check_cancelled: Callable[[], None] | None) -> Callable[..., _core.Request]:
-        """The start of a request for the client of the task, by its deadline."""
-        until = deadline.get()
-        time_left = None if until is None else until - time.monotonic()
-        return partial(
-            self.check_open().start_request,
-            client=client.get(),
-            time_left=time_left,
-            check_cancelled=check_cancelled,
-        )
+        """The start of a request, for the task of the caller."""
+        return partial(self.check_open().start_request, **_task_options(), check_cancelled=check_cancelled)
 
     def submit(
         self,
@@ -378,8 +393,19 @@ class Session:
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
-            return start(self._render(prompt, params, check_cancelled), params, port, is_chat=True)
-        return start(prompt, params, port)
+            request = start(self._render(prompt, params, check_cancelled), params, port, is_chat=True)
+        else:
+            request = start(prompt, params, port)
+        if self._warns_of_length and params.max_tokens is None:
+            self._warn_of_length(request.params)
+        return request
+
+    def _warn_of_length(self, params: SamplingParams) -> None:
+        """Log once that a request without `max_tokens` can generate very much."""
+        limit = params.max_tokens
+        if limit is not None and limit > _LONG_OUTPUT:
+            self._warns_of_length = False
+            logger.warning("a request without max_tokens can generate %d tokens: set max_tokens", limit)
 
     def submit_scoring(
         self,
@@ -401,7 +427,9 @@ class Session:
         check_cancelled: Callable[[], None] | None = None,
     ) -> _core.BeamSearch:
         """Begin a beam search; slow if `should_offload`."""
-        search = partial(self.check_open().search_beams, client=client.get(), check_cancelled=check_cancelled)
+        search: Callable[..., _core.BeamSearch] = partial(
+            self.check_open().search_beams, **_task_options(), check_cancelled=check_cancelled
+        )
         if should_offload(prompt, params):
             self.check_room()
         if isinstance(prompt, Chat):
@@ -427,6 +455,18 @@ class Session:
             logger.warning("the model cannot see the tools of a required call: %s", _TOOLS_NOT_RENDERED)
         template.was_asked_for_tools = True
         return text
+
+    def track(self, request: _Request) -> None:
+        """Make a request known to `abort` until it is dropped."""
+        self._requests[request.id] = request
+
+    def abort(self, request_id: int) -> bool:
+        """Cancel the request with this id; false if there is none, or it has ended."""
+        request = self._requests.get(request_id)
+        if request is None or request.finish_reason is not None:
+            return False
+        request.cancel()
+        return True
 
     def check_room(self) -> None:
         """Raise `OverloadedError` if too many requests wait; called before the slow part of a submission."""
@@ -456,6 +496,12 @@ class Session:
                 stacklevel=1,
                 source=self,
             )
+
+
+def _task_options() -> dict[str, Any]:
+    """The client of the task of the caller, and the seconds that are left of its deadline."""
+    until = deadline.get()
+    return {"client": client.get(), "time_left": None if until is None else until - time.monotonic()}
 
 
 def should_offload(prompt: PreparedPrompt, params: SamplingParams) -> bool:

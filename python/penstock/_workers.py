@@ -12,24 +12,23 @@ belongs to the application, whose threads may all wait for this work.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import anyio
-import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from penstock._client import MAX_WAITING, MAX_WAITING_OF_CLIENT, TurnLimiter, client
 from penstock._core import Port
+from penstock._threads import run_in_thread
 from penstock.errors import OverloadedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LONG_TEXT_CHARS", "MAX_THREADS", "Kind", "SlowCall", "run_in_thread", "run_slow"]
+__all__ = ["LONG_TEXT_CHARS", "MAX_THREADS", "Kind", "SlowCall", "run_slow"]
 
 Returned = TypeVar("Returned")
 Kind: TypeAlias = Literal["short", "python", "load"]
@@ -201,10 +200,3 @@ async def run_slow(
         return await run_in_thread(lambda: call.run(function))
     finally:
         call.abandon()
-
-
-async def run_in_thread(function: Callable[[], Returned], *, abandon_on_cancel: bool = True) -> Returned:
-    """Call `function` in a worker thread, regardless of any limiter."""
-    return await anyio.to_thread.run_sync(
-        function, abandon_on_cancel=abandon_on_cancel, limiter=anyio.CapacityLimiter(math.inf)
-    )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from penstock._core import SamplingParams
-    from penstock._options import Prompt
+    from penstock._options import BatchPrompt
     from penstock._pump import Pump
     from penstock._session import Session
 
@@ -43,7 +43,7 @@ class _AsyncBatch(BatchBase[Item]):
 
     def _connect(
         self,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         pump: Callable[[], Pump],
         call: Callable[..., Awaitable[Any]],
     ) -> None:
@@ -78,7 +78,7 @@ class _AsyncBatch(BatchBase[Item]):
         if self._async_prompts is None or not self._num_kept():  # its next prompt may take long
             await super()._start_jobs(port)
 
-    async def _next_prompt(self) -> Prompt:
+    async def _next_prompt(self) -> BatchPrompt:
         if self._async_prompts is not None:
             return await anext(self._async_prompts)
         try:
@@ -126,7 +126,7 @@ class _AsyncBatch(BatchBase[Item]):
 class _BlockingBatch(BatchBase[Item]):
     """A batch that a thread without an event loop reads."""
 
-    def _connect(self, prompts: Iterable[Prompt]) -> None:
+    def _connect(self, prompts: Iterable[BatchPrompt]) -> None:
         """Set where the prompts come from."""
         self._prompts = iter(prompts)
         self._port = Port(blocking=True)
@@ -148,7 +148,7 @@ class _BlockingBatch(BatchBase[Item]):
             raise StopIteration
         return item
 
-    async def _next_prompt(self) -> Prompt:
+    async def _next_prompt(self) -> BatchPrompt:
         try:
             return next(self._prompts)
         except StopIteration:
@@ -198,7 +198,7 @@ class Batch(Results, _AsyncBatch[BatchItem]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,
@@ -224,7 +224,7 @@ class BatchStream(Chunks, _AsyncBatch[BatchChunk]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,
@@ -242,7 +242,7 @@ class BlockingBatch(Results, _BlockingBatch[BatchItem]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,
@@ -259,7 +259,7 @@ class BlockingBatchStream(Chunks, _BlockingBatch[BatchChunk]):
     def __init__(
         self,
         session: Session,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None,
         options: dict[str, Any],
         *,

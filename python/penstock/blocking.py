@@ -10,15 +10,19 @@ from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._session import adapter_errors, check_seconds
 from penstock.batch import BlockingBatch, BlockingBatchStream
+from penstock.embeddings import Pooling
 from penstock.request import BlockingRequest, BlockingStream
+from penstock.reranking import Documents, Reranker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import NoReturn, Unpack
+    from typing import Literal, NoReturn, Unpack
 
     from penstock._core import Adapter, Result, SamplingParams, Score
-    from penstock._options import Prompt, RequestOptions
+    from penstock._options import BatchPrompt, Prompt, RequestOptions
     from penstock._session import Session
+    from penstock.embeddings import Embeddings
+    from penstock.reranking import Ranking
 
 __all__ = ["Blocking"]
 
@@ -90,20 +94,31 @@ class Blocking:
             port.wait(seconds)
 
     def start_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> BlockingRequest:
         """Submit a request; returns once the engine has accepted it. See `Engine.start_request`."""
         prepared, params = self._session.prepare(prompt, params, dict(options))
-        return self._start(partial(self._session.submit, prepared, params))
+        request = self._start(partial(self._session.submit, prepared, params))
+        self._session.track(request)
+        return request
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> BlockingStream:
         """`start_request` as a context manager, which cancels the request on exit; see `Engine.stream`."""
         return BlockingStream(partial(self.start_request, prompt, params, **options))
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Result:
         """Submit a request and return its complete result; see `Engine.generate`."""
         prepared, params = self._session.prepare(prompt, params, dict(options))
@@ -121,7 +136,7 @@ class Blocking:
 
     def generate_many(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -135,7 +150,7 @@ class Blocking:
 
     def stream_many(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -158,6 +173,51 @@ class Blocking:
             partial(self._start, partial(self._session.submit_scoring, text, params))
         ) as request:
             return _core.score(request.result())
+
+    def embed(
+        self,
+        texts: str | Iterable[str | Sequence[int]],
+        *,
+        pooling: Literal["last", "mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        adapter: str | None = None,
+        priority: int = 0,
+    ) -> Embeddings:
+        """The embeddings of texts, as float32 of shape `(texts, size)`; see `Engine.embed`."""
+        pooled = Pooling(
+            self._session.check_open().info,
+            texts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            options={"adapter": adapter, "priority": priority},
+        )
+        with self.generate_many(pooled.texts, pooled.params, ordered=False) as items:
+            for item in items:
+                pooled.add(item)
+        return pooled.embeddings()
+
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        instruction: str | None = None,
+        top_n: int | None = None,
+        family: Literal["qwen3"] | None = None,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Ranking:
+        """The documents by their relevance for a query; see `Engine.rerank`."""
+        reranker = Reranker(self._session, family)
+        params = reranker.params.replace(adapter=adapter, cache_salt=cache_salt, priority=priority)
+        scored = Documents(reranker, query, documents, instruction=instruction, top_n=top_n)
+        with self.generate_many(scored.prompts, params, ordered=False) as items:
+            for item in items:
+                scored.add(item)
+        return scored.ranking()
 
     def load_adapter(
         self,

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import ToolCall, call_deep, has_large_stack
 from penstock._json import MAX_NESTING, loads, number_of_values
 from penstock._renderer import CACHED_TEMPLATES, CompileError, RenderError
-from penstock.errors import InvalidRequestError
+from penstock.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,10 +27,10 @@ if TYPE_CHECKING:
     import jinja2
     from typing_extensions import TypeIs
 
-    from penstock._options import MessageModel, Prompt
+    from penstock._options import BatchPrompt, MessageModel, Prompt
     from penstock._renderer import Renderer, Template
 
-__all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large"]
+__all__ = ["Chat", "ChatTemplate", "checked", "has_messages", "is_large", "prompt_of", "read_template"]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 """Maximum length of a template. Real templates have up to 20,000 characters."""
@@ -308,6 +310,27 @@ class Chat:
         )
 
 
+_PROMPTS = "text, a sequence of token ids or a list of messages, or a mapping with the key 'messages' only"
+
+
+def prompt_of(prompt: BatchPrompt | None, options: dict[str, Any]) -> Prompt:
+    """The prompt of a request, which is given as such or as `messages`, in `options` or in a mapping."""
+    messages = options.pop("messages", None)
+    if prompt is None and messages is None:
+        raise _wrong("prompt", None, _PROMPTS)
+    if prompt is not None and messages is not None:
+        raise _wrong("messages", messages, "left out when there is a prompt")
+    if messages is None and isinstance(prompt, Mapping):
+        if prompt.keys() != {"messages"}:
+            raise _wrong("prompt", prompt, _PROMPTS)
+        messages = prompt["messages"]
+    if messages is None:
+        return prompt  # type: ignore[return-value] # neither `None` nor a mapping
+    if not has_messages(messages):
+        raise _wrong("messages", messages, "a list of messages that is not empty")
+    return messages
+
+
 def has_messages(prompt: Prompt) -> TypeIs[Sequence[Mapping[str, Any] | MessageModel]]:
     """Whether a prompt is a chat: a sequence of mappings, or of objects with `model_dump()`."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(_dumped(prompt[0]), Mapping)
@@ -341,6 +364,23 @@ def _dumped(value: object) -> object:
 
 def _not_compiled(error: CompileError) -> InvalidRequestError:
     return InvalidRequestError(f"chat_template: {error}", "chat_template")
+
+
+def read_template(path: str) -> str:
+    """The text of a file with a chat template, which can be compiled.
+
+    Raises `ConfigError` for the field `chat_template`; if the template cannot be compiled, it names the line.
+    """
+    path = os.path.expanduser(path)  # noqa: PTH111 - never raises
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+        ChatTemplate(source, {})
+    except (OSError, ValueError) as error:  # an `InvalidRequestError` is a `ValueError`
+        reason = str(error).removeprefix("chat_template: ")
+        limit = "the path of a file with a Jinja template"
+        message = f"chat_template={path!r} is not allowed: {reason}; it must be {limit}"
+        raise ConfigError(message, "chat_template", path, limit) from error
+    return source
 
 
 def checked(messages: Iterable[object]) -> list[dict[str, Any]]:

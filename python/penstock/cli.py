@@ -1,6 +1,6 @@
 """The command line: `penstock`, or `python -m penstock`. Its commands are in modules of their own.
 
-They use the public blocking API only.
+They use the public API only.
 
 Generated text goes to standard output; progress, statistics and errors go to standard error. Exit status: 0
 on success, 1 on an error, 2 on invalid usage, 130 after Ctrl-C.
@@ -27,6 +27,7 @@ __all__ = ["main"]
 
 #: The module of each command and its name there. A command is imported when it is used or listed.
 _COMMANDS = {
+    "batch": ("_cli_batch", "batch"),
     "bench": ("_cli_bench", "bench"),
     "chat": ("_cli_generate", "chat"),
     "convert": ("_cli_models", "convert"),

@@ -15,15 +15,18 @@ from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._pump import Pump
 from penstock._session import Session, adapter_errors, check_seconds, num_chars, should_offload
-from penstock._workers import run_in_thread, run_slow
+from penstock._threads import run_in_thread
+from penstock._workers import run_slow
 from penstock.batch import Batch, BatchStream
 from penstock.blocking import Blocking
+from penstock.embeddings import Pooling
 from penstock.request import Request, Stream
+from penstock.reranking import Documents, Reranker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import NoReturn, Self, Unpack
+    from typing import Literal, NoReturn, Self, Unpack
 
     from penstock._core import (
         Adapter,
@@ -37,9 +40,11 @@ if TYPE_CHECKING:
         Score,
         Stats,
     )
-    from penstock._options import EngineOptions, Prompt, RequestOptions
+    from penstock._options import BatchPrompt, EngineOptions, Prompt, RequestOptions
     from penstock._session import PreparedPrompt
     from penstock._workers import Kind
+    from penstock.embeddings import Embeddings
+    from penstock.reranking import Ranking
 
 __all__ = ["Engine"]
 
@@ -49,13 +54,14 @@ Returned = TypeVar("Returned")
 _pumps: RunVar[WeakKeyDictionary[Session, Pump]] = RunVar("penstock.pumps")
 
 
-class Engine:
+class Engine(metaclass=_attributes.Hinted):
     """A language model in this process.
 
+        messages = [{"role": "user", "content": "Why is the sky blue?"}]
         async with Engine("Qwen/Qwen2.5-0.5B-Instruct") as engine:
-            request = await engine.start_request("Why is the sky blue?", max_tokens=64)
-            async for chunk in request:
-                print(chunk.text, end="", flush=True)
+            async with engine.stream(messages, max_tokens=256) as request:
+                async for chunk in request:
+                    print(chunk.text, end="", flush=True)
 
     `model` is a Hugging Face model directory, a `.gguf` file, the id of a model on the Hugging Face hub, or a
     converted model: its directory, its `.tar` file, or the contents of that file as bytes.
@@ -71,8 +77,9 @@ class Engine:
     An open engine can be used from any number of tasks, event loops and threads at the same time. A request
     belongs to the event loop that it was started on.
 
-    `info`, `stats()`, `profile()`, `encode()`, `decode()`, `token_bytes()` and `apply_chat_template()` also
-    work on a closed engine; before the engine is opened they raise `EngineStoppedError`.
+    `info`, `stats()`, `profile()`, `encode()`, `decode()`, `token_bytes()`, `token_names()`,
+    `apply_chat_template()` and `count_tokens()` also work on a closed engine; before the engine is opened
+    they raise `EngineStoppedError`.
     """
 
     def __init__(
@@ -95,6 +102,11 @@ class Engine:
     def host(self) -> Host:
         """The threads and the memory that the engine shares with others: `host`, or those of the process."""
         return self._session.host
+
+    @property
+    def name(self) -> str:
+        """The model as given: a path or the id on the hub; empty for a model of bytes."""
+        return self._session.name
 
     @property
     def is_running(self) -> bool:
@@ -228,13 +240,17 @@ class Engine:
     # ---- requests
 
     async def start_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Request:
         """Submit a request; returns once the engine has accepted it, before anything is computed.
 
         `prompt` is text, token ids, or messages (mappings with `role` and `content`) for the model's chat
-        template. Keyword arguments are the fields of `SamplingParams`; they override those of `params`. Chat
-        templates are rendered and long texts tokenised in a worker thread.
+        template; these can also be the keyword `messages`. Other keyword arguments are the fields of
+        `SamplingParams`; they override those of `params`. Chat templates are rendered and long texts
+        tokenised in a worker thread.
 
         Raises `InvalidRequestError` if the request can never run, `OverloadedError` if the waiting queue is
         full, `EngineStoppedError` if the engine is not open. Cancelling the task cancels the request.
@@ -242,10 +258,21 @@ class Engine:
         is_large, prepared, params = await self._prepare(prompt, params, dict(options))
         submit = partial(self._session.submit, prepared, params)
         in_thread = should_offload(prepared, params)
-        return await self._start(submit, prepared, in_thread=in_thread, is_large=is_large)
+        request = await self._start(submit, prepared, in_thread=in_thread, is_large=is_large)
+        self._session.track(request)
+        return request
+
+    def abort(self, request_id: int) -> bool:
+        """Cancel the request with this `Request.id`; can be called from any thread, and never waits.
+
+        It ends as after `Request.cancel()`: its reader gets the output so far, with the finish reason
+        `cancelled`. Returns whether there is such a request and it had not ended. Requests of `generate` and
+        of batches have no id that a caller could know; `generate_many(...).cancel(index)` cancels those.
+        """
+        return self._session.abort(request_id)
 
     async def _prepare(
-        self, prompt: Prompt, params: SamplingParams | None, options: dict[str, Any]
+        self, prompt: Prompt | None, params: SamplingParams | None, options: dict[str, Any]
     ) -> tuple[bool, PreparedPrompt, SamplingParams]:
         """Whether the prompt is a large chat, which is copied in a thread, and `Session.prepare`."""
         is_large = self._session.is_large_chat(prompt, params, options)
@@ -256,7 +283,10 @@ class Engine:
         return True, *await run_slow(lambda _: prepare(), kind="python")
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         """`async with engine.stream(...) as request`: start a request, and cancel it when the block is left.
 
@@ -265,7 +295,10 @@ class Engine:
         return Stream(partial(self.start_request, prompt, params, **options))
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Result:
         """Submit a request and return its complete result. Cancelling the task cancels the request.
 
@@ -291,7 +324,7 @@ class Engine:
 
     def generate_many(
         self,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -303,6 +336,7 @@ class Engine:
             async for item in engine.generate_many(prompts, max_tokens=64):
                 print(item.index, item.result.text if item.result else item.error)
 
+        A prompt is one of `generate`, or a mapping `{"messages": [...]}`.
         `params` are the parameters of all prompts, or an iterable with those of each prompt, such as a list.
         Prompts and their parameters are taken one by one, so generators of 100,000 need no more memory than
         those of 100. While the next prompt of an async iterable is awaited, no item is returned.
@@ -329,7 +363,7 @@ class Engine:
 
     def stream_many(
         self,
-        prompts: Iterable[Prompt] | AsyncIterable[Prompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -379,6 +413,87 @@ class Engine:
         start = partial(self._start, submit, text, in_thread=should_offload(text, params))
         async with Stream(start) as request:
             return _core.score(await request.result())
+
+    async def embed(
+        self,
+        texts: str | Iterable[str | Sequence[int]],
+        *,
+        pooling: Literal["last", "mean"] | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        adapter: str | None = None,
+        priority: int = 0,
+    ) -> Embeddings:
+        """The embeddings of texts: their last hidden states, pooled, as float32 of shape `(texts, size)`.
+
+            embeddings = await engine.embed(["The sky is blue.", "Rain"])
+            vectors = numpy.asarray(embeddings.tensor)
+
+        A text is a string, which is tokenised as a prompt is, with its special tokens, or token ids. With the
+        pooling `last`, an embedding is the hidden state of the last token; with `mean` it is the mean of all.
+        `normalize` divides it by its length, `dimensions` keeps only its first values, before that. The
+        defaults of `pooling` and `normalize` are `info.pooling` and `info.normalize`: what the model's files
+        say, else `mean` and true.
+
+        The texts are computed as by `generate_many`; `max_output_bytes` bounds the memory. Nothing is read
+        from the prefix cache or added to it.
+
+        Raises `InvalidRequestError` for an invalid argument, such as a text that is empty or longer than the
+        model allows; `field` is the place of the text: `texts[3]`. Otherwise raises as `generate` does. An
+        error or a cancellation of the task ends all requests.
+        """
+        pooled = Pooling(
+            self._session.check_open().info,
+            texts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            options={"adapter": adapter, "priority": priority},
+        )
+        async with self.generate_many(pooled.texts, pooled.params, ordered=False) as items:
+            async for item in items:
+                if pooled.is_large(item):
+                    await run_in_thread(partial(pooled.add, item))
+                else:
+                    pooled.add(item)
+        return pooled.embeddings()
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        instruction: str | None = None,
+        top_n: int | None = None,
+        family: Literal["qwen3"] | None = None,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> Ranking:
+        """The documents by their relevance for a query, as a reranker such as Qwen3-Reranker scores them.
+
+            ranking = await engine.rerank("What is the capital of China?", documents, top_n=3)
+            for item in ranking.items:
+                print(item.score, item.document)
+
+        The score is the probability of the answer `yes` against `no` to the question that the model was
+        trained with. `instruction` is the task in one sentence, in English, by default a web search. `family`
+        says how the model was trained; without it, the name of the model has to contain `Qwen3-Reranker`.
+
+        The prompts of the documents are computed as by `generate_many`, and share their beginning through the
+        prefix cache.
+
+        Raises `InvalidRequestError` for an invalid argument, such as a document that is too long (`field` is
+        its place: `documents[3]`), and if the model is not known as a reranker. Otherwise raises as
+        `generate` does. An error or a cancellation of the task ends all requests.
+        """
+        reranker = Reranker(self, family)
+        params = reranker.params.replace(adapter=adapter, cache_salt=cache_salt, priority=priority)
+        scored = Documents(reranker, query, documents, instruction=instruction, top_n=top_n)
+        async with self.generate_many(scored.prompts, params, ordered=False) as items:
+            async for item in items:
+                scored.add(item)
+        return scored.ranking()
 
     async def _start(
         self,
@@ -516,7 +631,7 @@ class Engine:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text; see `Tokenizer.encode`."""
-        return self._session.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._session.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see `Tokenizer.decode`."""
@@ -526,12 +641,16 @@ class Engine:
         """The bytes of each token; see `Tokenizer.token_bytes`."""
         return self._session.tokenizer.token_bytes(token_ids)
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them; see `Tokenizer.token_names`."""
+        return self._session.tokenizer.token_names(token_ids)
+
     def apply_chat_template(
         self,
         messages: Iterable[object],
         *,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
@@ -540,6 +659,28 @@ class Engine:
         """Render messages and tools as the text of a prompt; see `Tokenizer.apply_chat_template`."""
         return self._session.tokenizer.apply_chat_template(
             messages,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> int:
+        """The number of tokens of text, token ids or messages as a prompt; see `Tokenizer.count_tokens`."""
+        return self._session.tokenizer.count_tokens(
+            prompt,
             chat_template=chat_template,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,

@@ -309,7 +309,7 @@ class _Stream(Generic[SomeRequest]):
 class Stream(_Stream[Request]):
     """The return value of `Engine.stream`, an async context manager.
 
-        async with engine.stream("Why is the sky blue?") as request:
+        async with engine.stream(messages, max_tokens=256) as request:
             async for chunk in request:
                 print(chunk.text, end="", flush=True)
 

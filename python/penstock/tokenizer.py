@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
 from penstock._renderer import is_source, renderer
-from penstock.chat import Chat, ChatTemplate
+from penstock._schemas import tools_of
+from penstock.chat import Chat, ChatTemplate, has_messages
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from typing import NoReturn, Self
+
+    from penstock._options import Prompt
 
 __all__ = ["Tokenizer"]
 
 
-class Tokenizer:
+class Tokenizer(metaclass=_attributes.Hinted):
     """The tokenizer and the chat templates of a model, without its weights.
 
         tokenizer = penstock.Tokenizer("Qwen/Qwen2.5-0.5B-Instruct")
@@ -98,12 +103,19 @@ class Tokenizer:
         """
         return self._native.token_bytes(token_ids)
 
+    def token_names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary writes them, such as `Ġthe` or `▁the`; as `convert_ids_to_tokens`.
+
+        Ids outside the vocabulary have empty names.
+        """
+        return self._native.token_names(token_ids)
+
     def apply_chat_template(
         self,
         messages: Iterable[object],
         *,
         chat_template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
@@ -131,7 +143,44 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return chat.render(self._template(chat, tools), tools=tools)
+        definitions: Any = tools_of(tools)
+        return chat.render(self._template(chat, definitions), tools=definitions)
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> int:
+        """The number of tokens of a prompt, as a request with it has `usage.prompt_tokens`.
+
+        `prompt` is text, token ids, or messages with the keywords of `apply_chat_template`.
+
+        Runs in the calling thread, as `encode` and `apply_chat_template` do. Raises as these do.
+        """
+        if isinstance(prompt, str):
+            return len(self.encode(prompt))
+        if not has_messages(prompt):
+            if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
+                limit = "text, token ids or messages"
+                message = f"prompt={reprlib.repr(prompt)} is not allowed: it must be {limit}"
+                raise InvalidRequestError(message, "prompt", prompt, limit)
+            return len(prompt)
+        text = self.apply_chat_template(
+            prompt,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return len(self.encode(text, add_special_tokens=False))
 
     def _template(self, chat: Chat, tools: Sequence[Mapping[str, Any]] | None = None) -> ChatTemplate:
         """The template of a chat: its own, or one of the model's."""

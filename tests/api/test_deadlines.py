@@ -41,6 +41,8 @@ async def test_request_that_cannot_end_before_its_deadline_is_refused(tiny_model
             _client.deadline.set(time.monotonic())
             with pytest.raises(penstock.DeadlineError, match=r"at least \d+\.\d s, and 0\.0 s are left"):
                 await engine.start_request(PROMPT, SHORT)
+            with pytest.raises(penstock.DeadlineError):
+                await engine.generate(PROMPT, max_tokens=4, num_beams=2)
             errors = [type(item.error) async for item in engine.generate_many([PROMPT] * 2, SHORT)]
             assert errors == [penstock.DeadlineError] * 2, "a batch does not try it again"
             _client.deadline.set(time.monotonic() + 1000)

@@ -85,6 +85,14 @@ def test_import_of_unknown_name_gets_a_hint(name: str) -> None:
     assert not hasattr(penstock, name)
 
 
+@pytest.mark.parametrize("cls", [penstock.Engine, penstock.Tokenizer])
+def test_constructor_of_transformers_names_the_constructor(cls: Any) -> None:
+    expected = f"class {cls.__name__!r} has no attribute 'from_pretrained'; use {cls.__name__}(model)"
+    with pytest.raises(AttributeError, match=re.escape(expected)):
+        cls.from_pretrained("model")
+    assert not hasattr(cls, "xyzzy")
+
+
 def test_import_of_unknown_name_without_hint_is_pythons_error() -> None:
     with pytest.raises(ImportError, match="cannot import name 'xyzzy'"):
         from penstock import xyzzy  # type: ignore[attr-defined] # noqa: F401

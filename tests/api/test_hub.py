@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODEL, GATED, BROKEN, BUSY, STALLED = "acme/tiny", "acme/gated", "acme/broken", "acme/busy", "acme/stalled"
+TOKEN = "hf_secret"  # noqa: S105
 DECOYS = (
     ".gitattributes",
     "README.md",
@@ -170,7 +171,8 @@ class HubHandler(BaseHTTPRequestHandler):
                 self.close_connection = True
             elif hub_id == BUSY:
                 self.send_error_code(HTTPStatus.TOO_MANY_REQUESTS, None)
-            elif hub_id == GATED and file:  # the list of files is public, the files are not
+            elif hub_id == GATED and file and self.headers["Authorization"] != f"Bearer {TOKEN}":
+                # The list of files is public, the files are not.
                 self.send_error_code(HTTPStatus.FORBIDDEN, "GatedRepo")
             elif hub_id not in (MODEL, GATED, STALLED):
                 self.send_error_code(HTTPStatus.NOT_FOUND, "RepoNotFound")
@@ -336,6 +338,10 @@ def test_hub_id_loads_like_a_directory_with_minimal_downloads(
     assert set(hub.asked_files("HEAD")) <= set(needed)
 
 
+def test_token_of_the_environment_opens_a_gated_model(hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
+    assert answer(hub, GATED, tmp_path, HF_TOKEN=TOKEN) == local_answer(tiny_model)
+
+
 def test_conversion_to_existing_output_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
@@ -386,7 +392,11 @@ def test_id_with_a_revision_opens_that_revision(
     ("model", "hint"),
     [
         pytest.param("acme/nothing", "not a local path and not found on the hub", id="unknown"),
-        pytest.param(GATED, "accept the terms on the model's hub page and run: hf auth login", id="gated"),
+        pytest.param(
+            GATED,
+            "accept the terms on the model's hub page, and set HF_TOKEN or run: hf auth login",
+            id="gated",
+        ),
         pytest.param(f"{MODEL}@v2", "revision v2 not found on the hub", id="unknown revision"),
         pytest.param(
             f"{MODEL}@gguf", "download it with hf download and open its path", id="no supported format"
@@ -404,7 +414,9 @@ def test_hub_error_is_one_line_with_id_and_hint(hub: Hub, tmp_path: Path, model:
 @pytest.mark.parametrize(
     ("adapter", "hint"),
     [
-        pytest.param("acme/nothing", "(for a private adapter, run: hf auth login)", id="unknown"),
+        pytest.param(
+            "acme/nothing", "(for a private adapter, set HF_TOKEN or run: hf auth login)", id="unknown"
+        ),
         pytest.param(f"{GATED}@sharded", "accept the terms on the adapter's hub page", id="gated"),
         pytest.param(MODEL, "no adapter_config.json; it is not a LoRA adapter in PEFT's layout", id="model"),
         pytest.param(f"{MODEL}@sharded", "adapters in several files are not supported", id="sharded"),

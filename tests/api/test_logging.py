@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+import penstock
 from support import hooks
+from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import PROMPT, SHORT, make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import penstock
 
 CAPACITY = 256
 
@@ -111,6 +114,22 @@ def test_excess_records_are_dropped_and_counted(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("is_set", [True, False])
+def test_idle_engine_is_checked_only_for_tests(tiny_model: Path, is_set: bool) -> None:  # noqa: FBT001
+    code = """
+import logging, sys, penstock
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
+with penstock.Engine(sys.argv[1], threads=1) as engine:
+    engine.blocking.generate([1, 2], max_tokens=1)
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "PENSTOCK_CHECK_INTEGRITY"}
+    assert variables != os.environ, "the tests set it"
+    command = [sys.executable, "-c", code, str(tiny_model)]
+    env = dict(os.environ) if is_set else variables
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60)
+    assert ("all parts of the idle engine agree" in done.stdout) == is_set
+
+
 def test_disabled_level_is_not_queued(engine: penstock.Engine, caplog: pytest.LogCaptureFixture) -> None:
     hooks.log_records("info", CAPACITY + 1000)
     engine.stats()
@@ -175,3 +194,26 @@ def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
     finally:
         logging.getLogger("penstock").removeFilter(interrupt)
     assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
+
+
+def test_missing_max_tokens_of_a_long_model_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = make_config("llama", max_position_embeddings=8192)
+    model = write_checkpoint(tmp_path, config)
+    with make_engine(model, max_model_len=8192, kv_cache_blocks=600) as engine:
+        limits = [penstock.SamplingParams(max_tokens=4), penstock.SamplingParams(max_length=40)]
+        for params in (*limits, None, None):
+            engine.blocking.start_request(PROMPT, params).cancel()
+    messages = [record.message for record in caplog.records if "max_tokens" in record.message]
+    assert messages == [
+        f"a request without max_tokens can generate {8192 - len(PROMPT)} tokens: set max_tokens"
+    ]
+
+
+def test_missing_max_tokens_of_a_short_model_is_not_logged(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_engine(tiny_model) as engine:
+        engine.blocking.start_request(PROMPT).cancel()
+    assert not caplog.records

@@ -52,10 +52,6 @@ CONFLICTS: dict[str, tuple[str, dict[str, Any]]] = {
     "search does not support it": ("echo", {"num_beams": 2, "echo": True}),
     "does not support it": ("tools", {"num_beams": 2, "tools": [TOOL]}),
     "not support it": ("logits_processors", {"num_beams": 2, "logits_processors": [print]}),
-    "left out when skip_special_tokens is True": (
-        "spaces_between_special_tokens",
-        {"spaces_between_special_tokens": True},
-    ),
     "left out when use_prefix_cache is False": (
         "cache_salt",
         {"cache_salt": "a", "use_prefix_cache": False},
@@ -433,7 +429,7 @@ def test_tools_require_messages(tiny_model: Path) -> None:
     [
         ("regex", "(", "regular expression"),
         ("grammar", "start: undefined_rule", "Lark"),
-        ("grammar", 'root ::= "a"', "GBNF"),
+        ("grammar", 'root ::= item\nitem ::= "a', 'GBNF grammar: line 2, rule "item"'),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"schema": {"type": "number of"}}},

@@ -14,7 +14,7 @@ from support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-GUIDE = ROOT / "docs" / "guide.md"
+GUIDE = ROOT / "docs" / "guide" / "test-your-program.md"
 SNIPPET = re.compile(
     r"^<!-- not run: \S+ runs it as (?P<name>\S+) -->\n```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,

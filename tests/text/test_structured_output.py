@@ -9,6 +9,7 @@ import enum
 import itertools
 import json
 import re
+import subprocess
 import sys
 import time
 import traceback
@@ -158,7 +159,9 @@ async def test_answers_validate_under_their_pydantic_models(
 @pytest.mark.anyio
 async def test_unsupported_keyword_is_ignored_only_on_request(engine: penstock.Engine) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
-    with pytest.raises(penstock.InvalidRequestError, match="uniqueItems"):
+    with pytest.raises(
+        penstock.InvalidRequestError, match=r'\["uniqueItems"\]\); .*"ignore_unsupported": true'
+    ):
         await engine.generate("List:", response_format=schema)
     holder = {"schema": schema, "ignore_unsupported": True}
     result = await engine.generate(
@@ -219,7 +222,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a broken expression": {"regex": "a(b"},
     "an expression that is too complex": {"regex": "x{100000}"},
     "a grammar that is none": {"grammar": "what is this?"},
-    "a grammar in another notation": {"grammar": 'root ::= "yes" | "no"'},
+    "a grammar without its root": {"grammar": 'answer ::= "yes" | "no"'},
     "a huge alternative": {"choice": [str(number) * 1000 for number in range(1000)] + ["x" * 600_000]},
 }
 
@@ -413,3 +416,37 @@ def test_closed_engine_ends_its_compile_threads(tiny_model: Path) -> None:
         engine.blocking.generate(PROMPT, max_tokens=1, regex="[0-9]+")
         assert threads() == before + 1
     wait_until(lambda: threads() == before)
+
+
+CONSTRAIN_WITHOUT_THREADS = """
+import resource, sys
+import penstock
+
+with penstock.Engine(sys.argv[1], kv_cache_bytes=1 << 20) as engine:
+    generate = engine.blocking.generate
+    generate("a", max_tokens=4)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20), hard))
+    try:
+        generate("a", regex="[ab]{4}", max_tokens=8)
+    except penstock.OverloadedError as error:
+        print(error)
+    print(generate("a", max_tokens=4).finish_reason)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    print(generate("a", regex="[ab]{4}", max_tokens=8).finish_reason)
+"""
+
+
+def test_grammar_is_refused_while_no_thread_can_be_started(tiny_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONSTRAIN_WITHOUT_THREADS, str(tiny_model)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    refused, *reasons = done.stdout.splitlines()
+    assert "cannot start a thread" in refused
+    assert reasons == ["length", "stop"]

@@ -31,6 +31,25 @@ def test_spaces_between_special_tokens_are_those_of_a_request(demo_model: Path) 
     assert tokenizer.decode(tokenizer.encode("a<|im_end|>b"), skip_special_tokens=False) == "a<|im_end|>b"
 
 
+@pytest.mark.parametrize("form", ["byte level", "sentencepiece"])
+def test_names_are_those_of_the_vocabulary(form: str, tiny_model: Path, tmp_path: Path) -> None:
+    path = tiny_model / "tokenizer.json"
+    if form == "sentencepiece":
+        path = tmp_path / "tokenizer.json"
+        vocabulary = {"<unk>": 0, "▁Hello": 1, "▁world": 2}
+        model = tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")  # noqa: S106 - not a secret
+        other = tokenizers.Tokenizer(model)
+        other.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+        other.save(str(path))
+    expected = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer = penstock.Tokenizer(path)
+    ids = tokenizer.encode("Hello world, Grüße")
+    assert tokenizer.token_names(ids) == [expected.id_to_token(token) for token in ids]
+    assert tokenizer.token_names([tokenizer.vocabulary_size + 7]) == [""]
+    with pytest.raises(penstock.InvalidRequestError, match="token_ids"):
+        tokenizer.token_names([-1])
+
+
 def test_results_are_those_of_the_engine(demo_model: Path) -> None:
     tokenizer = penstock.Tokenizer(demo_model)
     with make_engine(demo_model, kv_cache_blocks=8) as engine:
@@ -42,6 +61,7 @@ def test_results_are_those_of_the_engine(demo_model: Path) -> None:
                     shown = tokenizer.decode(token_ids, skip_special_tokens=skip)
                     assert shown == engine.decode(token_ids, skip_special_tokens=skip)
                 assert tokenizer.token_bytes(token_ids) == engine.token_bytes(token_ids)
+                assert tokenizer.token_names(token_ids) == engine.token_names(token_ids)
         options: dict[str, Any] = {
             "add_generation_prompt": False,
             "chat_template_kwargs": {"enable_thinking": False},

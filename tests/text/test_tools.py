@@ -187,6 +187,19 @@ async def test_tools_not_rendered_need_a_required_or_named_call(demo: penstock.E
 
 
 @pytest.mark.anyio
+async def test_part_of_a_required_call_is_not_content(demo: penstock.Engine) -> None:
+    asked: Any = {"temperature": 0.7, "seed": 2, "tools": TOOLS, "tool_choice": "required"}
+    whole = await demo.generate(ASKED, max_tokens=90, **asked)
+    assert len(whole.tool_calls) > 1
+    limits = range(1, whole.usage.completion_tokens)
+    params = [penstock.SamplingParams(max_tokens=limit, **asked) for limit in limits]
+    async for item in demo.generate_many([{"messages": ASKED}] * len(params), params):
+        assert item.result is not None
+        assert whole.text.startswith(item.result.text)
+        assert item.result.content == ""
+
+
+@pytest.mark.anyio
 async def test_joined_call_deltas_equal_the_calls_of_the_result(demo: penstock.Engine) -> None:
     async with demo.stream(
         ASKED, max_tokens=90, temperature=0.7, seed=2, tools=TOOLS, tool_choice="required"
