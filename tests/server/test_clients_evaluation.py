@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import penstock
 import penstock.server
 from support.api.engines import make_engine
+from support.paths import ROOT
 from support.server.serving import Served, serving
 
 if TYPE_CHECKING:
@@ -66,16 +68,16 @@ def test_harness_measures_the_log_likelihoods_of_the_engine(
         "target_delimiter": "",
         "metric_list": [{"metric": "acc"}],
     }
-    arguments = {
-        "base_url": f"{server.url}/v1/completions",
-        "model": "tiny",
-        "tokenizer": str(tiny_model),
-        "tokenizer_backend": "huggingface",
-        "num_concurrent": 2,
-        "max_length": 512,
-    }
+    text = (ROOT / "docs" / "guide" / "connect-programs.md").read_text()
+    [(beginning, name, end)] = re.findall(r"ARGS=(\S+)\n.* --model (\S+) --model_args \$ARGS(\S+)", text)
+    arguments = dict(item.split("=", maxsplit=1) for item in f"{beginning}{end}".split(","))
+    arguments["base_url"] = arguments["base_url"].replace("http://127.0.0.1:8000", server.url)
+    arguments |= {"model": "tiny", "tokenizer": str(tiny_model), "max_length": "512"}
     found: Any = lm_eval.simple_evaluate(
-        model="local-completions", model_args=arguments, tasks=[task], bootstrap_iters=0
+        model=name,
+        model_args=",".join(f"{key}={value}" for key, value in arguments.items()),
+        tasks=[task],
+        bootstrap_iters=0,
     )
     num_right = 0
     for (question, choices), sample in zip(QUESTIONS, found["samples"]["local"], strict=True):

@@ -9,6 +9,7 @@ import pytest
 
 import penstock
 import penstock.server
+from support.paths import ROOT
 from support.server.serving import Served, serving
 
 if TYPE_CHECKING:
@@ -105,11 +106,16 @@ def test_langchain_gets_structured_output(server: Served, method: str, *, uses_r
     assert isinstance(found, Answer)
 
 
-def test_langchain_embeds_texts(server: Served) -> None:
-    langchain_openai = pytest.importorskip("langchain_openai")
-    embeddings = langchain_openai.OpenAIEmbeddings(
-        model="smol", base_url=f"{server.url}/v1", api_key="none", check_embedding_ctx_length=False
-    )
+def test_langchain_embeds_texts_as_the_guide_does(server: Served) -> None:
+    pytest.importorskip("langchain_openai")
+    text = (ROOT / "docs" / "guide" / "connect-programs.md").read_text()
+    code = text.partition("```python\n")[2].partition("```\n")[0]
+    for old, new in (("http://127.0.0.1:8000", server.url), ('"qwen"', '"smol"')):
+        assert old in code
+        code = code.replace(old, new)
+    scope: dict[str, Any] = {}
+    exec(code, scope)  # noqa: S102
+    embeddings = scope["embeddings"]
     first, second = embeddings.embed_documents(["Rain", "Snow"])
     assert embeddings.embed_query("Rain") == first != second
     assert sum(number**2 for number in first) == pytest.approx(1)

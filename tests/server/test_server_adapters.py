@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from functools import partial
@@ -15,6 +16,7 @@ import penstock
 import penstock.server
 from penstock.server.state import Progress
 from support.api.engines import make_engine, wait_until
+from support.paths import DATA
 from support.server.lora_server import ADMIN, LOAD, LoraServer, lora_server
 from support.server.serving import at_rest, held, serving
 
@@ -185,9 +187,16 @@ def test_list_has_the_rows_of_vllm(server: LoraServer) -> None:
         "root": str(server.root / "one"),
         "parent": "base",
         "max_model_len": None,
-        "permission": [],
+        "chat_sampling": {"temperature": 0.7, "min_p": 0.05},
+        "permission": one["permission"],
     }
     assert one["created"] >= base["created"]
+    [permission] = one["permission"]
+    assert re.fullmatch("modelperm-[0-9a-f]{32}", permission["id"])
+    assert permission["id"] != base["permission"][0]["id"]
+    assert (permission["created"], permission["organization"]) == (one["created"], "*")
+    [documented] = json.loads((DATA / "aibrix" / "vllm_models.json").read_text())["data"][0]["permission"]
+    assert permission == documented | {"id": permission["id"], "created": permission["created"]}
     assert server.ask("/v1/models/two")[:2] == (200, two)
     assert server.ask("/v1/models/three")[0] == 404
 

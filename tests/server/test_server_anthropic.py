@@ -161,7 +161,7 @@ def test_message_has_the_output_of_the_engine(server: Served, engine: penstock.E
     expected = engine.blocking.generate([USER], max_tokens=6, seed=1, ignore_eos=True)
     status, answer, _ = server.ask(PATH, {**MESSAGE, "model": "tiny"})
     assert status == 200
-    assert answer.pop("id").startswith("msg-")
+    assert answer.pop("id").startswith("msg_")
     usage = answer.pop("usage")
     assert answer == {
         "type": "message",
@@ -508,7 +508,7 @@ def test_events_of_a_message_are_in_order(server: Served) -> None:
     assert set(names[3:-3]) <= {"content_block_delta", "ping"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     message = events[0]["message"]
-    assert message.pop("id").startswith("msg-")
+    assert message.pop("id").startswith("msg_")
     usage = message.pop("usage")
     assert message == {
         "type": "message",
@@ -540,7 +540,7 @@ def test_thinking_text_and_calls_are_blocks(thinking: Served, thinks: dict[str, 
         {"type": "thinking", "thinking": "Let me see.", "signature": ""},
         {"type": "text", "text": "I ask.Wait."},
     ]
-    assert call.pop("id").startswith("call_")
+    assert call.pop("id").startswith("toolu_")
     assert call == {"type": "tool_use", "name": "weather", "input": {"city": "Bern"}}
 
 

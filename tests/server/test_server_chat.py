@@ -255,7 +255,10 @@ def test_stream_has_role_text_reason_and_done(server: Served) -> None:
     first, *events, done = server.events(PATH, CHAT)
     assert done == "[DONE]"
     assert first["object"] == "chat.completion.chunk"
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    nothing = {"reasoning": None, "reasoning_content": None}
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": "", **nothing}
+    assert all(event["choices"][0]["delta"].items() >= nothing.items() for event in events)
+    assert answer["choices"][0]["message"].items() >= nothing.items()
     assert text_of([first, *events, done]) == answer["choices"][0]["message"]["content"]
     reasons = [event["choices"][0]["finish_reason"] for event in events]
     assert reasons == [*[None] * (len(events) - 1), "length"]
@@ -280,6 +283,20 @@ def test_continuous_usage_counts_up(server: Served) -> None:
         count += len(event["choices"][0]["token_ids"])
         assert event["usage"]["completion_tokens"] == count
     assert last["usage"]["completion_tokens"] == count == 6
+
+
+def test_continuous_usage_without_usage_is_none(server: Served) -> None:
+    options = {"stream_options": {"continuous_usage_stats": True}}
+    *events, _done = server.events(PATH, {**CHAT, **options})
+    assert all("usage" not in event for event in events)
+
+
+def test_stream_has_the_ids_of_the_prompt_once(server: Served) -> None:
+    fields = {**CHAT, "n": 2, "return_token_ids": True}
+    _, answer, _ = server.ask(PATH, fields)
+    first, *events, _done = server.events(PATH, fields)
+    assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in events)
 
 
 def test_stream_of_n_choices_equals_the_response(server: Served) -> None:
@@ -314,9 +331,10 @@ def test_reasoning_has_both_names(tiny_model: Path) -> None:
     assert message["reasoning"] == message["reasoning_content"] == "so"
     assert message["content"] == "yes"
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == "so"
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta[name] or "" for delta in deltas) == "so"
     assert text_of(events) == "yes"
-    assert "reasoning" not in plain["choices"][0]["message"]
+    assert plain["choices"][0]["message"]["reasoning"] is None
 
 
 def test_asynchronous_client_streams(server: Served) -> None:

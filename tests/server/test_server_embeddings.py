@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,9 +79,34 @@ def test_embeddings_are_those_of_transformers(
 ) -> None:
     oracle = load_oracle(tiny_model)
     found = embedded(server, TEXTS, pooling=pooling)
-    for text, vector in zip(TEXTS, found, strict=True):
+    of_engine = np.asarray(engine.blocking.embed(TEXTS, pooling=pooling).tensor)  # type: ignore[arg-type]
+    for text, vectors in zip(TEXTS, zip(found, of_engine, strict=True), strict=True):
         expected = unit(oracle.pooled(engine.encode(text), pooling).astype(np.float64))
-        assert np.abs(vector - expected).max() < 1e-5
+        assert all(np.abs(vector - expected).max() < 1e-5 for vector in vectors)
+
+
+def test_defaults_are_those_of_the_model_and_its_engine(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    modules = [{"type": "models.Transformer", "path": ""}, {"type": "models.Pooling", "path": "1_Pooling"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    with make_engine(model) as engine, serving(penstock.server.app({"tiny": engine})) as server:
+        found = embedded(server, TEXTS)
+        assert found.astype("f4").tobytes() == bytes(engine.blocking.embed(TEXTS).tensor)
+        assert np.abs(found[0] - states(engine, TEXTS[0])[-1]).max() == 0
+
+
+def test_pooling_of_the_files_that_is_not_supported_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "modules.json").write_text('[{"type": "models.Dense", "path": "1_Dense"}]')
+    with make_engine(model) as engine, serving(penstock.server.app({"tiny": engine})) as server:
+        status, answer, _ = server.ask(PATH, {"input": "a"})
+        assert (status, answer["error"]["param"]) == (400, "pooling")
+        assert "'Dense'" in answer["error"]["message"]
+        assert server.ask(PATH, {"input": "a", "pooling": "mean"})[0] == 200
 
 
 def test_pooling_and_normalisation_of_the_hidden_states(server: Served, engine: penstock.Engine) -> None:

@@ -159,7 +159,7 @@ def test_batch_is_scored_as_evaluations_request_it(server: Served, engine: penst
         expected = sum(value or 0.0 for value in engine.blocking.score(prompt).logprobs[2:])
         total, is_found_greedy = scored(choice, 2)
         assert (total, is_found_greedy) == (expected, is_greedy)
-        assert "prompt_logprobs" not in choice
+        assert choice["prompt_logprobs"] is None
 
 
 def test_each_choice_has_the_log_probabilities_of_its_prompt(server: Served) -> None:
@@ -208,7 +208,7 @@ def test_chat_returns_prompt_logprobs_if_they_are_asked_for(server: Served) -> N
     for token_id, position in zip(answer["prompt_token_ids"][1:], positions[1:], strict=True):
         assert str(token_id) in position
         assert min(entry["rank"] or 99 for entry in position.values()) == 1
-    assert "prompt_logprobs" not in server.ask(CHAT, fields)[1]
+    assert server.ask(CHAT, fields)[1]["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "logprobs": 0}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from contextlib import ExitStack
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from support.server.lora_server import (
     error_of,
     lora_server,
 )
-from support.server.serving import serving
+from support.server.serving import at_rest, held, post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,17 +92,60 @@ def test_changed_files_are_other_contents_but_copies_are_not(server: LoraServer)
     assert server.engine.adapters["n"].rank == 4
 
 
-def test_full_server_is_status_503_until_one_is_unloaded(server: LoraServer) -> None:
-    for name in "abcd":
+def test_idle_adapter_used_least_recently_makes_room(server: LoraServer) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
+
+    def ask(name: str) -> str:
+        status, answer, _ = server.ask("/v1/completions", {**body, "model": name})
+        assert (status, answer["model"]) == (200, name)
+        return str(answer["choices"][0]["text"])
+
+    for name, folder in zip("abcd", ("one", "two") * 2, strict=True):
+        assert server.load(name, folder)[0] == 200
+    expected = [ask(name) for name in "abc"]
+    assert expected[0] == expected[2] != expected[1]
+    assert server.load("e", "one")[0] == 200  # in place of d, which no request used
+    assert set(server.engine.adapters) == {*"abce"}
+    assert server.names()[0] == "base"
+    assert sorted(server.names()[1:]) == [*"abcde"]
+    assert server.ask("/v1/models/d")[1]["root"] == "two"
+    assert ask("d") == expected[1]  # loaded again in place of a
+    assert set(server.engine.adapters) == {*"bcde"}
+    assert server.ask("/v1/embeddings", {"model": "a", "input": [1, 2, 3]})[0] == 200
+    assert set(server.engine.adapters) == {*"acde"}
+    assert server.load("b", "one")[0] == 409
+    assert server.load("b", "two")[0] == 200
+    assert [server.unload("c")[0] for _ in range(2)] == [200, 404]  # c had made room for b
+
+
+def test_full_server_is_status_503_while_all_adapters_are_used(server: LoraServer) -> None:
+    for name in "abcde":
         assert server.load(name, "one")[0] == 200
-    answer = server.load("e", "one")
-    status, message = error_of(answer)
-    assert (status, answer[2]["retry-after"]) == (503, "5")
-    assert message.startswith("service unavailable: ")
-    assert server.names() == ["base", *"abcd"]
-    assert server.load("a", "one")[0] == 200
+    assert "a" not in server.engine.adapters
+    with held(server.engine):
+        body = {"prompt": [1, 2], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with ExitStack() as streams:
+            for name in "bcde":
+                streams.enter_context(server.send(post("/v1/completions", {**body, "model": name})))
+            wait_until(lambda: len(server.application.state.generations) == 4)
+            for answer in (server.load("f", "one"), server.ask("/v1/completions", {**body, "model": "a"})):
+                status, message = error_of(answer)
+                assert (status, answer[2]["retry-after"]) == (503, "5")
+                assert message.startswith("service unavailable: ")
+    wait_until(lambda: at_rest(server.engine))
+    assert server.load("f", "one")[0] == 200
+
+
+def test_evicted_adapter_that_has_lost_its_files_is_status_503(server: LoraServer) -> None:
+    folder = shutil.copytree(server.root / "one", server.root / "gone")
+    for name in "abcde":
+        assert server.load(name, folder if name == "a" else "one")[0] == 200
+    shutil.rmtree(folder)
+    status, message = error_of(server.ask("/v1/completions", {"model": "a", "prompt": [1], "max_tokens": 1}))
+    assert status == 503
+    assert "cannot be loaded again" in message
     assert server.unload("a")[0] == 200
-    assert server.load("e", "one")[0] == 200
+    assert "a" not in server.names()
 
 
 def test_loads_of_one_name_at_the_same_time_join(server: LoraServer) -> None:

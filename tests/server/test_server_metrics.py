@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import penstock.server
-from penstock.server.metrics import _GAUGES, _Collector
+from penstock.server.engine_metrics import _GAUGES
+from penstock.server.measures import RequestMeasures
+from penstock.server.metrics import _Collector
 from penstock.server.state import Progress
 from support import hooks
 from support.api.engines import make_engine, wait_until
-from support.paths import ROOT
+from support.paths import DATA, ROOT
 from support.server.serving import Served, at_rest, held, post, serving
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 DOCS = ROOT / "docs"
+#: The metrics in a document of AIBrix.
+ANSWER = DATA / "aibrix" / "vllm_metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5"
 PATH = "/v1/completions"
 #: The token of which an engine fails.
@@ -41,8 +46,9 @@ MODEL = {"engine": "0", "model_name": "tiny"}
 
 #: Gauges, counters and histograms of vLLM that a scrape has.
 VLLM = {
-    "gauge": """cache_config_info engine_sleep_state kv_cache_usage_perc lora_requests_info
-        num_requests_running num_requests_waiting num_requests_waiting_by_reason""",
+    "gauge": """cache_config_info cpu_prefix_cache_hit_rate engine_sleep_state kv_cache_usage_perc
+        lora_requests_info num_requests_running num_requests_swapped num_requests_waiting
+        num_requests_waiting_by_reason""",
     "counter": """admission_rejections generation_tokens num_preemptions prefix_cache_hits
         prefix_cache_queries prompt_tokens prompt_tokens_by_source prompt_tokens_cached request_success
         spec_decode_num_accepted_tokens spec_decode_num_draft_tokens""",
@@ -121,6 +127,47 @@ def test_scrape_has_the_names_and_types_of_vllm(server: Served) -> None:
     assert found == {kind: set(names.split()) for kind, names in VLLM.items()}
 
 
+def test_scrape_has_the_metrics_of_aibrix_documents(server: Served) -> None:
+    documented = {family.name: family for family in parse_text(ANSWER.read_text())}
+    found = families_of(server)
+    absent = {"cpu_cache_usage_perc", "gpu_cache_usage_perc", "gpu_prefix_cache_hit_rate"}
+    absent |= {"time_per_output_token_seconds"}  # with `legacy_metrics`
+    names = {name for name in documented if name.startswith("vllm:")}
+    assert names - found.keys() <= {f"vllm:{name}" for name in absent}
+    for name in ("cache_config_info", "lora_requests_info"):
+        labels = found[f"vllm:{name}"].samples[0].labels.keys()
+        assert documented[f"vllm:{name}"].samples[0].labels.keys() <= labels
+
+
+def test_collector_adds_the_engines_to_a_registry(server: Served, engine: penstock.Engine) -> None:
+    never_open = make_engine("path/to/model")
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(penstock.server.EngineCollector({"tiny": engine, "alias": engine, "new": never_open}))
+    engine.blocking.generate([5], max_tokens=3)
+    found = {family.name: family for family in registry.collect()}
+    scraped = families_of(server)
+    of_server = {f"vllm:{name}" for name in vars(RequestMeasures(1))}
+    engines = {name for name in scraped if name.startswith(("penstock:", "vllm:"))}
+    assert found.keys() == engines - of_server
+    for name in found.keys() - {"penstock:engine_state", "vllm:lora_requests_info"}:
+        assert found[name].samples == scraped[name].samples, name
+    states = [sample for sample in found["penstock:engine_state"].samples if sample.value]
+    assert [(sample.labels["model_name"], sample.labels["state"]) for sample in states] == [
+        ("tiny", "ok"),
+        ("new", "stopped"),
+    ]
+    with pytest.raises(ValueError, match="uplicated"):
+        registry.register(penstock.server.EngineCollector(engine))
+
+
+def test_swapped_requests_are_counted_only_where_none_can_be(tiny_model: Path) -> None:
+    with (
+        make_engine(tiny_model, preemption_mode="swap") as engine,
+        serving(penstock.server.app({"tiny": engine})) as server,
+    ):
+        assert "vllm:num_requests_swapped" not in families_of(server)
+
+
 def test_scrape_has_all_stats_with_their_kinds(server: Served) -> None:
     definitions = tomllib.loads((ROOT / "rust/frontend/definitions/stats.toml").read_text())["class"]
     kinds = {field["name"]: field["kind"] for field in definitions[0]["field"]}
@@ -130,7 +177,24 @@ def test_scrape_has_all_stats_with_their_kinds(server: Served) -> None:
         for name, family in families_of(server).items()
         if name.startswith("penstock:")
     }
-    assert found == {**kinds, "engine_state": "gauge"}
+    own = ("engine_state", "kv_cache_reserved_bytes", "kv_cache_used_bytes")
+    assert found == {**kinds, **dict.fromkeys(own, "gauge")}
+
+
+def test_memory_of_the_kv_cache_is_reserved_and_used(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine, serving(penstock.server.app({"tiny": engine})) as server:
+
+        def size(name: str) -> float:
+            [sample] = families_of(server)[f"penstock:kv_cache_{name}_bytes"].samples
+            return sample.value
+
+        reserved = engine.info.memory.kv_cache
+        block = reserved // engine.stats().blocks_total
+        assert (size("reserved"), size("used")) == (reserved, 0)
+        engine.blocking.generate([1] * 40, max_tokens=1)
+        wait_until(lambda: engine.stats().running == 0)
+        assert (size("reserved"), size("used")) == (reserved, engine.stats().blocks_cached * block)
+        assert size("used") > 0
 
 
 def test_openmetrics_scrape_has_the_same_samples(server: Served) -> None:

@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 import penstock.server
-from support.api.engines import wait_until
+from support.api.checkpoints import make_config, write_checkpoint
+from support.api.engines import make_engine, wait_until
 from support.server.browser import new_page
 from support.server.chat_page import (
     COMPLETIONS,
@@ -31,6 +32,8 @@ from support.server.chat_page import (
 from support.server.serving import Served, at_rest, serving
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Browser, Page
 
 
@@ -205,6 +208,34 @@ def test_settings_are_those_of_the_request(page: Page, chat_engine: penstock.Eng
         send(page)
     assert "seed" not in sent_fields(sent.value)
     page.keyboard.press("Escape")
+
+
+def test_sampling_defaults_are_shown_unless_the_files_have_some(
+    browser: Browser, chat_engine: penstock.Engine, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path, make_config("llama"))
+    (model / "generation_config.json").write_text('{"temperature": 0.3}')
+    with (
+        make_engine(model) as other,
+        serving(penstock.server.app({"one": chat_engine, "two": other})) as server,
+        opened(browser, server, {"max_tokens": 2}) as page,
+    ):
+        shown, models = page.locator("#sampling"), page.get_by_label("Model", exact=True)
+        expect(shown).to_have_text("Temperature 0.7, Min-p 0.05, Maximum tokens 2")
+        models.select_option("two")
+        expect(shown).to_have_text("Maximum tokens 2")
+        with page.expect_request(COMPLETIONS) as sent:
+            ask(page)
+        assert not {"temperature", "min_p"} & sent_fields(sent.value).keys()
+        models.select_option("one")
+        page.get_by_role("button", name="Settings").click()
+        expect(page.get_by_label("Min-p")).to_have_attribute("placeholder", "0.05")
+        page.get_by_label("Temperature").fill("0.4")
+        page.get_by_role("button", name="Done").click()
+        with page.expect_request(COMPLETIONS) as sent:
+            ask(page)
+        fields = sent_fields(sent.value)
+        assert (fields["temperature"], fields["min_p"]) == (0.4, 0.05)
 
 
 def test_model_is_chosen_and_remembered(browser: Browser, chat_engine: penstock.Engine) -> None:

@@ -110,7 +110,7 @@ def test_response_has_the_output_of_the_engine(server: Served, engine: penstock.
     status, answer, _ = server.ask(PATH, {**BODY, "metadata": {"a": "b"}, "user": "u"})
     assert status == 200
     [item] = answer.pop("output")
-    label = answer["id"].removeprefix("resp-")
+    label = answer["id"].removeprefix("resp_")
     part = {"type": "output_text", "text": expected.content, "annotations": [], "logprobs": []}
     assert item == {
         "id": f"msg_{label}_0",

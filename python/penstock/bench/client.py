@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from array import array
 from contextlib import asynccontextmanager
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from penstock.bench.prompts import Body
     from penstock.bench.settings import BenchSettings
 
-__all__ = ["Client", "Record"]
+__all__ = ["UNREACHABLE", "Client", "Record"]
+
+#: The kind of a failure to connect.
+UNREACHABLE = "unreachable"
 
 #: Servers close idle connections after 5 seconds or more. A request on one that is closed would fail.
 _KEEP_ALIVE = 2.0
@@ -75,6 +79,7 @@ class Client:
     def __init__(self, settings: BenchSettings) -> None:
         root = settings.url.rstrip("/").removesuffix("/v1")
         route = "chat/completions" if settings.endpoint == "chat" else "completions"
+        self._shown_url = settings.shown_url
         self._models = f"{root}/v1/models"
         self._url = f"{root}/v1/{route}"
         headers = {"Accept-Encoding": "identity"}
@@ -129,6 +134,10 @@ class Client:
                 yield
         except TimeoutError:
             raise StreamError("timeout", f"no end within {self._timeout:g} seconds") from None
+        except aiohttp.ClientConnectorError as error:
+            raise StreamError(
+                UNREACHABLE, f"no server at {self._shown_url}: {_reason(error.os_error)}"
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise StreamError(type(error).__name__, str(error)) from error
 
@@ -146,6 +155,12 @@ class Client:
         if not reader.times and not usage.get("completion_tokens"):
             raise StreamError("no output", "the response has no text and no tokens")
         return usage
+
+
+def _reason(error: OSError) -> str:
+    """The text of the system, which event loops replace by the address. Unknown names have their own."""
+    number = error.errno or 0
+    return os.strerror(number) if number > 0 else error.strerror or str(error)
 
 
 def _connector(*, keep_alive: bool) -> aiohttp.TCPConnector:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.bench.client import Client
+from penstock.bench.client import UNREACHABLE, Client
 from penstock.bench.prompts import bodies
 from penstock.bench.run import Clock, Measurement, measure
 from penstock.bench.sse import StreamError
@@ -121,7 +121,7 @@ async def _first_model(client: Client) -> str:
     try:
         return await client.first_model()
     except StreamError as error:
-        raise penstock.PenstockError(f"/v1/models: {error.kind}: {error}") from error
+        raise _failure("/v1/models", error.kind, str(error)) from error
 
 
 async def _warm_up(client: Client, requests: list[Body]) -> None:
@@ -129,7 +129,13 @@ async def _warm_up(client: Client, requests: list[Body]) -> None:
     records = await asyncio.gather(*(client.send(body, clock.now()) for body in requests))
     for record in records:
         if record.error is not None:
-            raise penstock.PenstockError(f"warm-up: {record.error}: {record.message}")
+            raise _failure("warm-up", record.error, record.message)
+
+
+def _failure(place: str, kind: str, message: str) -> penstock.PenstockError:
+    if kind == UNREACHABLE:
+        return penstock.PenstockError(f"{message}; start it (penstock serve MODEL), or correct --url")
+    return penstock.PenstockError(f"{place}: {kind}: {message}")
 
 
 def _details(record: Record, measurement: Measurement) -> dict[str, Any]:

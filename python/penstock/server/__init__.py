@@ -3,11 +3,13 @@
     async with penstock.Engine("path/to/model") as engine:
         application = penstock.server.app({"my-model": engine})
 
-The extra `server` installs what it needs. `penstock serve MODEL` runs it with uvicorn.
+The extra `server` installs what it needs. `penstock serve MODEL` runs it with uvicorn. `EngineCollector` has
+the metrics of engines for an application with a registry of its own.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock._install import missing_extra
@@ -15,17 +17,20 @@ from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from penstock.server.application import app
+    from penstock.server.engine_metrics import EngineCollector
 
-__all__ = ["ServerSettings", "app"]
+__all__ = ["EngineCollector", "ServerSettings", "app"]
+
+_MODULES = {"EngineCollector": "engine_metrics", "app": "application"}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs the extra when it is used: the command line reads only the settings."""
-    if name != "app":
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from penstock.server.application import app
+        return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
         message = missing_extra("the server", error.name, "server")
         raise ModuleNotFoundError(message, name=error.name) from error
-    return app

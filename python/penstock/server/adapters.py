@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,10 @@ from penstock.server.errors import ApiError, invalid
 from penstock.server.paths import within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import Model
+    from penstock.server.state import Generation, Model
 
 __all__ = ["Adapters"]
 
@@ -33,8 +34,16 @@ _REFUSALS = frozenset({401, 403, 404})
 class Adapters:
     """Loads and unloads the adapters of the models of a server."""
 
-    def __init__(self, models: Sequence[Model], names: Sequence[str], settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        models: Sequence[Model],
+        names: Sequence[str],
+        generations: Mapping[str, Generation],
+        settings: ServerSettings,
+    ) -> None:
         self._models = models
+        #: Those that run.
+        self._generations = generations
         #: The names of the models themselves.
         self._names = frozenset(names)
         self._settings = settings
@@ -50,9 +59,15 @@ class Adapters:
         return [model for model in self._models if model.engine.config.max_adapters]
 
     async def load(self, model: Model, name: str, path: str, *, replace: bool) -> None:
-        """Load the adapter that a request names, within the time of the settings."""
+        """Load the adapter that a request names, within the time of the settings.
+
+        If there is no room, adapters without requests make room, the least recently used one first.
+        """
         if model not in self.models:
             raise ApiError(400, f"the model {model.name!r} takes no adapters", param="model")
+        evicted = model.evicted.get(name)
+        if evicted is not None and evicted.root != path and not replace:
+            raise _conflict(name)
         seconds = self._settings.lora_timeout
         with self._reserved(name, model), anyio.move_on_after(seconds):
             async with self._slots:
@@ -60,9 +75,41 @@ class Adapters:
                     self._find, name, path, abandon_on_cancel=True, limiter=self._threads
                 )
                 with _load_errors(name, path, found):
-                    await model.load_adapter(name, found, root=path, replace=replace)
+                    load = partial(model.load_adapter, name, found, root=path, replace=replace)
+                    await self._with_room(model, name, load)
             return
-        raise _unavailable(f"{name!r} was not loaded within {seconds:g} seconds (timeout); try again")
+        raise _late(name, seconds)
+
+    async def restore(self, generation: Generation) -> None:
+        """Load the adapter of a generation again if it has made room. It stays until the generation ends."""
+        model, name = generation.model, generation.call.params.adapter
+        if name is None:
+            return
+        model.use_adapter(name)
+        if (source := model.evicted.get(name)) is None:
+            return
+        seconds = self._settings.lora_timeout
+        with anyio.move_on_after(seconds):
+            async with self._slots:
+                try:
+                    await self._with_room(model, name, partial(model.restore_adapter, name))
+                except penstock.AdapterLoadError as error:
+                    reason = str(error).replace(source.path, source.root)
+                    raise _unavailable(f"the adapter cannot be loaded again: {reason}") from error
+            return
+        raise _late(name, seconds)
+
+    async def _with_room(self, model: Model, name: str, load: Callable[[], Awaitable[None]]) -> None:
+        """Load the adapter of this name, and let others make room for it."""
+        while True:
+            try:
+                await load()
+            except penstock.AdapterLimitError:
+                used = {generation.call.params.adapter for generation in self._generations.values()}
+                if not await model.evict_adapter({*used, name}):
+                    raise
+            else:
+                return
 
     @contextmanager
     def _reserved(self, name: str, model: Model) -> Iterator[None]:
@@ -70,7 +117,7 @@ class Adapters:
         if name in self._names:
             raise invalid("lora_name", name, "another name than those of the models")
         others = [other for other in self._models if other is not model]
-        if any((name, other) in self._loads or name in other.adapters for other in others):
+        if any((name, other) in self._loads or name in other.adapter_names for other in others):
             message = f"the lora adapter {name!r} is one of another model"
             raise ApiError(409, message, param="lora_name", code="conflict")
         self._loads[name, model] += 1
@@ -106,7 +153,7 @@ class Adapters:
 
         The adapter of a former call that waits is not in the list, and can be unloaded with `force`.
         """
-        for model in sorted(self.models, key=lambda model: name not in model.adapters):
+        for model in sorted(self.models, key=lambda model: name not in model.adapter_names):
             try:
                 with anyio.move_on_after(self._settings.lora_timeout):
                     await model.unload_adapter(name, force=force)
@@ -129,6 +176,18 @@ def _unavailable(reason: str) -> ApiError:
     return ApiError(503, f"service unavailable: {reason}", code="unavailable", retry_after=5)
 
 
+def _late(name: str, seconds: float) -> ApiError:
+    return _unavailable(f"{name!r} was not loaded within {seconds:g} seconds (timeout); try again")
+
+
+def _conflict(name: str) -> ApiError:
+    message = (
+        f"The lora adapter '{name}' has already been loaded with other contents: unload it, or set "
+        "load_inplace."
+    )
+    return ApiError(409, message, param="lora_name", code="conflict")
+
+
 def _not_found(name: str, path: str) -> ApiError:
     message = f"Loading lora {name[:64]} failed: No adapter found for {path[:256]}"
     return ApiError(404, message, param="lora_path", code="adapter_not_found")
@@ -149,11 +208,7 @@ def _load_errors(name: str, path: str, found: str) -> Iterator[None]:
 def _load_error(error: penstock.AdapterLoadError, name: str, path: str, found: str) -> ApiError:
     """The response for an adapter that is not loaded; its path is the one of the request."""
     if isinstance(error, penstock.AdapterConflictError):
-        message = (
-            f"The lora adapter '{name}' has already been loaded with other contents: unload it, or set "
-            "load_inplace."
-        )
-        return ApiError(409, message, param="lora_name", code="conflict")
+        return _conflict(name)
     message = str(error).replace(f"{found}/", "").replace(found, path)
     if isinstance(error, penstock.AdapterLimitError):
         return _unavailable(message)

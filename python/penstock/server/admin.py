@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -39,8 +40,7 @@ async def models(state: State, exchange: Exchange) -> None:
     """The list of models, then of their adapters."""
     rows = [_row(model, name) for name, model in state.models.items()]
     for model in state.selected(None):
-        adapters = model.adapters.values()
-        rows += [_adapter_row(model, adapter) for adapter in adapters if adapter.name not in state.models]
+        rows += [_adapter_row(model, name) for name in model.adapter_names if name not in state.models]
     await exchange.send_json({"object": "list", "data": rows})
 
 
@@ -62,15 +62,35 @@ def _row(model: Model, name: str) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
-        "permission": [],
+        "chat_sampling": model.chat_sampling,
+        "permission": [_permission(name, model.created)],
     }
 
 
-def _adapter_row(model: Model, adapter: penstock.Adapter) -> dict[str, Any]:
-    source = model.source(adapter)
-    row = _row(model, adapter.name)
+def _permission(name: str, created: int) -> dict[str, Any]:
+    """The permission of a model in OpenAI's first API, which clients of vLLM and AIBrix read."""
+    return {
+        "id": f"modelperm-{sha256(name.encode()).hexdigest()[:32]}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
+
+def _adapter_row(model: Model, name: str) -> dict[str, Any]:
+    source = model.source(name)
+    row = _row(model, name)
     return row | {
         "created": source.created,
+        "permission": [_permission(name, source.created)],
         "root": source.root,
         "parent": model.name,
         "max_model_len": None,

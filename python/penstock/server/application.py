@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
@@ -20,6 +22,18 @@ from penstock.server.admin import (
     wake_up,
 )
 from penstock.server.anthropic import count_tokens, messages
+from penstock.server.batch.batches import Batches
+from penstock.server.batch.handlers import (
+    cancel_batch,
+    create_batch,
+    create_file,
+    delete_file,
+    file_content,
+    list_batches,
+    list_files,
+    read_batch,
+    read_file,
+)
 from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.embeddings import embeddings
@@ -30,6 +44,7 @@ from penstock.server.openapi import openapi_handler
 from penstock.server.page import page, page_file
 from penstock.server.paths import forms_of
 from penstock.server.probes import health, ping
+from penstock.server.rerank import rerank, score
 from penstock.server.responses.handlers import (
     cancel_response,
     create_response,
@@ -42,6 +57,8 @@ from penstock.server.state import State
 from penstock.server.tokens import detokenize, tokenize
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     import penstock
@@ -52,11 +69,25 @@ _ROUTES: tuple[RouteRow, ...] = (
     ("POST", "/v1/chat/completions", chat_completions, "generate"),
     ("POST", "/v1/completions", completions, "generate"),
     ("POST", "/v1/embeddings", embeddings, "generate"),
+    ("POST", "/v1/rerank", rerank, "generate"),
+    ("POST", "/v2/rerank", rerank, "generate"),
+    ("POST", "/rerank", rerank, "generate"),
+    ("POST", "/v1/score", score, "generate"),
+    ("POST", "/score", score, "generate"),
     ("POST", "/v1/responses", create_response, "generate"),
     ("GET", "/v1/responses/{response_id}", read_response, "key"),
     ("DELETE", "/v1/responses/{response_id}", delete_response, "key"),
     ("POST", "/v1/responses/{response_id}/cancel", cancel_response, "key"),
     ("GET", "/v1/responses/{response_id}/input_items", input_items, "key"),
+    ("POST", "/v1/files", create_file, "key"),
+    ("GET", "/v1/files", list_files, "key"),
+    ("GET", "/v1/files/{file_id}", read_file, "key"),
+    ("DELETE", "/v1/files/{file_id}", delete_file, "key"),
+    ("GET", "/v1/files/{file_id}/content", file_content, "key"),
+    ("POST", "/v1/batches", create_batch, "key"),
+    ("GET", "/v1/batches", list_batches, "key"),
+    ("GET", "/v1/batches/{batch_id}", read_batch, "key"),
+    ("POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "key"),
     ("POST", "/v1/messages", messages, "generate"),
     ("POST", "/v1/messages/count_tokens", count_tokens, "key"),
     ("POST", "/tokenize", tokenize, "key"),
@@ -88,11 +119,23 @@ def _error_body(path: str) -> Callable[[ApiError], dict[str, Any]]:
     return ApiError.anthropic_body if path.startswith("/v1/messages") else ApiError.body
 
 
+@asynccontextmanager
+async def _running_batches(batches: Batches | None) -> AsyncIterator[None]:
+    """Run the batches while an ASGI server runs the application."""
+    async with anyio.create_task_group() as group:
+        if batches is not None:
+            await group.start(batches.run)
+        yield
+        group.cancel_scope.cancel()
+
+
 class Application:
     """The server as an ASGI application; made by `app`."""
 
     def __init__(self, state: State) -> None:
         self.state = state
+        if (root := state.settings.files_dir) is not None:
+            state.batches = Batches(state, root)
         actions: dict[str, dict[str, Action]] = {}
         described = (*_ROUTES, *(_ADAPTER_ROUTES if state.adapters.models else ()))
         openapi: RouteRow = ("GET", "/openapi.json", openapi_handler(described), "key")
@@ -101,7 +144,10 @@ class Application:
             actions.setdefault(path, {})[method] = Action(handler, access)
         endpoints = {path: Endpoint(state, path, found, _error_body(path)) for path, found in actions.items()}
         routes = [Route(form, endpoint) for path, endpoint in endpoints.items() for form in forms_of(path)]
-        self._application: ASGIApp = Router(routes, redirect_slashes=False, default=Endpoint(state, None, {}))
+        other = Endpoint(state, None, {})
+        self._application: ASGIApp = Router(
+            routes, redirect_slashes=False, default=other, lifespan=lambda _: _running_batches(state.batches)
+        )
         if origins := state.settings.cors_origins:
             self._application = CORSMiddleware(
                 self._application,
@@ -123,7 +169,7 @@ def app(
 
     The keys of a mapping are the names of the models; several names can have one engine. An engine without a
     name is `"default"`. The application neither opens nor closes the engines: until an engine is open, its
-    requests get status 503.
+    requests get status 503. With `files_dir`, batches run while an ASGI server runs the lifespan.
     """
     engines = dict(engines) if isinstance(engines, Mapping) else {"default": engines}
     return Application(State(engines, settings or ServerSettings()))

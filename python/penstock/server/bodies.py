@@ -126,11 +126,13 @@ def converted(fields: dict[str, Any], structure: type[Structure]) -> Structure:
         return msgspec.convert(fields, structure)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
-        name = path.rstrip("`").removeprefix("$").lstrip(".")
+        of_key = "key` in `"
+        name = path.rstrip("`").removeprefix(of_key).removeprefix("$").lstrip(".")
         if missing := re.search("missing required field `(.*)`", message):
             name = f"{name}.{missing[1]}".lstrip(".")
             raise ApiError(400, f"{name} is missing", param=name) from None
-        if (expected := _EXPECTED.fullmatch(message)) and "[...]" not in name:
+        has_value = not path.startswith(of_key) and "[...]" not in name
+        if (expected := _EXPECTED.fullmatch(message)) and has_value:
             kinds = [_KINDS.get(kind, kind) for kind in expected[1].split(" | ") if kind != "null"]
             raise invalid(name, _value_at(fields, name), " or ".join(kinds) + expected[2]) from None
         raise ApiError(400, f"{name or 'the body'}: {message}", param=name or None) from None

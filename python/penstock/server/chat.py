@@ -28,13 +28,17 @@ __all__ = ["chat_completions"]
 _NAMES = {"max_tokens": "max_completion_tokens"}
 _FOR_COMPLETIONS = "left out: it is for /v1/completions"
 UNSUPPORTED: Unsupported = {
+    "add_special_tokens": ((False,), "false: the chat template writes them"),
     "audio": ((), "left out: the model writes text only"),
+    "do_preprocess": ((True,), "true: /v1/completions takes texts without a chat template"),
     "echo": ((False,), _FOR_COMPLETIONS),
     "function_call": (("auto", "none"), "left out: use tool_choice"),
     "functions": (([],), "left out: use tools"),
     "modalities": ((["text"],), '["text"]'),
     "moderation": ((), "left out: the server does not moderate"),
+    "task": ((), "left out: a message says what to do"),
     "truncate_prompt_tokens": ((), _FOR_COMPLETIONS),
+    "truncation_side": (("left", "right"), _FOR_COMPLETIONS),
     "web_search_options": ((), "left out: the server does not search"),
 }
 
@@ -45,7 +49,7 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
     names = _NAMES if request.max_completion_tokens is not None else {}
     with fields_named({**names, **beam_names(fields)}):
         call = await exchange.in_body_thread(_call, state, request, fields)
-        generation = begin(state, exchange, "chatcmpl", request.model, call, prompt="messages")
+        generation = begin(state, exchange, "chatcmpl-", request.model, call, prompt="messages")
         fields.clear()
         if request.stream:
             await stream(state, generation, _ChatEvents(generation, request), exchange)
@@ -55,9 +59,12 @@ async def chat_completions(state: State, exchange: Exchange) -> None:
 
 
 def _call(state: State, request: ChatRequest, fields: dict[str, Any]) -> Call:
-    variables = {"reasoning_effort": request.reasoning_effort, "verbosity": request.verbosity}
+    names = ("enable_thinking", "reasoning_effort", "verbosity")
+    variables = {name: getattr(request, name) for name in names}
     template = template_options(state.settings, request, variables)
-    return Call([chat_messages(request.messages)], _params(request, fields), template)
+    given = request.messages
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return Call([chat_messages(messages)], _params(request, fields), template)
 
 
 def _params(request: ChatRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
@@ -75,7 +82,7 @@ async def _send(
     state: State, exchange: Exchange, generation: Generation, request: ChatRequest, result: penstock.Result
 ) -> None:
     """Send a response that is not streamed."""
-    answer = answer_of(generation, "chat.completion", [result])
+    answer = answer_of(generation, "chat.completion", [result]) | {"prompt_logprobs": None}
     params = generation.call.params
     if params.prompt_logprobs is not None:
         tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
@@ -100,8 +107,7 @@ def _choices(
             "content": choice.content if choice.content or not calls else None,
             "refusal": None,
         }
-        if request.include_reasoning and choice.reasoning:
-            message |= _reasoning(choice.reasoning)
+        message |= _reasoning(choice.reasoning if request.include_reasoning else None)
         if calls:
             message["tool_calls"] = calls
         found = {
@@ -123,9 +129,12 @@ def _logprobs(tokens: Tokens, part: penstock.Choice | penstock.Chunk) -> dict[st
     return chat_logprobs(tokens, part.token_ids, logprobs, part.top_logprobs)
 
 
-def _reasoning(text: str) -> dict[str, str]:
-    """The reasoning under vLLM's name and under its former one, which other servers and clients use."""
-    return {"reasoning": text, "reasoning_content": text}
+def _reasoning(text: str | None) -> dict[str, str | None]:
+    """The reasoning under vLLM's name and under its former one, which other servers and clients use.
+
+    Clients read both also where there is none: they are null then.
+    """
+    return dict.fromkeys(("reasoning", "reasoning_content"), text or None)
 
 
 class _ChatEvents(OpenAIEvents):
@@ -137,11 +146,12 @@ class _ChatEvents(OpenAIEvents):
             "chat.completion.chunk",
             request.stream_options,
             before=b',"delta":{"content":',
-            after=b'},"logprobs":null,"finish_reason":null',
+            after=b',"reasoning":null,"reasoning_content":null},"logprobs":null,"finish_reason":null',
         )
         self._request = request
         self._tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)
         self._is_plain = not (self.has_continuous_usage or request.return_token_ids or request.logprobs)
+        self._has_prompt = False  # whether a chunk has had the prompt's token ids
 
     def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:
         """The events of a chunk; the first one of a choice has the role."""
@@ -155,23 +165,24 @@ class _ChatEvents(OpenAIEvents):
     def _role(self, index: int, request: penstock.Request) -> bytes:
         choice = {
             "index": index,
-            "delta": {"role": "assistant", "content": ""},
+            "delta": {"role": "assistant", "content": "", **_reasoning(None)},
             "logprobs": None,
             "finish_reason": None,
         }
-        if self._request.return_token_ids:
-            choice["prompt_token_ids"] = request.prompt_token_ids
-        return self.chunk(choice, request, 0)
+        if not self._request.return_token_ids or self._has_prompt:
+            return self.chunk(choice, request, 0)
+        self._has_prompt = True
+        return self.chunk(choice, request, 0, prompt_token_ids=request.prompt_token_ids)
 
     def _choice(self, chunk: penstock.Chunk) -> dict[str, Any]:
         """The choice of an event that has not only text."""
+        reasoning = chunk.reasoning if self._request.include_reasoning else None
         delta: dict[str, Any] = {}
-        if self._request.include_reasoning and chunk.reasoning:
-            delta |= _reasoning(chunk.reasoning)
         if chunk.tool_calls:
             delta["tool_calls"] = [call.to_dict() for call in chunk.tool_calls]
-        if chunk.content or not delta:
+        if chunk.content or not (delta or reasoning):
             delta["content"] = chunk.content
+        delta |= _reasoning(reasoning)
         choice: dict[str, Any] = {
             "index": chunk.index,
             "delta": delta,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.server.choices import answer_of, num_logprobs, send_choices
+from penstock.server.choices import answer_of, check_size, num_logprobs, send_choices
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import invalid
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
 from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, prompt_logprobs
-from penstock.server.prompts import encode_text, text_prompts
+from penstock.server.prompts import encode_text, max_bytes, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
 from penstock.server.state import Call
@@ -32,16 +35,27 @@ _NAMES = {"top_logprobs": "logprobs"}
 UNSUPPORTED: Unsupported = {"suffix": (("",), "left out: the model cannot insert text")}
 #: OpenAI's default of `max_tokens`.
 _MAX_TOKENS = 16
+#: Bytes of a token id in a response; copies of an echoed text for each choice: in a result, and in the JSON.
+_ID_BYTES = 8
+_TEXT_COPIES = 2
 
 
 async def completions(state: State, exchange: Exchange) -> None:
     """Continue one or more texts."""
     fields, request = await read_request(state, exchange, CompletionRequest, (), UNSUPPORTED)
-    with fields_named({**_NAMES, **beam_names(fields)}):
+    names = dict(_NAMES)
+    if request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if request.prompt_logprobs is None:
+        names["prompt_logprobs"] = "logprobs"
+    with fields_named({**names, **beam_names(fields)}):
         params = await exchange.in_body_thread(_params, request, fields)
-        call = Call(await _prepared(state, exchange, request), params)
-        generation = begin(state, exchange, "cmpl", request.model, call, prompt="prompt")
+        prompts = await _prepared(state, exchange, request)
+        call = Call(prompts, params)
+        generation = begin(state, exchange, "cmpl-", request.model, call, prompt="prompt")
         fields.clear()
+        if request.echo or request.return_token_ids:
+            await _hold_copies(state, exchange, generation, prompts, request)
         if request.stream:
             await stream(state, generation, _CompletionEvents(generation, request), exchange)
             return
@@ -57,7 +71,7 @@ async def completions(state: State, exchange: Exchange) -> None:
 async def _prepared(state: State, exchange: Exchange, request: CompletionRequest) -> Prompts:
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
     prompts = text_prompts("prompt", request.prompt, state.max_prompts)
-    limit = request.truncate_prompt_tokens
+    limit, keeps_end = request.truncate_prompt_tokens, request.truncation_side == "left"
     model = state.select(request.model).model
     if limit is None and request.add_special_tokens:
         return prompts
@@ -69,21 +83,55 @@ async def _prepared(state: State, exchange: Exchange, request: CompletionRequest
     async def tokenise() -> Prompts:
         found: Prompts = []
         for prompt in prompts:
+            token_ids: Sequence[int]
             if isinstance(prompt, str):
-                adds = request.add_special_tokens
                 token_ids = await state.tokenizer_threads.run(
-                    encode_text, model.engine, prompt, add_special_tokens=adds
+                    _packed_ids, model.engine, prompt, add_special_tokens=request.add_special_tokens
                 )
             else:
                 token_ids = prompt
-            found.append(token_ids if limit is None else token_ids[-limit:])
+            found.append(token_ids[-limit:] if limit and keeps_end else token_ids[:limit])
+            exchange.hold(sys.getsizeof(found[-1]))
         return found
 
     return await while_connected(exchange.receive, tokenise)
 
 
+async def _hold_copies(
+    state: State, exchange: Exchange, generation: Generation, prompts: Prompts, request: CompletionRequest
+) -> None:
+    """Count the copies of the prompts that the choices have. Raises if the response would be too large."""
+    params, engine = generation.call.params, generation.model.engine
+    num_chars = num_bytes = 0
+
+    def decoded(token_ids: Sequence[int]) -> str:
+        with suppress(penstock.InvalidRequestError):  # the engine refuses the prompt
+            return engine.decode(token_ids, skip_special_tokens=params.skip_special_tokens)
+        return ""
+
+    for prompt in prompts:
+        if request.return_token_ids:  # a byte has at most one token
+            num_bytes += _ID_BYTES * (max_bytes(prompt) if isinstance(prompt, str) else len(prompt))
+        if request.echo:
+            if isinstance(prompt, str):
+                text = prompt
+            else:
+                text = await state.response_threads.run(decoded, prompt)
+            num_chars += len(text) * params.n
+            check_size(num_chars, "echo")
+            num_bytes += _TEXT_COPIES * max_bytes(text)
+    exchange.hold(num_bytes * params.n)
+
+
+def _packed_ids(engine: penstock.Engine, text: str, *, add_special_tokens: bool) -> array[int]:
+    """The token ids of a text in 4 bytes each; a list takes up to 40."""
+    return array("I", encode_text(engine, text, add_special_tokens=add_special_tokens))
+
+
 def _params(request: CompletionRequest, fields: dict[str, Any]) -> penstock.SamplingParams:
     options = sampling_options(fields)
+    if request.max_completion_tokens is not None:
+        options["max_tokens"] = request.max_completion_tokens
     if request.only_scores:
         options["max_tokens"] = 1  # the prompt is scored; the token is left out of the response
     elif request.echo:
@@ -109,7 +157,7 @@ def _choices(
     tokens = Tokens(engine, prefix="bytes:", as_ids=request.return_tokens_as_token_ids)
     indices = count()
     for prompt, result in zip(call.prompts, results, strict=True):
-        shared: dict[str, Any] = {}
+        shared: dict[str, Any] = {"prompt_logprobs": None}
         if request.prompt_logprobs is not None:
             shared["prompt_logprobs"] = prompt_logprobs(tokens, result, request.prompt_logprobs)
         if request.return_token_ids:

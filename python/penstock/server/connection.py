@@ -30,6 +30,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large" + _EMPTY
 _WRONG_VERSION = b"HTTP/1.1 505 HTTP Version Not Supported" + _EMPTY
 #: Bytes that are parsed at once; a parser can hold requests of one piece.
 _PIECE = 16 << 10
+#: Unsent bytes of a connection from which on its response waits.
+_MAX_UNSENT = 64 << 10
 #: The number of unanswered requests of a connection; httptools parses all of a piece.
 _MAX_PIPELINED = 16
 #: Seconds for which a client can read the response to a request that was not read to its end.
@@ -134,6 +136,7 @@ class _Limits(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.timeout_keep_alive = self.settings.keep_alive_timeout
+        transport.set_write_buffer_limits(_MAX_UNSENT)  # that of TLS is larger
         if hasattr(self, "parser"):  # httptools, which is optional
             from penstock.server.parser import Parser
 

@@ -32,19 +32,27 @@ async def while_watched(
     watch: Callable[[anyio.CancelScope], Coroutine[Any, Any, None]], work: Callable[[], Awaitable[Returned]]
 ) -> Returned:
     """Run `work` unless `watch` cancels it, because the client has disconnected."""
-    outcome: list[Returned | Exception] = []
+    results: list[Returned] = []
+    errors: list[Exception] = []
+    watching = anyio.CancelScope()
+
+    async def run_watch() -> None:
+        # AnyIO would keep the error of a cancelled task, and with it the frames that have the request.
+        with watching:
+            await watch(group.cancel_scope)
+
     async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
+        group.start_soon(run_watch)
         try:
-            outcome.append(await work())
+            results.append(await work())
         except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-            outcome.append(error)
-        group.cancel_scope.cancel()
-    if not outcome:
+            errors.append(error)
+        watching.cancel()
+    if errors:
+        raise errors.pop()  # its traceback has this frame: a variable here would keep both
+    if not results:
         raise DisconnectedError
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
+    return results[0]
 
 
 async def while_connected(receive: Receive, work: Callable[[], Awaitable[Returned]]) -> Returned:

@@ -133,7 +133,9 @@ def prompt_error(error: penstock.InvalidRequestError, field: str, max_model_len:
 def api_error(error: BaseException) -> ApiError:
     """The response for an exception."""
     if isinstance(error, ApiError):
-        return error
+        # The request keeps its error, and the frames of a traceback have the request: a cycle.
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
     if isinstance(error, penstock.AdapterNotFoundError):
         message = "the model does not exist: its adapter was unloaded"
         return ApiError(404, message, param="model", code="model_not_found")

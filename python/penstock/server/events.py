@@ -68,7 +68,7 @@ class OpenAIEvents(Events):
             "model": generation.name,
         }
         self.has_usage = options is not None and bool(options.include_usage)
-        self.has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
+        self.has_continuous_usage = self.has_usage and bool(options and options.continuous_usage_stats)
         self._begin = b"data: " + json_bytes(self._common)[:-1] + b',"choices":[{"index":'
         self._before = before
         self._end = after + b"}]" + (b',"usage":null' if self.has_usage else b"") + b"}\n\n"
@@ -88,9 +88,11 @@ class OpenAIEvents(Events):
         """An event that has only text."""
         return self._heads[index] + json_bytes(text) + self._end
 
-    def chunk(self, choice: dict[str, Any], request: penstock.Request, num_tokens: int) -> bytes:
-        """An event of a choice that has this number of tokens."""
-        value = {**self._common, "choices": [choice]}
+    def chunk(
+        self, choice: dict[str, Any], request: penstock.Request, num_tokens: int, **fields: object
+    ) -> bytes:
+        """An event of a choice that has this number of tokens, with further fields beside the choice."""
+        value = {**self._common, "choices": [choice], **fields}
         if self.has_continuous_usage:
             # `request.usage` counts tokens that later events have.
             self._num_tokens[request] += num_tokens

@@ -17,6 +17,7 @@ import anyio
 
 import penstock
 from penstock._client import deadline
+from penstock.server.choices import LogprobCount
 from penstock.server.disconnects import (
     DisconnectedError,
     watch_connection,
@@ -24,6 +25,7 @@ from penstock.server.disconnects import (
     while_watched,
 )
 from penstock.server.errors import ApiError, invalid
+from penstock.server.http import LARGE_PIECE
 from penstock.server.sse import KEEP_ALIVE
 from penstock.server.state import Generation
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.server.settings import ServerSettings
     from penstock.server.state import Call, State
 
-__all__ = ["begin", "generate", "stream"]
+__all__ = ["begin", "concurrency_of", "generate", "stream"]
 
 #: Time between two attempts to start a request that the engine has no room for, in seconds.
 _RETRY_INTERVAL = 0.02
@@ -52,7 +54,7 @@ def begin(
     """
     model, name, adapter = state.select(model_name)
     settings = state.settings
-    params = call.params if adapter is None else call.params.replace(adapter=adapter.name)
+    params = call.params if adapter is None else call.params.replace(adapter=adapter)
     limit = state.max_outputs
     if call.num_outputs > limit:
         field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
@@ -60,6 +62,8 @@ def begin(
         raise ApiError(400, message, param=field)
     if params.priority < 0 and not settings.trust_priority and exchange.key not in state.admin_keys:
         raise invalid("priority", params.priority, "0 or more: only administrators can have less")
+    if exchange.min_priority is not None:
+        params = params.replace(priority=max(params.priority, exchange.min_priority))
     if params.use_prefix_cache:
         params = params.replace(cache_salt=state.cache_salt(exchange.key, params.cache_salt))
     call = replace(call, params=params)
@@ -73,10 +77,11 @@ class _Batch:
     They are started one after another: if the engine has no room, a batch tries again with one of them.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, logprobs: LogprobCount) -> None:
         self.generation = generation
+        self._logprobs = logprobs
         engine, call = generation.model.engine, generation.call
-        self.concurrency = 1 if len(call.prompts) == 1 else _concurrency(engine.info, call)
+        self.concurrency = 1 if len(call.prompts) == 1 else concurrency_of(engine.info, call)
         #: By the index of the prompt.
         self.requests: dict[int, penstock.Request] = {}
         self._opening = anyio.Lock()
@@ -87,6 +92,7 @@ class _Batch:
         opening = self.generation.model.engine.stream(call.prompts[index], call.params, **call.template)
         self.requests[index] = request = await stack.enter_async_context(opening)
         self.generation.add(request)
+        self._logprobs.add_prompt(request.usage.prompt_tokens)
 
     async def open_first(self, stack: AsyncExitStack) -> None:
         """Start as many requests as run at the same time, or as the engine has room for: at least one."""
@@ -125,22 +131,27 @@ class _Batch:
             await run()
             return
         errors: list[Exception] = []
+        # Not the scope of the group: AnyIO would keep the errors of its cancelled tasks, and so their frames.
+        num_tasks = min(self.concurrency, len(self.generation.call.prompts))
+        scopes = [anyio.CancelScope() for _ in range(num_tasks)]
 
-        async def run_in_group() -> None:
-            try:
-                await run()
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-                errors.append(error)
-                group.cancel_scope.cancel()
+        async def run_in_group(scope: CancelScope) -> None:
+            with scope:
+                try:
+                    await run()
+                except Exception as error:  # noqa: BLE001 - raised below, outside the task group
+                    errors.append(error)
+                    for other in scopes:
+                        other.cancel()
 
         async with anyio.create_task_group() as group:
-            for _ in range(min(self.concurrency, len(self.generation.call.prompts))):
-                group.start_soon(run_in_group)
+            for scope in scopes:
+                group.start_soon(run_in_group, scope)
         if errors:
-            raise errors[0]
+            raise errors.pop(0)  # a variable here would keep it: its traceback has this frame
 
 
-def _concurrency(info: penstock.ModelInfo, call: Call) -> int:
+def concurrency_of(info: penstock.ModelInfo, call: Call) -> int:
     """The number of prompts that are computed at the same time.
 
     Slightly more than the engine computes together, so the prompts of a batch do not fill the waiting queue.
@@ -176,17 +187,22 @@ def _stopping() -> ApiError:
 async def generate(state: State, generation: Generation, exchange: Exchange) -> list[penstock.Result]:
     """The results for all prompts, in order."""
     params, results = generation.call.params, dict[int, penstock.Result]()
+    logprobs = _logprobs_of(state, exchange, generation)
 
     async def run() -> None:
+        await state.adapters.restore(generation)
         # The engine has no request for each output of these, so there is no output so far.
         if params.num_beams > 1 or params.best_of is not None:
-            await _select(generation, results)
+            await _select(generation, results, logprobs)
             return
 
         async def wait(index: int, request: penstock.Request) -> None:
+            if logprobs.has_many:
+                async for chunk in request:
+                    logprobs.add_output(len(chunk.token_ids))
             results[index] = await request.result()
 
-        await _Batch(generation).for_each(wait)
+        await _Batch(generation, logprobs).for_each(wait)
 
     with state.running(generation), _until(_deadline(state.settings), state.settings):
         await while_connected(exchange.receive, run)
@@ -197,9 +213,17 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
     return [results[index] for index in range(len(generation.call.prompts))]
 
 
-async def _select(generation: Generation, results: dict[int, penstock.Result]) -> None:
+def _logprobs_of(state: State, exchange: Exchange, generation: Generation) -> LogprobCount:
+    return LogprobCount(state, exchange, generation.call, generation.model.engine.info.max_model_len)
+
+
+async def _select(
+    generation: Generation, results: dict[int, penstock.Result], logprobs: LogprobCount
+) -> None:
     """Compute the results of which the engine selects the outputs."""
     call, engine = generation.call, generation.model.engine
+    if logprobs.has_many:
+        logprobs.add_all_outputs()
     with anyio.CancelScope() as scope:
         generation.add(scope)
         if len(call.prompts) == 1:
@@ -209,6 +233,7 @@ async def _select(generation: Generation, results: dict[int, penstock.Result]) -
             async for item in items:
                 if item.result is None:
                     raise item.error or AssertionError
+                logprobs.add_prompt(item.result.usage.prompt_tokens)
                 results[item.index] = item.result
     if scope.cancelled_caught:
         raise ApiError(503, "the request was aborted", code="aborted")
@@ -217,19 +242,27 @@ async def _select(generation: Generation, results: dict[int, penstock.Result]) -
 class _Writer:
     """Writes a stream, and counts its bytes, so that the task that watches knows whether it is idle."""
 
-    def __init__(self, exchange: Exchange, settings: ServerSettings, events: Events) -> None:
+    def __init__(
+        self, exchange: Exchange, settings: ServerSettings, events: Events, logprobs: LogprobCount
+    ) -> None:
         self._exchange = exchange
+        self._logprobs = logprobs if logprobs.has_many else None
         self._settings = settings
         self._events = events
-        self.is_started = False
+        #: Whether the stream has begun, and its last events have not: comments can be between the others.
+        self.is_open = False
 
     async def write(self, prompt: int, request: penstock.Request) -> None:
         """Write the output of one request. Runs once per token and stream: no layer, few calls."""
-        send, of = self._exchange.send, self._events.of
+        send, of, logprobs = self._exchange.send, self._events.of, self._logprobs
         async for chunk in request:
+            if logprobs is not None:
+                logprobs.add_output(len(chunk.token_ids))
             body = of(chunk, prompt, request)
+            if (size := len(body)) > LARGE_PIECE:
+                self._exchange.hold(size)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._exchange.num_bytes += len(body)
+            self._exchange.num_bytes += size
 
     async def watch(self, scope: CancelScope) -> None:
         """Cancel the scope when the client disconnects or does not read; write comments while it is idle."""
@@ -239,7 +272,7 @@ class _Writer:
             with anyio.move_on_after(self._settings.keep_alive_interval):
                 await watch_connection(exchange.receive, scope)
                 return
-            if self.is_started and exchange.num_bytes == count:
+            if self.is_open and exchange.num_bytes == count:
                 with anyio.move_on_after(self._settings.send_timeout) as wait:
                     comment = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
                     try:
@@ -260,16 +293,18 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
     call = generation.call
     if call.params.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", call.params.prompt_logprobs, "left out when stream is true")
-    writer = _Writer(exchange, state.settings, events)
-    batch = _Batch(generation)
+    logprobs = _logprobs_of(state, exchange, generation)
+    writer = _Writer(exchange, state.settings, events, logprobs)
+    batch = _Batch(generation, logprobs)
     until = _deadline(state.settings)
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
             with _until(until, state.settings):
+                await state.adapters.restore(generation)
                 await batch.open_first(stack)
             await exchange.start_stream()
-            writer.is_started = True
+            writer.is_open = True
             last = b""
             try:
                 with _until(until, state.settings):
@@ -278,6 +313,8 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 for request in requests:
                     generation.end(request)
                 last = events.end(requests)
+                if len(last) > LARGE_PIECE:
+                    exchange.hold(len(last))
                 if generation.is_aborted and state.is_draining:
                     exchange.error = _stopping()
             except OSError as error:  # some servers raise it after a disconnect
@@ -286,8 +323,8 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 exchange.error = generation.error_of(error)
             if exchange.error is not None:
                 last = events.error(exchange.error)
-            await exchange.deliver({"type": "http.response.body", "body": last})
-            exchange.num_bytes += len(last)
+            writer.is_open = False
+            await exchange.send_rest(last)
 
     with state.running(generation):
         await while_watched(writer.watch, run)

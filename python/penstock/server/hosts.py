@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from typing import TYPE_CHECKING
 
 from penstock.server.errors import ApiError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Hosts", "names_this_machine"]
 
+_START = "if it is yours, start penstock serve with"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -40,7 +42,10 @@ class Hosts:
         if not self._allows_all:
             for host in hosts:
                 if not self._is_allowed(host):
-                    message = f"the host {host[:64]!r} is not one of the server's allowed_hosts"
+                    option = f"--allowed-host {shlex.quote(_without_port(host)[:64])}"
+                    message = (
+                        f"the host {host[:64]!r} is not one of the server's allowed_hosts; {_START} {option}"
+                    )
                     raise ApiError(403, message, code="host_not_allowed")
         if "origin" not in headers or "*" in self._origins:
             return
@@ -48,7 +53,10 @@ class Hosts:
             if origin not in self._origins and origin.partition("://")[2].lower() not in map(
                 str.lower, hosts
             ):
-                message = f"the origin {origin[:64]!r} is not one of the server's cors_origins"
+                option = f"--cors-origin {shlex.quote(origin[:64])}"
+                message = (
+                    f"the origin {origin[:64]!r} is not one of the server's cors_origins; {_START} {option}"
+                )
                 raise ApiError(403, message, code="origin_not_allowed")
 
     def _is_allowed(self, host: str) -> bool:

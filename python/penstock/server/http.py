@@ -7,26 +7,30 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
 
 import anyio
+import anyio.lowlevel
 from starlette.datastructures import Headers
 
 from penstock.server import orca
 from penstock.server.bodies import LARGE, decoded, size_of_values
 from penstock.server.disconnects import DisconnectedError
-from penstock.server.errors import ApiError
+from penstock.server.errors import ApiError, api_error
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Message, Receive, Scope, Send
 
     from penstock.server.state import Generation, State
 
-__all__ = ["Exchange"]
+__all__ = ["LARGE_PIECE", "Exchange", "too_large"]
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
+#: A larger part of a response counts as a body until it is sent. At its end, a response is sent in pieces of
+#: this size: the ASGI server takes one when the client has read most of those before.
+LARGE_PIECE = 64 << 10
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -57,11 +61,13 @@ class Exchange:
         self.error: ApiError | None = None
         #: Bytes of the body of the response that were sent.
         self.num_bytes = 0
+        #: The least priority value that the request may have.
+        self.min_priority: int | None = None
         #: The request of a generating route, once it is valid.
         self.generation: Generation | None = None
         self._is_read = False
         self._is_large = False
-        #: Bytes of the body, and of its decoded values, that count towards the limit of all bodies.
+        #: Bytes of the body, its values and the response that count towards the limit of all bodies.
         self._num_body_bytes = 0
 
     def close(self) -> None:
@@ -81,16 +87,18 @@ class Exchange:
             raise ApiError(415, "the content type must be application/json")
         body = await self._read_body()
         self._is_large = len(body) > LARGE
-        self._take(await self.in_body_thread(size_of_values, body))
+        self.hold(await self.in_body_thread(size_of_values, body))
         return await self.in_body_thread(decoded, body)
 
     def reads(self, size: int) -> None:
-        """The work for this request reads this number of bytes that the server has stored.
-
-        They count as a body until the response has been sent.
-        """
+        """The work for this request reads this number of bytes that the server has stored."""
         self._is_large |= size > LARGE
-        self._take(size)
+        self.hold(size)
+
+    def hold(self, size: int) -> None:
+        """Count memory as that of a body, until the response has been sent. Raises if there is no room."""
+        self._state.take_body_bytes(self.client, size, self._num_body_bytes)
+        self._num_body_bytes += size
 
     async def in_body_thread(
         self, work: Callable[Arguments, Returned], *args: Arguments.args, **options: Arguments.kwargs
@@ -109,31 +117,38 @@ class Exchange:
         return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
     async def _read_body(self) -> bytes:
-        limit, length = self._state.max_body_bytes(), self.request_headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > limit:
-            raise _too_large(limit)
+        limit = self._state.max_body_bytes()
+        self.check_length(limit)
+        until = anyio.current_time() + self._state.settings.receive_timeout
         parts: list[bytes] = []
         size = 0
-        timeout = self._state.settings.receive_timeout
-        with anyio.move_on_after(timeout):
-            while True:
-                message = await self.receive()
-                if message["type"] == "http.disconnect":
-                    raise DisconnectedError
-                part = message.get("body", b"")
-                size += len(part)
-                if size > limit:
-                    raise _too_large(limit)
-                self._take(len(part))
-                parts.append(part)
-                if not message.get("more_body", False):
-                    self._is_read = True
-                    return b"".join(parts)
-        raise ApiError(408, f"the body did not arrive within {timeout:g} seconds")
+        while (part := await self.read_piece(until)) is not None:
+            size += len(part)
+            if size > limit:
+                raise too_large(limit)
+            self.hold(len(part))
+            parts.append(part)
+        return b"".join(parts)
 
-    def _take(self, size: int) -> None:
-        self._state.take_body_bytes(self.client, size, self._num_body_bytes)
-        self._num_body_bytes += size
+    def check_length(self, limit: int) -> None:
+        """Raise if the request announces a larger body."""
+        length = self.request_headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > limit:
+            raise too_large(limit)
+
+    async def read_piece(self, until: float) -> bytes | None:
+        """The next piece of the body, or nothing after the last one. Raises if it comes after this time."""
+        if self._is_read:
+            return None
+        with anyio.move_on_after(until - anyio.current_time()):
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise DisconnectedError
+            self._is_read = not message.get("more_body", False)
+            piece: bytes = message.get("body", b"")
+            return piece
+        timeout = self._state.settings.receive_timeout
+        raise ApiError(408, f"the body did not arrive within {timeout:g} seconds")
 
     async def send_json(self, value: object, status: int = 200) -> None:
         """Send a JSON response."""
@@ -142,6 +157,18 @@ class Exchange:
     async def send_bytes(self, body: bytes, kind: str) -> None:
         """Send a response of another content type."""
         await self._send(200, [(b"content-type", kind.encode())], body)
+
+    async def send_file(self, size: int, read: Callable[[int], Awaitable[bytes]]) -> None:
+        """Send this number of bytes, of which `read` returns the next ones, as the client reads them."""
+        headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(size).encode())]
+        await self._start(200, headers)
+        while piece := await read(LARGE_PIECE):
+            await self._send_piece(piece, is_last=False)
+        await self._send_piece(b"", is_last=True)
+
+    def error_of(self, error: BaseException) -> ApiError:
+        """The response for an exception of the route."""
+        return api_error(error) if self.generation is None else self.generation.error_of(error)
 
     async def send_error(self, error: ApiError) -> None:
         """Send an error response, which ends the connection if the body is unread."""
@@ -159,6 +186,23 @@ class Exchange:
         """Send a response without a body."""
         await self._send(204, headers, b"")
 
+    async def send_rest(self, body: bytes) -> None:
+        """Send the last part of a body. A client that leaves a piece unread for too long has disconnected."""
+        if len(body) <= LARGE_PIECE:
+            await self.deliver({"type": "http.response.body", "body": body})
+            self.num_bytes += len(body)
+            return
+        for end in range(LARGE_PIECE, len(body) + LARGE_PIECE, LARGE_PIECE):
+            await self._send_piece(body[end - LARGE_PIECE : end], is_last=end >= len(body))
+
+    async def _send_piece(self, piece: bytes, *, is_last: bool) -> None:
+        with anyio.move_on_after(self._state.settings.send_timeout) as wait:
+            await self.deliver({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        if wait.cancelled_caught:
+            raise DisconnectedError
+        self.num_bytes += len(piece)
+        await anyio.lowlevel.checkpoint()  # a disconnect is seen, and other requests have their turn
+
     async def deliver(self, message: Message) -> None:
         """Send an ASGI message; some servers raise an error when the client has disconnected."""
         try:
@@ -169,9 +213,10 @@ class Exchange:
     async def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         if status != HTTPStatus.NO_CONTENT:
             headers = [*headers, (b"content-length", str(len(body)).encode())]
+        if len(body) > LARGE_PIECE:
+            self.hold(len(body))
         await self._start(status, headers)
-        await self.deliver({"type": "http.response.body", "body": body})
-        self.num_bytes += len(body)
+        await self.send_rest(body)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -182,5 +227,6 @@ class Exchange:
         await self.deliver({"type": "http.response.start", "status": status, "headers": headers})
 
 
-def _too_large(limit: int) -> ApiError:
+def too_large(limit: int) -> ApiError:
+    """The error of a body with more bytes than this."""
     return ApiError(413, f"the body is too large: the limit is {limit} bytes")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Keys", "digest_of"]
+__all__ = ["Keys", "client_number", "digest_of"]
 
 
 class Keys:
@@ -34,3 +34,8 @@ class Keys:
 def digest_of(key: bytes) -> bytes:
     """The hash of a key."""
     return hashlib.sha256(key).digest()
+
+
+def client_number(digest: bytes) -> int:
+    """The number of the client with this hash, by which the engine divides its work."""
+    return int.from_bytes(digest[:8])

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import uvicorn
 
+import penstock
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
     from types import FrameType
 
     from penstock.server.application import Application
+    from penstock.server.batch.batches import Batches
     from penstock.server.state import Model
 
 __all__ = ["Server", "run"]
@@ -182,12 +185,23 @@ async def _load(models: Sequence[Model], server: Server, errors: list[Exception]
     gc.freeze()
 
 
+async def _run_batches(batches: Batches, server: Server, errors: list[Exception]) -> None:
+    """Run the batches; a folder that cannot be used ends the server."""
+    try:
+        await batches.run()
+    except penstock.ConfigError as error:
+        errors.append(error)
+        server.should_exit = True
+
+
 async def _serve(application: Application, server: Server, listener: socket.socket) -> None:
     models = application.state.selected(None)
     errors: list[Exception] = []
     with server.capture_signals():  # also while the engines close
         async with anyio.create_task_group() as group:
             group.start_soon(_load, models, server, errors)
+            if application.state.batches is not None:
+                group.start_soon(_run_batches, application.state.batches, server, errors)
             try:
                 await server.serve([listener])
             finally:

@@ -13,9 +13,9 @@ from penstock._client import client
 from penstock._renderer import renderer
 from penstock.server.addresses import network_of
 from penstock.server.disconnects import DisconnectedError
-from penstock.server.errors import ApiError, api_error
+from penstock.server.errors import ApiError
 from penstock.server.http import Exchange
-from penstock.server.keys import digest_of
+from penstock.server.keys import client_number, digest_of
 from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
 from penstock.server.measures import DISCONNECTED, PROBES
 from penstock.server.usage import usage_of
@@ -49,8 +49,9 @@ class Action(NamedTuple):
 
 def _client_of(exchange: Exchange) -> int:
     address = exchange.scope.get("client")
-    digest = exchange.key or digest_of(b"" if address is None else network_of(address[0]).encode())
-    return int.from_bytes(digest[:8])
+    return client_number(
+        exchange.key or digest_of(b"" if address is None else network_of(address[0]).encode())
+    )
 
 
 _LABEL = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -144,9 +145,7 @@ class Endpoint:
             pass
         except Exception as error:  # noqa: BLE001 - the boundary of the request
             with suppress(DisconnectedError):
-                generation = exchange.generation
-                found = api_error(error) if generation is None else generation.error_of(error)
-                await exchange.send_error(found)
+                await exchange.send_error(exchange.error_of(error))
         finally:
             if is_counted:
                 state.leave()

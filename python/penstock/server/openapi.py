@@ -10,10 +10,12 @@ import msgspec
 import penstock
 from penstock.server.protocol import objects
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
+from penstock.server.protocol.openai_batches import BatchRequest, FileRequest
 from penstock.server.protocol.openai_chat import ChatRequest
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
 from penstock.server.protocol.openai_responses import ResponsesRequest
+from penstock.server.protocol.rerank import RerankRequest, ScoreRequest
 from penstock.server.protocol.tokens import (
     AbortRequest,
     CacheRequest,
@@ -53,12 +55,19 @@ class Operation(NamedTuple):
     #: The parameters of the query, with the schema of each.
     query: Mapping[str, dict[str, Any]] = {}
     error: type = objects.Error
+    #: The type of the body of a request.
+    content: str = "application/json"
 
 
 _PAGES: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 100},
     "order": {"enum": ["asc", "desc"]},
     "after": {"type": "string"},
+}
+_FILE_PAGES: dict[str, dict[str, Any]] = {
+    **_PAGES,
+    "limit": {"type": "integer", "minimum": 1, "maximum": 10_000},
+    "purpose": {"type": "string"},
 }
 _OPERATIONS = {
     "POST /v1/chat/completions": Operation(ChatRequest, objects.ChatCompletion, samples=True, streams=True),
@@ -68,9 +77,23 @@ _OPERATIONS = {
     "DELETE /v1/responses/{response_id}": Operation(None, objects.DeletedResponse),
     "POST /v1/responses/{response_id}/cancel": Operation(None, objects.Response),
     "GET /v1/responses/{response_id}/input_items": Operation(None, objects.InputItems, query=_PAGES),
+    "POST /v1/files": Operation(FileRequest, objects.File, content="multipart/form-data"),
+    "GET /v1/files": Operation(None, objects.FileList, query=_FILE_PAGES),
+    "GET /v1/files/{file_id}": Operation(None, objects.File),
+    "DELETE /v1/files/{file_id}": Operation(None, objects.DeletedFile),
+    "GET /v1/files/{file_id}/content": Operation(None, "application/octet-stream"),
+    "POST /v1/batches": Operation(BatchRequest, objects.Batch),
+    "GET /v1/batches": Operation(None, objects.BatchList, query=_PAGES),
+    "GET /v1/batches/{batch_id}": Operation(None, objects.Batch),
+    "POST /v1/batches/{batch_id}/cancel": Operation(None, objects.Batch),
     "POST /v1/messages": Operation(MessagesRequest, objects.AnthropicMessage, samples=True, streams=True),
     "POST /v1/messages/count_tokens": Operation(CountRequest, objects.InputTokens),
     "POST /v1/embeddings": Operation(EmbeddingsRequest, objects.Embeddings),
+    "POST /v1/rerank": Operation(RerankRequest, objects.Ranking),
+    "POST /v2/rerank": Operation(RerankRequest, objects.Ranking),
+    "POST /rerank": Operation(RerankRequest, objects.Ranking),
+    "POST /v1/score": Operation(ScoreRequest, objects.Scores),
+    "POST /score": Operation(ScoreRequest, objects.Scores),
     "POST /tokenize": Operation(TokenizeRequest, objects.Tokenized),
     "POST /detokenize": Operation(DetokenizeRequest, objects.Detokenized),
     "POST /abort": Operation(AbortRequest, objects.Aborted),
@@ -138,7 +161,7 @@ def _described(
     if operation.streams:
         answer["text/event-stream"] = {}
     described: dict[str, Any] = {
-        "operationId": handler.__name__,
+        "operationId": _operation_id(path, handler),
         "summary": (handler.__doc__ or "").partition("\n")[0],
         "responses": {
             "200": {"description": "The answer", "content": answer},
@@ -159,8 +182,15 @@ def _described(
         schema = references[operation.request]
         if operation.samples:
             schema = {"allOf": [schema, {"$ref": _REFERENCE.format(name=_SAMPLING)}]}
-        described["requestBody"] = {"required": not operation.is_optional, "content": _json(schema)}
+        content = {operation.content: {"schema": schema}}
+        described["requestBody"] = {"required": not operation.is_optional, "content": content}
     return described
+
+
+def _operation_id(path: str, handler: Handler) -> str:
+    """The name of the handler; for paths of other clients than OpenAI's, which share it, with the path."""
+    is_other = path in ("/rerank", "/v2/rerank", "/score")
+    return handler.__name__ + path.replace("/", "_") if is_other else handler.__name__
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.server.http import Exchange
     from penstock.server.state import Model, State
 
-__all__ = ["Probe", "health", "ping", "state_of"]
+__all__ = ["Probe", "engine_state", "health", "ping", "state_of"]
 
 logger = logging.getLogger("penstock.server")
 
@@ -105,13 +105,18 @@ def state_of(model: Model, state: State) -> dict[str, Any]:
     """The state of a model, as `/health` and `/metrics` show it."""
     if model.progress is not None:
         return {"status": "loading", "bytes_loaded": model.progress.done, "bytes": model.progress.total}
+    return {"status": engine_state(model.engine, state.settings.stall_timeout)}
+
+
+def engine_state(engine: penstock.Engine, stall_timeout: float) -> str:
+    """The state of an engine that is not loading; it is stuck if a step takes longer than `stall_timeout`."""
     try:
-        found = model.engine.health()
+        found = engine.health()
     except penstock.EngineStoppedError:
-        return {"status": "stopped"}
-    if found.step_age is not None and found.step_age > state.settings.stall_timeout:
-        return {"status": "stuck"}
-    return {"status": "ok" if found.state == "open" else found.state}
+        return "stopped"
+    if found.step_age is not None and found.step_age > stall_timeout:
+        return "stuck"
+    return "ok" if found.state == "open" else found.state
 
 
 async def health(state: State, exchange: Exchange) -> None:

@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from penstock.server.protocol.template import TemplateFields
     from penstock.server.settings import ServerSettings
 
-    Prompts = list[str | list[int]]
+    Prompts = list[str | Sequence[int]]
 
 __all__ = [
+    "check_length",
     "encode_chat",
     "encode_text",
+    "max_bytes",
     "render_chat",
     "template_options",
     "text_prompts",
 ]
 
-#: The longest text that is tokenised outside of a request: characters for each token of the longest sequence.
+#: The longest text that the server tokenises or makes of fields: characters for each token of the longest
+#: sequence.
 _CHARACTERS = 8
 _MIN_TEXT = 1 << 18
 
@@ -92,8 +95,18 @@ def encode_text(
     engine: penstock.Engine, text: str, *, add_special_tokens: bool, field: str = "prompt"
 ) -> list[int]:
     """The token ids of a text; a million characters take about a second, which nothing interrupts."""
+    check_length(engine, len(text), field)
+    return engine.encode(text, add_special_tokens=add_special_tokens)
+
+
+def max_bytes(*texts: str) -> int:
+    """The bytes that texts take together at most, in memory and in UTF-8."""
+    return sum(map(len, texts)) * (1 if all(map(str.isascii, texts)) else 4)
+
+
+def check_length(engine: penstock.Engine, num_chars: int, field: str) -> None:
+    """Raise if a text of this length is too long to be tokenised, or to be made for that."""
     longest = engine.info.max_model_len
     limit = max(_MIN_TEXT, _CHARACTERS * longest)
-    if len(text) > limit:
-        raise prompt_too_long(field, len(text), limit, "characters", longest)
-    return engine.encode(text, add_special_tokens=add_special_tokens)
+    if num_chars > limit:
+        raise prompt_too_long(field, num_chars, limit, "characters", longest)

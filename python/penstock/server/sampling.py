@@ -13,6 +13,7 @@ import msgspec
 import penstock
 from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
+from penstock.server.protocol.peers import PEER_ALIASES, PEER_FIELDS, PEER_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -53,9 +54,11 @@ _PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
 }
 #: vLLM's constraints of structured output, and the sampling parameters that they become.
 _CONSTRAINTS = {"json": "response_format", "regex": "regex", "choice": "choice", "grammar": "grammar"}
-#: The former names of the constraints, and those of Python.
-_GUIDED = {f"guided_{name}": name for name in _CONSTRAINTS} | {
-    name: name for name in ("regex", "choice", "grammar")
+#: The former names of the constraints, those of Python, and SGLang's.
+_GUIDED = {
+    **{f"guided_{name}": name for name in _CONSTRAINTS},
+    **{name: name for name in ("regex", "choice", "grammar")},
+    "json_schema": "json",
 }
 
 SAMPLING_FIELDS = frozenset(_PLAIN | _GUIDED.keys() | {"structured_outputs", "use_beam_search"})
@@ -120,12 +123,15 @@ def _checked(
     labels: Collection[str],
     unsupported: Unsupported,
 ) -> Structure:
-    unsupported = {**_ADAPTER_FIELDS, **unsupported}
+    for alias, name in PEER_ALIASES.items():
+        if alias in fields and fields.setdefault(name, fields[alias]) != fields.pop(alias):
+            raise invalid(alias, "another value", f"left out beside {name}, which means the same")
+    unsupported = {**_ADAPTER_FIELDS, **PEER_FIELDS, **unsupported}
     for name, (allowed, limit) in unsupported.items():
         if name in fields and fields[name] not in allowed:
             raise invalid(name, fields[name], limit)
     known = {*structure.__struct_fields__, *labels, *unsupported}  # type: ignore[attr-defined]
-    for name in fields.keys() - known - SAMPLING_FIELDS - LABELS - state.unknown_fields:
+    for name in fields.keys() - known - SAMPLING_FIELDS - LABELS - PEER_LABELS - state.unknown_fields:
         if len(state.unknown_fields) < _MAX_WARNED:
             state.unknown_fields.add(name)
             shown = name[:64].encode("unicode_escape").decode()

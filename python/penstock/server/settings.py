@@ -59,8 +59,8 @@ class ServerSettings:
     ] = None
     max_total_body_bytes: Annotated[
         int,
-        "Maximum size of the bodies of all unfinished requests and of the stored items that they read, with "
-        "the memory of their values.",
+        "Maximum size of the bodies of all unfinished requests, of the stored items that they read, with the "
+        "memory of their values, of log probabilities and of large responses that are not yet sent.",
     ] = 256 << 20
     max_header_bytes: Annotated[int, "Maximum size of a request's headers."] = 64 << 10
     max_connections: Annotated[
@@ -75,20 +75,41 @@ class ServerSettings:
     request_timeout: Annotated[
         float | None, "Time within which a request must be computed. Default: no bound."
     ] = None
-    send_timeout: Annotated[float, "Time for which a client may leave a stream unread before it ends."] = 60.0
+    send_timeout: Annotated[float, "Time for which a client may leave a response unread before it ends."] = (
+        60.0
+    )
     keep_alive_interval: Annotated[float, "Interval of the comments that keep an idle stream open."] = 15.0
     stall_timeout: Annotated[float, "Age of a step after which the engine counts as stuck."] = 60.0
     probe_timeout: Annotated[float, "Time for the step that /health?deep=1 sees."] = 5.0
-    max_prompts: Annotated[int, "Maximum number of prompts of a completions or embeddings request."] = 1024
+    max_prompts: Annotated[int, "Maximum number of prompts of a request."] = 1024
     max_outputs: Annotated[
         int, "Maximum number of outputs of a request: prompts times n, best_of or beams."
     ] = 1024
-    max_embedding_tokens: Annotated[int, "Maximum number of tokens of an embeddings request."] = 300_000
+    max_logprobs_per_request: Annotated[
+        int, "Maximum number of log probabilities of a request, those of alternatives included."
+    ] = 1 << 20
+    max_embedding_tokens: Annotated[
+        int, "Maximum number of tokens of a request for embeddings or scores."
+    ] = 300_000
+    rerank: Annotated[
+        str | None,
+        "Prompts of /v1/rerank and /v1/score: qwen3, with which Qwen3-Reranker was trained. Default: that of "
+        "models with Qwen3-Reranker in their names.",
+    ] = None
     store_responses: Annotated[bool, "Keep responses in memory, for previous_response_id. Default: on."] = (
         True
     )
     max_stored_responses: Annotated[int, "Maximum number of stored responses of an API key."] = 1000
     max_stored_bytes: Annotated[int, "Maximum size of the stored responses of an API key."] = 32 << 20
+    files_dir: Annotated[
+        str | None,
+        "Folder for the files of /v1/files and /v1/batches, which only this server uses. Default: none, and "
+        "these routes are closed.",
+    ] = None
+    max_file_bytes: Annotated[int, "Maximum size of a file that a client uploads."] = 200 << 20
+    max_files: Annotated[int, "Maximum number of files of an API key, and of its batches."] = 1000
+    max_total_file_bytes: Annotated[int, "Maximum size of all files of an API key."] = 4 << 30
+    max_batch_requests: Annotated[int, "Maximum number of requests of a batch."] = 50_000
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
     lora_roots: Annotated[
         tuple[str, ...],
@@ -128,6 +149,10 @@ class ServerSettings:
             limit = "addresses and networks with commas between them, or *"
             message = f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not allowed: it must be {limit}"
             raise penstock.ConfigError(message, "forwarded_allow_ips", self.forwarded_allow_ips, limit)
+        if self.rerank not in (None, *penstock.Reranker.FAMILIES):
+            limit = " or ".join(map(repr, penstock.Reranker.FAMILIES))
+            message = f"rerank={self.rerank!r} is not allowed: it must be {limit}"
+            raise penstock.ConfigError(message, "rerank", self.rerank, limit)
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"

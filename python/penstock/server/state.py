@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import penstock
+from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
 from penstock._client import MAX_WAITING
 from penstock.server.adapters import Adapters
 from penstock.server.errors import ApiError, api_error, prompt_error
@@ -25,8 +26,9 @@ from penstock.server.threads import Threads
 from penstock.server.tracing import Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from penstock.server.batch.batches import Batches
     from penstock.server.settings import ServerSettings
 
 __all__ = ["Call", "Generation", "Model", "Progress", "Selection", "State"]
@@ -63,15 +65,15 @@ class Model:
         self.name = name
         self.engine = engine
         self.created = int(time.time())
-        #: The size of its embeddings, once one was computed.
-        self.hidden_size: int | None = None
         #: While the server loads the model.
         self.progress: Progress | None = None
         self.probe = Probe()
         #: Adapters that the server loads before the model is ready: their paths by name.
         self.modules: Mapping[str, str] = {}
-        #: Of adapters that the server has loaded.
+        #: Of adapters that the server has loaded; the one that was used last is the last one.
         self._sources: dict[str, Source] = {}
+        #: Of adapters that made room for others, and are loaded again for a request that names them.
+        self.evicted: dict[str, Source] = {}
 
     @property
     def max_model_len(self) -> int | None:
@@ -80,6 +82,15 @@ class Model:
             return self.engine.info.max_model_len
         except penstock.EngineStoppedError:
             return None
+
+    @property
+    def chat_sampling(self) -> dict[str, float] | None:
+        """The sampling parameters of the chat page; `None` if the model's files have some, or are unknown."""
+        try:
+            has_defaults = self.engine.info.has_sampling_defaults
+        except penstock.EngineStoppedError:
+            return None
+        return None if has_defaults else {"temperature": CHAT_TEMPERATURE, "min_p": CHAT_MIN_P}
 
     @property
     def adapters(self) -> dict[str, penstock.Adapter]:
@@ -95,15 +106,54 @@ class Model:
         known = self._sources.get(name)
         if known is None or known.path != adapter.path:
             self._sources[name] = Source(root, adapter.path, int(time.time()))
+        self.evicted.pop(name, None)
 
     async def unload_adapter(self, name: str, *, force: bool) -> None:
         """Remove an adapter; returns when its requests have ended."""
         self._sources.pop(name, None)
-        await self.engine.unload_adapter(name, force=force)
+        if self.evicted.pop(name, None) is None:
+            await self.engine.unload_adapter(name, force=force)
 
-    def source(self, adapter: penstock.Adapter) -> Source:
+    def use_adapter(self, name: str) -> None:
+        """A request uses an adapter, so others are evicted before it."""
+        if name in self._sources:
+            self._sources[name] = self._sources.pop(name)
+
+    async def evict_adapter(self, used: Collection[str | None]) -> bool:
+        """Let an adapter make room, the one used least recently that has no requests; false if there is none.
+
+        `used` are the names of adapters of requests that may not have started in the engine.
+        """
+        adapters = self.adapters
+        for name in self._sources:
+            adapter = adapters.get(name)
+            if adapter is not None and name not in used and not adapter.running + adapter.waiting:
+                self.evicted[name] = self._sources.pop(name)
+                await self.engine.unload_adapter(name)
+                return True
+        return False
+
+    async def restore_adapter(self, name: str) -> None:
+        """Load an adapter again that has made room for others."""
+        if (source := self.evicted.get(name)) is None:
+            return  # another request has loaded it, or it was unloaded
+        await self.engine.load_adapter(name, source.path)
+        if self.evicted.get(name) is source:
+            self._sources[name] = self.evicted.pop(name)
+        elif self._sources.get(name) is not source:  # it was unloaded meanwhile
+            await self.engine.unload_adapter(name)
+
+    @property
+    def adapter_names(self) -> list[str]:
+        """The adapters that requests can name, those that are loaded first."""
+        return list(dict.fromkeys((*self.adapters, *self.evicted)))
+
+    def source(self, name: str) -> Source:
         """The origin of an adapter, which an application can have loaded itself."""
-        known = self._sources.get(adapter.name)
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            return self.evicted[name]
+        known = self._sources.get(name)
         if known is None or known.path != adapter.path:
             return Source(adapter.path, adapter.path, self.created)
         return known
@@ -119,7 +169,8 @@ class Selection(NamedTuple):
 
     model: Model
     name: str
-    adapter: penstock.Adapter | None = None
+    #: The name of the adapter.
+    adapter: str | None = None
 
 
 class Cancellable(Protocol):
@@ -157,7 +208,7 @@ class Generation:
 
     def __init__(self, prefix: str, model: Model, name: str, call: Call, key: bytes, prompt: str) -> None:
         #: Unpredictable, because it allows to abort the request.
-        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self.id = prefix + secrets.token_hex(16)
         self.created = int(time.time())
         self.model = model
         #: The name by which the client called the model.
@@ -226,7 +277,8 @@ class State:
         self.models = {
             name: models.setdefault(id(engine), Model(name, engine)) for name, engine in engines.items()
         }
-        self.adapters = Adapters(list(models.values()), list(self.models), settings)
+        self.generations: dict[str, Generation] = {}
+        self.adapters = Adapters(list(models.values()), list(self.models), self.generations, settings)
         self.hosts = Hosts(settings)
         #: Threads that decode large bodies and that format metrics; they need the interpreter. Bodies that
         #: wait are bounded by their bytes.
@@ -239,16 +291,17 @@ class State:
         self.template_threads = Threads(MAX_WAITING, "chat templates")
         #: Threads that make responses of results, and never wait for tokenisation.
         self.response_threads = Threads(2)
-        self.generations: dict[str, Generation] = {}
         #: Names of request fields that the log has as unknown.
         self.unknown_fields: set[str] = set()
         self.responses = ResponseStore(settings)
+        #: If the settings have a folder for files.
+        self.batches: Batches | None = None
         self.http = HttpMeasures()
         endpoint = settings.otlp_traces_endpoint
         self.tracer = None if endpoint is None else Tracer(endpoint)
         #: Unfinished generating HTTP requests.
         self.num_active = 0
-        #: Bytes of the bodies of unfinished requests, and bodies rejected because of their limit.
+        #: Bytes of the bodies of unfinished requests and responses, and those rejected for their limit.
         self.num_body_bytes = self.num_rejected_bodies = 0
         self._num_body_bytes_by_client = Counter[int]()
         #: Whether new requests are refused, because the server ends.
@@ -282,7 +335,7 @@ class State:
         self.num_active += 1
 
     def take_body_bytes(self, client: int, size: int, num_read: int) -> None:
-        """Count bytes of a body or of its decoded values, of which a number was counted before.
+        """Count bytes of a body, its values or its response, of which a number was counted before.
 
         Raises if those of all unfinished requests are too many, or those of the client's requests: of the
         bytes that the other clients leave, a quarter is for clients with a single body.
@@ -290,12 +343,14 @@ class State:
         limit, own = self.settings.max_total_body_bytes, self._num_body_bytes_by_client[client]
         if self.num_body_bytes + size > limit:
             self.num_rejected_bodies += 1
-            message = f"the bodies of all unfinished requests are too large: the limit is {limit} bytes"
+            message = "the bodies of all unfinished requests and responses are too large"
+            message = f"{message}: the limit is {limit} bytes"
             raise ApiError(503, message, code="overloaded", retry_after=1)
         share = (limit - self.num_body_bytes + own) * 3 // 4
         if own > num_read and own + size > share:
             self.num_rejected_bodies += 1
-            message = f"the bodies of your unfinished requests are too large: the limit is {share} bytes now"
+            message = "the bodies of your unfinished requests and responses are too large"
+            message = f"{message}: the limit is {share} bytes now"
             raise ApiError(429, message, code="too_many_requests", retry_after=1)
         self.num_body_bytes += size
         self._num_body_bytes_by_client[client] += size
@@ -353,8 +408,8 @@ class State:
         if (model := self.models.get(name)) is not None:
             return Selection(model, name)
         for model in models:
-            if (adapter := model.adapters.get(name)) is not None:
-                return Selection(model, name, adapter)
+            if name in model.adapter_names:
+                return Selection(model, name, name)
         raise self._unknown(name)
 
     def selected(self, name: str | None) -> list[Model]:
@@ -370,7 +425,7 @@ class State:
         return ApiError(404, message, param="model", code="model_not_found")
 
     def _names(self) -> str:
-        adapters = [name for model in self.selected(None) for name in model.adapters]
+        adapters = [name for model in self.selected(None) for name in model.adapter_names]
         return "one of " + ", ".join(map(repr, (*self.models, *adapters)))
 
     def abort_all(self) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import anyio
-import anyio.to_thread
-
 from penstock._client import MAX_WAITING, MAX_WAITING_OF_CLIENT, TurnLimiter
+from penstock._threads import run_in_thread
 from penstock.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -36,7 +33,7 @@ class Threads:
         self._check_room()
         bound = partial(work, *args, **options)
         async with self.slots:
-            return await anyio.to_thread.run_sync(bound, limiter=anyio.CapacityLimiter(math.inf))
+            return await run_in_thread(bound, abandon_on_cancel=False)
 
     def _check_room(self) -> None:
         """Refuse a client with more than its share of the tasks that wait, if `MAX_WAITING` wait."""

@@ -9,7 +9,6 @@ from penstock._renderer import is_source
 from penstock.server.bodies import converted
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import ApiError, invalid
-from penstock.server.logprobs import Tokens
 from penstock.server.messages import chat_messages
 from penstock.server.prompts import encode_text, render_chat, template_options
 from penstock.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
@@ -62,13 +61,9 @@ def _tokenized(
             text = _rendered(engine, request, template)
         adds_special_tokens = adds_special_tokens is True
         ids = encode_text(engine, text, add_special_tokens=adds_special_tokens, field="messages")
-    texts = None
-    if request.return_token_strs:
-        tokens = Tokens(engine, prefix="bytes:")
-        tokens.load(ids)
-        texts = [tokens[token_id][0] for token_id in ids]
+    names = engine.token_names(ids) if request.return_token_strs else None
     max_model_len = engine.info.max_model_len
-    answer = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": texts}
+    answer = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names}
     return json_bytes(answer)
 
 

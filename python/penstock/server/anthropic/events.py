@@ -70,8 +70,7 @@ class MessageEvents(Events):
             parts.append(self._delta(content))
         for call in begun:
             if call.id is not None:
-                block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-                parts.append(self._begin(block))
+                parts.append(self._begin(tool_use(call.id, call.name, {})))
             if call.arguments:
                 parts.append(self._delta(call.arguments))
         if chunk.finish_reason is not None:
@@ -130,6 +129,12 @@ class MessageEvents(Events):
             stop = named_event({"type": "content_block_delta", "index": index, "delta": signature}) + stop
         self._open = None
         return stop
+
+
+def tool_use(call_id: str, name: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The block of a call. Its id has the prefix of Anthropic's API."""
+    tool_use_id = f"toolu_{call_id.removeprefix('call_')}"
+    return {"type": "tool_use", "id": tool_use_id, "name": name, "input": arguments}
 
 
 def edits_of(request: MessagesRequest) -> dict[str, Any]:

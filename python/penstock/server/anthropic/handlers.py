@@ -15,7 +15,14 @@ from penstock.server.anthropic.conversion import (
     sampling_fields,
     template_variables,
 )
-from penstock.server.anthropic.events import MessageEvents, edits_of, is_thinking_shown, stop_of, usage_of
+from penstock.server.anthropic.events import (
+    MessageEvents,
+    edits_of,
+    is_thinking_shown,
+    stop_of,
+    tool_use,
+    usage_of,
+)
 from penstock.server.disconnects import while_connected
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import encode_chat, template_options
@@ -54,7 +61,7 @@ async def messages(state: State, exchange: Exchange) -> None:
     check_edits(request)
     with fields_named(_NAMES):
         call = await exchange.in_body_thread(_call, state, request, fields)
-        generation = begin(state, exchange, "msg", request.model, call, prompt="messages")
+        generation = begin(state, exchange, "msg_", request.model, call, prompt="messages")
         fields.clear()
         if request.stream:
             await stream(state, generation, MessageEvents(generation, request), exchange)
@@ -102,9 +109,8 @@ def _message(generation: Generation, request: MessagesRequest, result: penstock.
         content.append({"type": "thinking", "thinking": result.reasoning, "signature": ""})
     if result.content:
         content.append({"type": "text", "text": result.content})
-    for call in result.tool_calls:
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
-        content.append(block)
+    calls = result.tool_calls
+    content += [tool_use(call.id, call.name, _input(call.arguments)) for call in calls]
     return {
         "id": generation.id,
         "type": "message",

@@ -53,7 +53,7 @@ function explained(status, message, retryAfter) {
   return `The server ${outcome} (${status})${message ? `: ${message}` : "."}`;
 }
 
-/** The models of the server: objects with `id` and `max_model_len`. */
+/** The models of the server: objects with `id`, `max_model_len` and `chat_sampling`. */
 export async function models() {
   const response = await send("v1/models");
   if (!response.ok) throw await errorOf(response);

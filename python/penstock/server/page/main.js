@@ -3,7 +3,7 @@
 import { answer, health, models, untilReady } from "./api.js";
 import { announce, byId, iconButton, isSending, make, textButton } from "./dom.js";
 import { Answer, Question, enableCopying } from "./messages.js";
-import { enableTheme, onSettings, openSettings, parameters } from "./settings.js";
+import { enableTheme, onSettings, openSettings, sampling, samplingText } from "./settings.js";
 import { chats, newChat, removeAllChats, removeChat, saveChat, setting } from "./storage.js";
 
 /** The distance from the end, in pixels, within which the page follows an answer. */
@@ -21,6 +21,8 @@ let chat = newChat();
 /** The request for the growing answer: its controller, and the function that ends it. */
 let running = null;
 let isFollowing = true;
+/** The models of the server. */
+let cards = [];
 
 // ---- the open chat
 
@@ -169,7 +171,7 @@ async function generate() {
 
   function fail(error) {
     finish({ error: error.message });
-    if (error.status === 401) openSettings(chat, error.message);
+    if (error.status === 401) openSettings(chat, samplingDefaults(), error.message);
     if (error.status === 503 || error.status === 0) showHealth();
   }
 }
@@ -182,7 +184,7 @@ function requestOf({ system, messages }) {
   }
   const options = { include_usage: true, continuous_usage_stats: true };
   const model = select.disabled ? undefined : select.value;
-  return { ...parameters(), model, messages: texts, stream: true, stream_options: options };
+  return { ...sampling(samplingDefaults()), model, messages: texts, stream: true, stream_options: options };
 }
 
 // ---- the server
@@ -190,16 +192,26 @@ function requestOf({ system, messages }) {
 /** Show the models; returns the state of the server. */
 async function showModels() {
   try {
-    const found = await models();
+    cards = await models();
     const chosen = select.disabled ? setting.get("model") : select.value;
-    select.replaceChildren(...found.map(({ id }) => make("option", {}, id)));
-    if (found.some(({ id }) => id === chosen)) select.value = chosen;
-    select.disabled = found.length === 0;
+    select.replaceChildren(...cards.map(({ id }) => make("option", {}, id)));
+    if (cards.some(({ id }) => id === chosen)) select.value = chosen;
+    select.disabled = cards.length === 0;
+    showSampling();
   } catch (error) {
     if (error.status !== 401) return { status: "failed", text: error.message };
-    openSettings(chat, error.message);
+    openSettings(chat, samplingDefaults(), error.message);
   }
   return { status: "ok" };
+}
+
+/** The sampling parameters of the page with this model; none if its files have some. */
+function samplingDefaults() {
+  return cards.find(({ id }) => id === select.value)?.chat_sampling ?? {};
+}
+
+function showSampling() {
+  byId("sampling").textContent = samplingText(samplingDefaults());
 }
 
 const STATES = {
@@ -314,13 +326,17 @@ function listen() {
     if (target === document.body) showSidebar(false);
   });
   matchMedia("(max-width: 760px)").addEventListener("change", () => showSidebar(false));
-  byId("open-settings").addEventListener("click", () => openSettings(chat));
+  byId("open-settings").addEventListener("click", () => openSettings(chat, samplingDefaults()));
   onSettings((system) => {
     chat.system = system;
     if (chat.messages.length) save();
     if (select.disabled) showHealth();
+    else showSampling();
   });
-  select.addEventListener("change", () => setting.set("model", select.value));
+  select.addEventListener("change", () => {
+    setting.set("model", select.value);
+    showSampling();
+  });
   scroller.addEventListener("scroll", () => {
     isFollowing = distanceFromEnd() < NEAR_END;
     showToEnd();

@@ -16,24 +16,39 @@ const PARAMETERS = {
 
 const dialog = byId("settings");
 const fields = Object.entries(PARAMETERS).map(([id, [label, min, max, step]]) => {
-  const field = make("input", { id, type: "number", min, max, step, placeholder: "default" });
+  const field = make("input", { id, type: "number", min, max, step });
   byId("parameters").append(make("div", {}, make("label", { htmlFor: id }, label), field));
   return field;
 });
 
 /** The sampling parameters that are set, by their names in a request. */
-export function parameters() {
+function parameters() {
   const values = setting.get("parameters") ?? {};
   const names = Object.keys(PARAMETERS).filter((name) => Number.isFinite(values[name]));
   return Object.fromEntries(names.map((name) => [name, values[name]]));
 }
 
-/** Open the dialog; after an error, the key is asked for. */
-export function openSettings(chat, error = "") {
+/** The sampling parameters of a request: those that are set, and for the others the defaults of the page. */
+export function sampling(defaults) {
+  return { ...defaults, ...parameters() };
+}
+
+/** The same in words. */
+export function samplingText(defaults) {
+  const values = Object.entries(sampling(defaults));
+  if (!values.length) return "The files of the model choose the sampling parameters.";
+  return values.map(([name, value]) => `${PARAMETERS[name][0]} ${value}`).join(", ");
+}
+
+/** Open the dialog, with the defaults in the fields that are empty; after an error, the key is asked for. */
+export function openSettings(chat, defaults, error = "") {
   byId("api-key").value = apiKey.get();
   byId("system").value = chat.system;
   const values = parameters();
-  for (const field of fields) field.value = values[field.id] ?? "";
+  for (const field of fields) {
+    field.value = values[field.id] ?? "";
+    field.placeholder = defaults[field.id] ?? "default";
+  }
   byId("settings-error").textContent = error;
   byId("settings-error").hidden = !error;
   if (!dialog.open) dialog.showModal();

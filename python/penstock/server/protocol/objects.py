@@ -9,19 +9,26 @@ import msgspec
 __all__ = [
     "Aborted",
     "AnthropicMessage",
+    "Batch",
+    "BatchList",
     "ChatCompletion",
     "Completion",
+    "DeletedFile",
     "DeletedResponse",
     "Detokenized",
     "Embeddings",
     "Error",
+    "File",
+    "FileList",
     "Health",
     "InputItems",
     "InputTokens",
     "ModelList",
     "ModelRow",
     "Ping",
+    "Ranking",
     "Response",
+    "Scores",
     "Tokenized",
     "Version",
 ]
@@ -152,6 +159,105 @@ class DeletedResponse(msgspec.Struct):
     deleted: Literal[True]
 
 
+class File(msgspec.Struct):
+    """A file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: None
+    filename: str
+    purpose: Literal["batch", "batch_output"]
+    status: Literal["processed"]
+
+
+class FileList(msgspec.Struct):
+    """Files."""
+
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(msgspec.Struct):
+    """A file that was removed."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchError(msgspec.Struct):
+    """An error because of which a batch has failed; `line` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class BatchErrors(msgspec.Struct):
+    """The first errors of a batch."""
+
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class BatchCounts(msgspec.Struct):
+    """The numbers of requests of a batch."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class Batch(msgspec.Struct):
+    """A batch of requests."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    errors: BatchErrors | None
+    output_file_id: str | None
+    error_file_id: str | None
+    request_counts: BatchCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct):
+    """Batches."""
+
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class InputItems(msgspec.Struct):
     """Items of the input of a response."""
 
@@ -223,6 +329,48 @@ class Embeddings(msgspec.Struct):
     usage: Usage
 
 
+class RankedText(msgspec.Struct):
+    """A document."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct):
+    """The relevance of a document for the query, from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: RankedText | None = None
+
+
+class Ranking(msgspec.Struct):
+    """The documents, the most relevant one first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[RankedDocument]
+
+
+class Score(msgspec.Struct):
+    """The score of a pair of texts, from 0 to 1."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(msgspec.Struct):
+    """The scores of the pairs in order."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
 class Tokenized(msgspec.Struct):
     """The token ids of a text."""
 
@@ -258,6 +406,7 @@ class ModelRow(msgspec.Struct):
     created: int
     owned_by: str
     max_model_len: int | None
+    chat_sampling: dict[str, float] | None
 
 
 class ModelList(msgspec.Struct):

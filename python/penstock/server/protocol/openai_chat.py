@@ -20,15 +20,16 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(TemplateFields):
-    """A chat request; `null` equals an omitted field."""
+    """A chat request; `null` equals an omitted field. A text is one message of the user."""
 
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1 << 14)]
+    messages: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1 << 14)]
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_completion_tokens: Any = None
     logprobs: bool = False
     top_logprobs: int | None = None
+    enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
     include_reasoning: bool = True

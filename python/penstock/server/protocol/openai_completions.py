@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,8 +22,10 @@ class CompletionRequest(msgspec.Struct):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 

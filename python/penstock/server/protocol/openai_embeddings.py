@@ -16,6 +16,7 @@ class EmbeddingsRequest(msgspec.Struct):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    pooling: Literal["mean", "last"] = "mean"
-    normalize: bool = True
+    pooling: Literal["mean", "last"] | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None  # vLLM's name
     priority: int = 0

@@ -47,7 +47,7 @@ class ResponseEvents(Events):
         #: The parts of a delta of the open item before its text, and after it.
         self._head = self._middle = b""
         #: Log probabilities of tokens without text so far.
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
         self._num_reasoning_tokens = 0
         self._finish_reason: str | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,8 +9,9 @@ import msgspec
 import penstock
 from penstock.server.bodies import size_of_values
 from penstock.server.choices import MAX_INLINE, num_logprobs
-from penstock.server.errors import ApiError, invalid
+from penstock.server.errors import ApiError
 from penstock.server.generation import begin, generate, stream
+from penstock.server.pages import read_page
 from penstock.server.prompts import template_options
 from penstock.server.protocol.openai_responses import Item, ResponsesRequest
 from penstock.server.responses.conversion import (
@@ -31,6 +31,7 @@ from penstock.server.state import Call
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
+    from penstock.server.pages import Page
     from penstock.server.state import Generation, State
 
 __all__ = ["cancel_response", "create_response", "delete_response", "input_items", "read_response"]
@@ -38,7 +39,6 @@ __all__ = ["cancel_response", "create_response", "delete_response", "input_items
 #: The sampling parameters that have another name in a request.
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 _FIELDS = frozenset(ResponsesRequest.__struct_fields__)
-_MAX_LISTED = 100
 
 _decode_item = msgspec.json.Decoder(Item).decode
 
@@ -62,7 +62,7 @@ async def create_response(state: State, exchange: Exchange) -> None:
     previous = await _previous(state, exchange, request)
     with fields_named(_NAMES):
         call, context = await exchange.in_body_thread(_call, state, request, fields, previous)
-        generation = begin(state, exchange, "resp", request.model, call, prompt="input")
+        generation = begin(state, exchange, "resp_", request.model, call, prompt="input")
         is_stored = request.store and state.settings.store_responses
         answer = Answer(generation, request, is_stored=is_stored)
         items = Items()
@@ -194,34 +194,11 @@ async def cancel_response(state: State, exchange: Exchange) -> None:
 async def input_items(state: State, exchange: Exchange) -> None:
     """The items of the input of a stored response, by default the last ones first."""
     _, stored = _stored(state, exchange)
-    query = exchange.query()
-    limit, order = query.get("limit", "20"), query.get("order", "desc")
-    number = int(limit) if re.fullmatch("[0-9]{1,3}", limit) else 0
-    if not 1 <= number <= _MAX_LISTED:
-        raise invalid("limit", limit, f"a number from 1 to {_MAX_LISTED}")
-    if order not in ("asc", "desc"):
-        raise invalid("order", order, "asc or desc")
+    page = read_page(exchange)
     exchange.reads(stored.size)
-    found = await exchange.in_body_thread(_listed, stored.items, order, query.get("after"), number)
+    found = await exchange.in_body_thread(_listed, stored.items, page)
     await exchange.send_bytes(found, "application/json")
 
 
-def _listed(items: Items, order: str, after: str | None, number: int) -> bytes:
-    """A page of items: at most this number of them, after the one with this id."""
-    step = 1 if order == "asc" else -1
-    ids, texts = items.ids[::step], items.texts[::step]
-    first = 0
-    if after is not None:
-        if after not in ids:
-            raise invalid("after", after, "the id of an item of the response")
-        first = ids.index(after) + 1
-    end = first + number
-    listed = ids[first:end]
-    page = {
-        "object": "list",
-        "data": [msgspec.Raw(text) for text in texts[first:end]],
-        "first_id": listed[0] if listed else None,
-        "last_id": listed[-1] if listed else None,
-        "has_more": end < len(ids),
-    }
-    return json_bytes(page)
+def _listed(items: Items, page: Page) -> bytes:
+    return json_bytes(page.of(items.ids, [msgspec.Raw(text) for text in items.texts]))

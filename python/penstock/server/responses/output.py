@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.server.logprobs import Tokens, chat_logprobs
+from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,16 +38,16 @@ class OutputItem:
     def __init__(self, kind: str, response_id: str, index: int, call_id: str = "", name: str = "") -> None:
         prefix, text = _KINDS[kind]
         self.kind = kind
-        self.id = f"{prefix}_{response_id.rpartition('-')[2]}_{index}"
+        self.id = f"{prefix}_{response_id.rpartition('_')[2]}_{index}"
         self.index = index
         #: The common part of the names of the events of its text.
         self.event = f"response.{text}"
         self._call_id = call_id
         self.name = name
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
 
-    def add(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> None:
+    def add(self, text: str, logprobs: Sequence[msgspec.Raw] = ()) -> None:
         """Add text, and the log probabilities of its tokens."""
         self._texts.append(text)
         self._logprobs += logprobs
@@ -179,9 +180,9 @@ def usage_of(usage: penstock.Usage, num_reasoning_tokens: int) -> dict[str, Any]
     }
 
 
-def text_logprobs(tokens: Tokens, output: penstock.Result | penstock.Chunk) -> list[dict[str, Any]]:
-    """The log probabilities of the tokens of an output."""
+def text_logprobs(tokens: Tokens, output: penstock.Result | penstock.Chunk) -> list[msgspec.Raw]:
+    """The log probabilities of the tokens of an output, as JSON texts: objects take more memory."""
     if output.logprobs is None:
         return []
     logprobs = chat_logprobs(tokens, output.token_ids, output.logprobs, output.top_logprobs)
-    return list(logprobs["content"])
+    return [msgspec.Raw(json_bytes(entry)) for entry in logprobs["content"]]

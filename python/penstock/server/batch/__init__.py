@@ -1,0 +1,1 @@
+"""Batches of requests in OpenAI's file format, for `penstock batch`, `/v1/files` and `/v1/batches`."""

@@ -1,0 +1,276 @@
+"""The files and batches of a server. A client's batches run one after another, beside those of others."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+import penstock
+from penstock._client import client
+from penstock._renderer import renderer
+from penstock.server.batch.lines import (
+    Line,
+    Problem,
+    Requester,
+    answer_line,
+    check_file,
+    decoded_lines,
+    unanswered,
+)
+from penstock.server.batch.results import Results
+from penstock.server.batch.runner import concurrency, run_lines
+from penstock.server.batch.store import Batch, Folder
+from penstock.server.errors import ApiError, api_error
+from penstock.server.keys import client_number
+from penstock.server.logs import request_id
+from penstock.server.threads import Threads
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from penstock.server.state import State
+
+__all__ = ["Batches"]
+
+logger = logging.getLogger("penstock.server")
+
+#: The least priority value of the requests of batches: other requests are served before them.
+_PRIORITY = 1000
+#: Seconds between two looks for an open model.
+_MODEL_INTERVAL = 0.2
+#: The folder of the clients of a server without keys.
+_SHARED = "shared"
+#: Hexadecimal digits of the hash of a key that name the folder of its client.
+_DIGITS = 32
+
+
+class _Client:
+    """The folder of a client, and the task that runs its batches."""
+
+    def __init__(self, key: bytes, folder: Folder) -> None:
+        self.requester = Requester(key, client_number(key), _PRIORITY)
+        self.folder = folder
+        self.is_active = False
+        #: The scope that cancels the batch that runs, by its id.
+        self.scopes: dict[str, anyio.CancelScope] = {}
+
+
+class Batches:
+    """The files and batches of all clients, while `run` runs."""
+
+    def __init__(self, state: State, root: str) -> None:
+        self._state = state
+        self._root = Path(root)
+        self._clients: dict[bytes, _Client] = {}
+        self._group: TaskGroup | None = None
+        #: Threads that write, and those that read whole files.
+        self.write_threads, self.read_threads = Threads(1), Threads(1)
+
+    # ---- the routes
+
+    def folder(self, key: bytes) -> Folder:
+        """The folder of the client with this key."""
+        if self._group is None:
+            raise ApiError(503, "the files are not available now", code="unavailable", retry_after=5)
+        return self._clients[key].folder
+
+    async def add(self, key: bytes, fields: dict[str, Any]) -> Batch:
+        """Add a batch with these fields."""
+        found = self._clients[key]
+        batch = found.folder.add(fields)
+        try:
+            await self._save(found.folder, batch)
+        except OSError:
+            del found.folder.batches[batch.id]
+            raise
+        self._start(found)
+        return batch
+
+    async def cancel(self, key: bytes, batch: Batch) -> None:
+        """Cancel a batch. One that runs has the status `cancelling` until its requests have ended."""
+        if batch.status not in ("validating", "in_progress"):
+            message = f"a batch with the status {batch.status!r} cannot be cancelled"
+            raise ApiError(400, message, param="batch_id")
+        found = self._clients[key]
+        batch.set_status("cancelling")
+        if (scope := found.scopes.get(batch.id)) is not None:
+            scope.cancel()
+            await self._save(found.folder, batch)
+        else:
+            await self._finish(found.folder, batch, "cancelled")
+
+    # ---- the tasks
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Run batches until the task is cancelled; those that have not ended continue in the next run.
+
+        Raises `ConfigError` if the folder cannot be used or another process uses it.
+        """
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self._root / "lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                folders = await self.read_threads.run(self._open)
+                self._clients = {key: _Client(key, folder) for key, folder in folders.items()}
+                await self._run(task_status)
+        except (OSError, msgspec.DecodeError) as error:
+            limit = "a folder that this server can write and no other process uses"
+            message = f"files_dir={str(self._root)!r} is not allowed: it must be {limit}: {error}"
+            raise penstock.ConfigError(message, "files_dir", str(self._root), limit) from error
+
+    def _open(self) -> dict[bytes, Folder]:
+        """The folders of the clients by key."""
+        keys = {*self._state.keys, *self._state.admin_keys}
+        if not self._state.keys:
+            keys.add(b"")
+        names = {key: key.hex()[:_DIGITS] or _SHARED for key in keys}
+        return {key: Folder(self._root / name, self._state.settings) for key, name in names.items()}
+
+    async def _run(self, task_status: TaskStatus[None]) -> None:
+        try:
+            async with anyio.create_task_group() as self._group:
+                for found in self._clients.values():
+                    for batch in found.folder.batches.values():
+                        if batch.status == "cancelling":
+                            await self._finish(found.folder, batch, "cancelled")
+                    self._start(found)
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+
+    def _start(self, found: _Client) -> None:
+        if not found.is_active and self._group is not None:
+            found.is_active = True
+            self._group.start_soon(self._run_client, found)
+
+    async def _run_client(self, found: _Client) -> None:
+        """Run the batches of a client until all have ended."""
+        request_id.set("")
+        client.set(found.requester.client)
+        renderer.set(self._state.templates.template)
+        while batch := found.folder.next_batch():
+            end = "failed"
+            found.scopes = {batch.id: anyio.CancelScope()}
+            try:
+                end = await self._run_batch(found, batch, found.scopes[batch.id])
+            except Exception as error:  # noqa: BLE001 - the boundary of the batch
+                details = api_error(error).body()["error"]
+                code = details["code"] or "invalid_request"
+                batch.fail([Problem(code, details["message"])])
+            await self._finish(found.folder, batch, end)
+        found.is_active = False
+
+    async def _run_batch(self, found: _Client, batch: Batch, scope: anyio.CancelScope) -> str:
+        """Answer the requests of a batch; returns its last status."""
+        is_answered = batch.status == "finalizing"
+        rest = math.inf if is_answered else max(batch.fields["expires_at"] - time.time(), 0)
+        with scope, anyio.move_on_after(rest) as window:
+            if batch.status == "validating" and not await self._check(found.folder, batch):
+                return "failed"
+            await self._answer(found, batch)
+        if scope.cancelled_caught:
+            return "cancelled"
+        if window.cancelled_caught:
+            if batch.status != "validating":  # else its lines were not checked
+                await self.read_threads.run(self._expire, found.folder, batch)
+            return "expired"
+        batch.set_status("finalizing")
+        await self._save(found.folder, batch)
+        return "completed"
+
+    async def _check(self, folder: Folder, batch: Batch) -> bool:
+        """Check the lines of the input; returns whether they can be answered."""
+        checked = await self.read_threads.run(
+            check_file,
+            folder.path_of(batch.fields["input_file_id"]),
+            endpoint=batch.fields["endpoint"],
+            max_lines=self._state.settings.max_batch_requests,
+        )
+        if checked.problems:
+            batch.fail(checked.problems)
+            return False
+        batch.longest = checked.longest
+        batch.fields["request_counts"]["total"] = len(checked.custom_ids)
+        batch.set_status("in_progress")
+        await self._save(folder, batch)
+        return True
+
+    async def _answer(self, found: _Client, batch: Batch) -> None:
+        """Answer the requests that have no line in the output."""
+        folder = found.folder
+        limit = await self._concurrency(batch.longest)
+        results = await self.read_threads.run(_results, folder, batch)
+
+        async def work(line: Line) -> None:
+            if line.custom_id in results.custom_ids:
+                await anyio.lowlevel.checkpoint()
+                return
+            answer = await answer_line(self._state, line, found.requester, lambda: None)
+            folder.take_bytes(batch.file_of(answer), len(answer.text))
+            with anyio.CancelScope(shield=True):  # its bytes are counted, so it is written
+                await self.write_threads.run(results.add, line.custom_id, answer)
+            _count(batch, results)
+
+        try:
+            _count(batch, results)
+            await run_lines(decoded_lines(folder.path_of(batch.fields["input_file_id"])), limit, work)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.read_threads.run(results.close)
+
+    async def _concurrency(self, longest: int) -> int:
+        """The number of requests of a batch that are unfinished, once a model is open."""
+        while True:
+            models = self._state.selected(None)
+            infos = [model.engine.info for model in models if model.max_model_len is not None]
+            if infos:
+                return max(concurrency(info, longest) for info in infos)
+            await anyio.sleep(_MODEL_INTERVAL)
+
+    def _expire(self, folder: Folder, batch: Batch) -> None:
+        """Write errors for the requests that were not answered."""
+        message = "the request was not answered within the completion window"
+        with _results(folder, batch) as results:
+            for line in decoded_lines(folder.path_of(batch.fields["input_file_id"])):
+                if line.custom_id not in results.custom_ids:
+                    answer = unanswered(line, "batch_expired", message)
+                    folder.take_bytes(batch.file_of(answer), len(answer.text))
+                    results.add(line.custom_id, answer)
+            _count(batch, results)
+
+    async def _finish(self, folder: Folder, batch: Batch, status: str) -> None:
+        """Publish the files of a batch, and set its last status.
+
+        If the disk fails, the next run finds the former status and repeats it.
+        """
+        try:
+            await self.write_threads.run(folder.publish_results, batch)
+            batch.set_status(status)
+            await self._save(folder, batch)
+        except OSError:
+            logger.exception("batch %s: its files cannot be written", batch.id)
+            batch.set_status("failed")
+        logger.info("batch %s: %s", batch.id, batch.status)
+
+    async def _save(self, folder: Folder, batch: Batch) -> None:
+        await self.write_threads.run(folder.save, batch)
+
+
+def _results(folder: Folder, batch: Batch) -> Results:
+    results = Results(folder.path_of(batch.output_id), folder.path_of(batch.error_id))
+    results.resume()
+    return results
+
+
+def _count(batch: Batch, results: Results) -> None:
+    counts = {"completed": results.num_completed, "failed": results.num_failed}
+    batch.fields["request_counts"] |= counts

@@ -1,0 +1,89 @@
+"""The parts of a body of the type `multipart/form-data`, read as it arrives."""
+
+from __future__ import annotations
+
+from email.message import Message
+from email.parser import HeaderParser
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["Multipart", "Part"]
+
+_MAX_BOUNDARY = 70  # of RFC 2046
+_MAX_HEADERS = 8 << 10
+_MAX_PARTS = 16
+_HEADERS_END = b"\r\n\r\n"
+
+
+class Part(NamedTuple):
+    """The names of a part; one without a file has no file name."""
+
+    name: str
+    filename: str | None
+
+
+class Multipart:
+    """The parts of a body. At most one piece of the body is in memory, and the end of the one before."""
+
+    def __init__(self, content_type: str, next_piece: Callable[[], Awaitable[bytes | None]]) -> None:
+        """`next_piece` returns the next piece of the body, or nothing after the last one."""
+        header = Message()
+        header["content-type"] = content_type
+        boundary = header.get_boundary("")
+        if header.get_content_type() != "multipart/form-data" or not 1 <= len(boundary) <= _MAX_BOUNDARY:
+            raise ApiError(415, "the content type must be multipart/form-data, with a boundary")
+        self._delimiter = b"\r\n--" + boundary.encode(errors="replace")
+        self._next_piece = next_piece
+        self._buffer = bytearray(b"\r\n")  # a body can begin with a delimiter, without the line break
+        self._is_in_part = True  # before the first delimiter, as in a part, to skip what is there
+        self._num_parts = 0
+
+    async def next_part(self) -> Part | None:
+        """The next part, or nothing after the last one. The rest of the part before is skipped."""
+        while await self.read():
+            pass
+        while len(self._buffer) < len(b"--"):
+            await self._fill()
+        if self._buffer.startswith(b"--"):
+            while await self._next_piece() is not None:
+                pass
+            return None
+        self._num_parts += 1
+        if self._num_parts > _MAX_PARTS:
+            raise ApiError(400, f"the body has too many parts: the limit is {_MAX_PARTS}")
+        while (end := self._buffer.find(_HEADERS_END)) < 0:
+            if len(self._buffer) > _MAX_HEADERS:
+                raise ApiError(400, f"the headers of a part are too large: the limit is {_MAX_HEADERS} bytes")
+            await self._fill()
+        headers = HeaderParser().parsestr(self._buffer[:end].decode(errors="replace").lstrip())
+        del self._buffer[: end + len(_HEADERS_END)]
+        self._is_in_part = True
+        name = headers.get_param("name", header="content-disposition")
+        if not isinstance(name, str):
+            raise ApiError(400, "a part of the body has no name")
+        return Part(name, headers.get_filename())
+
+    async def read(self) -> bytes:
+        """The next bytes of the current part; empty at its end."""
+        while self._is_in_part:
+            end = self._buffer.find(self._delimiter)
+            self._is_in_part = end < 0
+            # A delimiter can begin in the last bytes.
+            size = max(len(self._buffer) - len(self._delimiter) + 1, 0) if self._is_in_part else end
+            found = bytes(self._buffer[:size])
+            del self._buffer[: size if self._is_in_part else size + len(self._delimiter)]
+            if found:
+                return found
+            if self._is_in_part:
+                await self._fill()
+        return b""
+
+    async def _fill(self) -> None:
+        piece = await self._next_piece()
+        if piece is None:
+            raise ApiError(400, "the body ends within a part")
+        self._buffer += piece

@@ -1,0 +1,126 @@
+"""`/v1/rerank` and `/v1/score`: documents for a query, scored by a reranker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.server.disconnects import while_connected
+from penstock.server.errors import invalid
+from penstock.server.generation import begin, concurrency_of
+from penstock.server.prompt_batch import PromptBatch
+from penstock.server.prompts import check_length, max_bytes
+from penstock.server.protocol.rerank import RerankRequest, ScoreRequest, TextObject
+from penstock.server.sampling import read_request
+from penstock.server.state import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.server.http import Exchange
+    from penstock.server.state import Generation, State
+
+    #: A query and a document.
+    Pair = tuple[str, str]
+
+__all__ = ["rerank", "score"]
+
+
+async def rerank(state: State, exchange: Exchange) -> None:
+    """Answer with the documents in the order of their relevance for the query."""
+    _, request = await read_request(state, exchange, RerankRequest)
+    texts = [item.text if isinstance(item, TextObject) else item for item in request.documents]
+    pairs = [(request.query, text) for text in texts]
+    generation, batch, scores = await _scored(state, exchange, request, pairs, "documents", "rerank")
+    order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": scores[index]} for index in order[: request.top_n or None]
+    ]
+    if request.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    answer = {"id": generation.id, "model": generation.name, "usage": batch.usage(), "results": results}
+    await exchange.send_json(answer)
+
+
+async def score(state: State, exchange: Exchange) -> None:
+    """Answer with the score of each pair of texts."""
+    _, request = await read_request(state, exchange, ScoreRequest)
+    first, queries = _texts(request, "text_1", "queries")
+    second, documents = _texts(request, "text_2", "documents")
+    if len(queries) not in (1, len(documents)):
+        limit = f"one text, or as many as {second} has: {len(documents)}"
+        raise invalid(first, f"a list of {len(queries)}", limit)
+    pairs = list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
+    generation, batch, scores = await _scored(state, exchange, request, pairs, second, "score")
+    data = [{"index": index, "object": "score", "score": scores[index]} for index in range(len(documents))]
+    answer = {
+        "id": generation.id,
+        "object": "list",
+        "created": generation.created,
+        "model": generation.name,
+        "data": data,
+        "usage": batch.usage(),
+    }
+    await exchange.send_json(answer)
+
+
+def _texts(request: ScoreRequest, name: str, other: str) -> tuple[str, list[str]]:
+    """The name of the field that has the texts, and the texts."""
+    given = {field: value for field in (name, other) if (value := getattr(request, field)) is not None}
+    if len(given) != 1:
+        raise invalid(name, None, f"a text or a list of texts, as {name} or as {other}")
+    [(field, value)] = given.items()
+    texts = [value] if isinstance(value, str) else value
+    if not texts:
+        raise invalid(field, value, "a list that is not empty")
+    return field, texts
+
+
+async def _scored(
+    state: State,
+    exchange: Exchange,
+    request: RerankRequest | ScoreRequest,
+    pairs: Sequence[Pair],
+    field: str,
+    prefix: str,
+) -> tuple[Generation, PromptBatch, dict[int, float]]:
+    """The scores of pairs by their index. `field` is that of the documents."""
+    if not 0 < len(pairs) <= state.max_prompts:
+        raise invalid(field, f"a list of {len(pairs)}", f"a list of 1 to {state.max_prompts} texts")
+    reranker = _reranker(state, request.model)
+    prompts = reranker.prompts(pairs, request.instruction)
+    call = Call(prompts, reranker.params.replace(priority=request.priority))
+    generation = begin(state, exchange, prefix, request.model, call, prompt=field)
+    batch = PromptBatch(state, generation, field)
+    concurrency = concurrency_of(batch.engine.info, call)
+    sizes = _prompt_sizes(reranker, batch, pairs, request.instruction)
+    exchange.hold(sum(sorted(sizes)[-concurrency:]))
+    scores: dict[int, float] = {}
+
+    async def take(index: int, result: penstock.Result) -> None:
+        scores[index] = reranker.score(result)
+
+    with state.running(generation):
+        await while_connected(exchange.receive, lambda: batch.run(take, concurrency=concurrency))
+    return generation, batch, scores
+
+
+def _prompt_sizes(
+    reranker: penstock.Reranker, batch: PromptBatch, pairs: Sequence[Pair], instruction: str | None
+) -> list[int]:
+    """The bytes that each prompt takes at most, without making it. Raises if one is too long."""
+    common = reranker.prompt("", "", instruction)
+    sizes: list[int] = []
+    for index, pair in enumerate(pairs):
+        check_length(batch.engine, len(common) + sum(map(len, pair)), batch.place(index))
+        sizes.append(max_bytes(common, *pair))
+    return sizes
+
+
+def _reranker(state: State, name: str | None) -> penstock.Reranker:
+    """The reranker that a request names."""
+    try:
+        return penstock.Reranker(state.select(name).model.engine, state.settings.rerank)
+    except penstock.InvalidRequestError as error:
+        raise invalid("model", name, f"a reranker: {error}") from error
