@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import AsCacheMode, AsStatus, TargetDevice, environment
+from penstock.compat.dashinfer.allspark.generation_config import sampling_options
 from penstock.compat.dashinfer.allspark.runtime_config import (
     AsModelConfig,
     AsModelRuntimeConfigBuilder,
@@ -244,6 +245,26 @@ def test_fields_become_options_of_the_engine(model: AsModelConfig) -> None:
     assert "prefix_cache_ttl" not in result
     assert (result["threads"], result["max_num_seqs"]) == (2, 5)
     assert (result["preemption_mode"], result["preemption_victim"]) == ("interrupt", "longest")
+
+
+@pytest.mark.parametrize("variable", ["BFC_MEM_RATIO", "PENSTOCK_MEMORY_RATIO"])
+def test_gpu_has_the_documented_memory_ratio_unless_one_is_set(
+    variable: str, model: AsModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BFC_MEM_RATIO", "PENSTOCK_MEMORY_RATIO", environment.DEVICE):
+        monkeypatch.delenv(name, raising=False)
+    assert options(model, compute_unit="CUDA:0")["memory_ratio"] == 0.975
+    assert "memory_ratio" not in options(model, compute_unit="CPU:0")
+    monkeypatch.setenv(variable, "0.5")
+    assert options(model, compute_unit="CUDA:0")["memory_ratio"] is None  # the core reads it
+
+
+@pytest.mark.parametrize(("given", "value"), [(0, False), (1, True)])
+def test_zero_and_one_are_booleans_of_dictionaries(given: int, value: bool) -> None:  # noqa: FBT001
+    builder = AsModelRuntimeConfigBuilder().update_from_dict({"enable_prefix_cache": given})
+    assert builder.build().enable_prefix_cache is value
+    params = sampling_options({"logprobs": given}, num_prompt_tokens=1, max_model_len=64, vocabulary_size=512)
+    assert params.get("logprobs", False) is value
 
 
 def test_numa_nodes_have_the_threads_of_each_node(model: AsModelConfig) -> None:

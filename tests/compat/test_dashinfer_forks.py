@@ -15,7 +15,6 @@ import gc, os, signal, sys, threading, traceback, warnings
 sys.path.insert(0, "tests")
 from pathlib import Path
 import numpy as np
-from penstock.compat.dashinfer.allspark import dlpack
 from penstock.compat.dashinfer.allspark.engine import Engine
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
@@ -80,7 +79,7 @@ with held(engine):
     reader.start()
     while not queue._request._has_leader:
         os.sched_yield()
-    with engine._lock, dlpack._lock, queue._lock:
+    with engine._lock, queue._lock:
         process = os.fork()
         if process == 0:
             try:

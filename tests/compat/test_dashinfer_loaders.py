@@ -82,10 +82,13 @@ def test_bad_arguments_are_refused_and_neutral_ones_accepted(tiny_model: Path, t
     with pytest.raises(ValueError, match="user_set_data_type is 'int8'"):
         HuggingFaceModel(tiny_model, "m", user_set_data_type="int8")
     loader = HuggingFaceModel(tiny_model, "m", trust_remote_code=True).load_model(trust_remote_code=True)
+    loader.load_model(None, None, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="load_format"):
         loader.load_model(load_format="pt")
     with pytest.raises(ValueError, match="model_output_dir"):
         loader.serialize(None)
+    with pytest.raises(ValueError, match="model_output_dir"):
+        loader.serialize(None, None)
     with pytest.raises(ValueError, match="lora_cfg"):
         loader.serialize(None, tmp_path, lora_cfg={"names": ["a"]})
     with pytest.raises(ValueError, match="customized_quant_config is given without enable_quant"):
@@ -391,6 +394,12 @@ def test_gguf_file_is_a_model(demo_model: Path, tmp_path: Path) -> None:
     assert tokenizer.eos_token == "<|im_end|>"  # noqa: S105
 
 
+def test_tokenizer_is_an_attribute_of_its_loader(tiny_model: Path) -> None:
+    loader = HuggingFaceModel(tiny_model, "m")
+    assert loader.tokenizer is None
+    assert loader.init_tokenizer().tokenizer is loader.get_tokenizer() is not None
+
+
 def test_tokenizer_has_the_methods_that_the_documents_call(tiny_model: Path) -> None:
     loader = HuggingFaceModel(tiny_model, "m")
     assert loader.get_tokenizer() is None
@@ -495,6 +504,29 @@ def test_modelscope_model_is_downloaded_by_its_package(
     package.snapshot_download = fail
     with pytest.raises(ModelSerializerException, match="no such model"):
         ModelScope("org/model", "m").load_model()
+
+
+def test_id_that_the_hub_lacks_is_looked_up_on_modelscope(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_found(*_: object, **__: object) -> str:
+        kind = hub.errors.RepositoryNotFoundError
+        raise kind.__new__(kind, "no repository")  # its constructor wants a response of the HTTP library
+
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", not_found)
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ModelSerializerException, match="not a local path and not found on the hub"):
+        HuggingFaceModel("org/model", "m").load_model()
+    package: Any = ModuleType("modelscope")
+    package.snapshot_download = lambda model_id, revision: str(tiny_model)  # noqa: ARG005
+    monkeypatch.setitem(sys.modules, "modelscope", package)
+    loader = HuggingFaceModel("org/model", "m").load_model()
+    assert loader.get_model_context_length() == 512
+    assert HuggingFaceModel("org/model", "m").init_tokenizer().tokenizer is not None
+    package.snapshot_download = not_found
+    with pytest.raises(ModelSerializerException, match=r"not found on the hub.*; download from ModelScope"):
+        HuggingFaceModel("org/model", "m").load_model()
 
 
 def test_modelscope_without_its_package_names_the_alternatives(

@@ -6,6 +6,7 @@ import array
 import ctypes
 import json
 import math
+import sys
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,37 @@ def test_dlpack_capsule_gives_the_result_of_a_list(engine: Engine, dtype: Any, *
     elements = queue.Get()
     assert elements is not None
     assert elements.ids_from_generate == generate(engine) == generate(engine, Exporter(values))
-    assert engine.start_request(NAME, {"input_ids": capsule}, GREEDY)[0] is PARAM_ERROR  # it was read
+
+
+set_capsule_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+
+
+def test_one_capsule_is_the_prompt_of_many_requests(engine: Engine) -> None:
+    values = np.array([PROMPT])
+    num_references = sys.getrefcount(values)
+    inputs = {"input_ids": values.__dlpack__()}
+    queues = []
+    for _ in range(3):
+        status, _handle, queue = engine.start_request(NAME, inputs, GREEDY)
+        assert status is SUCCESS
+        assert queue is not None
+        queues.append(queue)
+    assert engine.sync_request(NAME, None) is SUCCESS
+    for queue in queues:
+        elements = queue.Get()
+        assert elements is not None
+        assert elements.ids_from_generate == generate(engine)
+    del inputs
+    assert sys.getrefcount(values) == num_references
+
+
+def test_capsule_that_another_library_has_taken_is_refused(engine: Engine) -> None:
+    capsule = np.array(PROMPT).__dlpack__()
+    set_capsule_name(capsule, b"used_dltensor")
+    assert engine.start_request(NAME, {"input_ids": capsule}, GREEDY)[0] is PARAM_ERROR
+    set_capsule_name(capsule, b"dltensor")  # or the tensor is not freed
 
 
 @pytest.mark.parametrize(
@@ -172,19 +203,19 @@ make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
         ({"data": None}, "the tensor has values but no data"),
     ],
 )
-def test_capsule_is_checked_and_deleted_once(
+def test_capsule_is_checked_and_stays_as_it_is(
     engine: Engine, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str | None
 ) -> None:
     deleted: list[int] = []
     deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleted.append)
     managed = Managed(**{**VALID, **changes}, deleter=ctypes.cast(deleter, ctypes.c_void_p))
     capsule = make_capsule(ctypes.addressof(managed), b"dltensor", None)
-    for wanted in (reason, "the capsule is not a DLPack tensor, or was read before"):
+    for _ in range(2):
         caplog.clear()
         status, _handle, _queue = engine.start_request(NAME, {"input_ids": capsule}, GREEDY)
-        assert status is (PARAM_ERROR if wanted else SUCCESS)
-        assert wanted is None or wanted in caplog.text
-    assert deleted == [ctypes.addressof(managed)]
+        assert status is (PARAM_ERROR if reason else SUCCESS)
+        assert reason is None or reason in caplog.text
+    assert deleted == []
 
 
 def test_capsule_of_another_kind_or_version_is_refused(

@@ -198,10 +198,10 @@ def test_polled_status_goes_forward_to_the_end(engine: Engine) -> None:
     assert len(ids_of(queue.Get())) == queue.GeneratedLength() == 500 - len(PROMPT)
 
 
-def test_status_is_context_finished_after_one_token(engine: Engine) -> None:
+def test_status_is_generating_after_one_token(engine: Engine) -> None:
     _handle, queue = start(engine, config={**GREEDY, "max_length": len(PROMPT) + 1})
     queue._request.result()
-    assert queue.GenerateStatus() is GenerateRequestStatus.ContextFinished
+    assert queue.GenerateStatus() is GenerateRequestStatus.Generating
     assert queue.GenerateStatus() is GenerateRequestStatus.GenerateFinished
 
 

@@ -29,6 +29,7 @@ from lmdeploy.turbomind import EngineConfig as TurbomindConfig
 from lmdeploy.serve.async_engine import AsyncEngine, GenOut, Session
 from lmdeploy.model import ChatTemplateConfig, MODELS, BaseModel
 from lmdeploy.tokenizer import Tokenizer
+from lmdeploy.serve.openai.api_client import APIClient, get_model_list
 import lmdeploy.serve.async_engine, lmdeploy.turbomind, lmdeploy.pytorch, lmdeploy.messages, lmdeploy.version
 """
     checks = """
@@ -72,7 +73,15 @@ def test_logger_writes_to_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["client", "vl", "turbomind.TurboMind", "serve.openai", "pytorch.engine", "serve.vl_async_engine"]
+    "name",
+    [
+        "client",
+        "vl.load_image",
+        "turbomind.TurboMind",
+        "serve.openai.api_server",
+        "pytorch.engine",
+        "serve.vl_async_engine",
+    ],
 )
 def test_missing_name_has_an_alternative(name: str) -> None:
     module, _, attribute = f"penstock.compat.lmdeploy.{name}".rpartition(".")

@@ -231,7 +231,7 @@ def test_configuration_becomes_options_of_the_engine(
         (PytorchEngineConfig(quant_policy=17), "quant_policy is 17"),
         (TurbomindEngineConfig(rope_scaling_factor=0.5), "rope_scaling_factor is 0.5"),
         (TurbomindEngineConfig(model_format="mxfp4"), "model_format is 'mxfp4'"),
-        (turbomind.EngineConfig(model_format="llama"), "files in Meta's format are not read"),
+        (turbomind.EngineConfig(model_format="llama"), "Meta's files are pickles, which are not read"),
         (TurbomindEngineConfig(hf_overrides="rope"), "hf_overrides is 'rope'"),  # type: ignore[arg-type]
         ({"tp": 1}, "backend_config is {'tp': 1}"),
     ],

@@ -426,11 +426,9 @@ def test_words_of_another_type_are_refused(model: Model, field: str, words: Any)
         model.options(GenerationConfig(**{field: words}))
 
 
-def test_several_choices_are_one_choice_with_a_warning(
-    model: Model, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_choices_of_a_stream_are_one_with_a_warning(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     assert "n" not in model.options(GenerationConfig(n=3))
-    assert "n is 3; one choice is generated" in caplog.text
+    assert "n is 3; streams and sessions have one choice" in caplog.text
 
 
 def test_ids_of_words_are_those_of_single_tokens(tokenizer: Tokenizer) -> None:
@@ -479,3 +477,19 @@ def test_greedy_output_equals_that_of_transformers(tiny_model: Path, penalty: fl
     theirs = oracle.load_oracle(tiny_model).generate(prompt, 24, repetition_penalty=penalty)
     assert theirs.is_unambiguous
     assert list(ours) == theirs.token_ids
+
+
+@pytest.mark.parametrize(
+    ("given", "ends", "tokenizer_end", "expected"),
+    [
+        (None, None, None, []),
+        ([7], 3, 5, [7, 5, 3]),
+        ([7], [5, 9], 5, [7, 5, 9]),
+    ],
+)
+def test_end_tokens_of_a_model_are_added_to_stop_tokens(
+    given: list[int] | None, ends: object, tokenizer_end: int | None, expected: list[int]
+) -> None:
+    config = GenerationConfig(stop_token_ids=given)
+    config.update_from_hf_gen_cfg({} if ends is None else {"eos_token_id": ends}, tokenizer_end)
+    assert config.stop_token_ids == expected

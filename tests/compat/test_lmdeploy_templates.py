@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.compat.lmdeploy.chat_templates import TEMPLATES
+from penstock.compat.lmdeploy.chat_templates import ABSENT, TEMPLATES
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.model import (
     MODELS,
@@ -75,8 +75,8 @@ CHATML_CHAT = (
 
 #: The texts for "Hi", and for "Bye" as the continuation of a session.
 PROMPTS = {
-    ("base", "llama", "internlm", "internlm-20b", "baichuan-7b", "puyu", "falcon"): ("Hi", "Bye"),
-    ("internlm-chat", "internlm-chat-7b", "internlm-chat-7b-8k", "internlm-chat-20b"): (
+    ("base", "llama", "internlm-20b", "baichuan-7b", "puyu", "falcon"): ("Hi", "Bye"),
+    ("internlm", "internlm-chat", "internlm-chat-7b", "internlm-chat-7b-8k", "internlm-chat-20b"): (
         INTERNLM,
         "<eoa>\n<|User|>:Bye\n<|Bot|>:",
     ),
@@ -111,7 +111,7 @@ PROMPTS = {
         f"{IM['user']}Hi<|im_end|>\n{IM['assistant']}",
         f"<|im_end|>\n{IM['user']}Bye<|im_end|>\n{IM['assistant']}",
     ),
-    ("baichuan2-7b",): ("<reserved_106>Hi<reserved_107>", "<reserved_106>Bye<reserved_107>"),
+    ("baichuan2", "baichuan2-7b"): ("<reserved_106>Hi<reserved_107>", "<reserved_106>Bye<reserved_107>"),
     ("solar",): (
         "### System:\n\n\n### User:\nHi\n\n### Assistant:\n",
         "\n\n### User:\nBye\n\n### Assistant:\n",
@@ -267,6 +267,23 @@ def test_json_without_a_name_has_a_new_one() -> None:
 def test_invalid_json_is_refused(source: str) -> None:
     with pytest.raises(ArgumentError):
         ChatTemplateConfig.from_json(source)
+
+
+def test_template_of_a_model_is_found_by_its_path(tokenizer: Tokenizer, demo_model: Path) -> None:
+    own = best_template(tokenizer).messages2prompt("Hi")
+    kind = MODELS.get("hf")
+    assert kind is not None
+    assert kind(model_path=str(demo_model)).get_prompt("Hi") == own
+    assert ChatTemplateConfig("hf", model_path=str(demo_model)).chat_template.messages2prompt("Hi") == own
+    for make in (kind, lambda: ChatTemplateConfig("hf").chat_template):
+        with pytest.raises(ArgumentError, match="model_path is None; it must be the path of a model"):
+            make()
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_template_that_is_not_provided_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"model_name is '{name}'; it must be 'hf'"):
+        _ = ChatTemplateConfig.from_json(json.dumps({"model_name": name})).chat_template
 
 
 def test_registered_class_renders_prompts(tokenizer: Tokenizer) -> None:

@@ -13,10 +13,13 @@ _modules = (
     "pytorch",
     "serve",
     "serve.async_engine",
+    "serve.openai",
+    "serve.openai.api_client",
     "tokenizer",
     "turbomind",
     "utils",
     "version",
+    "vl",
 )
 for _name in (*_modules, "api", "pipeline"):
     _sys.modules[f"{__name__}.{_name}"] = _importlib.import_module(f"penstock.compat.lmdeploy.{_name}")

@@ -1,6 +1,6 @@
 """LMDeploy's Python API on Penstock: `from penstock.compat import lmdeploy`."""
 
-from penstock.compat.lmdeploy import messages, model, pytorch, serve, turbomind, utils
+from penstock.compat.lmdeploy import messages, model, pytorch, serve, turbomind, utils, vl
 from penstock.compat.lmdeploy.api import pipeline
 from penstock.compat.lmdeploy.errors import not_provided
 from penstock.compat.lmdeploy.messages import (
@@ -33,6 +33,7 @@ __all__ = [
     "turbomind",
     "utils",
     "version_info",
+    "vl",
 ]
 
 __getattr__ = not_provided(
@@ -40,6 +41,5 @@ __getattr__ = not_provided(
     {
         "client": "use a client of OpenAI's API; `penstock serve MODEL` is the server",
         "lite": "models are quantised when they are loaded: penstock.Engine(quantization=...)",
-        "vl": "images are not supported yet",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ __all__ = ["infer", "read", "response_of"]
 _log = logging.getLogger("penstock.lmdeploy")
 
 
-def response_of(item: GenOut, index: int = 0) -> Response:
+def response_of(item: GenOut, index: int = 0, choice: int = 0) -> Response:
     """The `Response` of an item; an error is logged, unless the engine has ended."""
     if item.error_code not in (None, ErrorCode.ENGINE_UNAVAILABLE):
         _log.warning("prompt %d failed: %s (%s)", index, item.error_message, item.error_code)
@@ -38,6 +39,7 @@ def response_of(item: GenOut, index: int = 0) -> Response:
         logits=item.logits,
         last_hidden_state=item.last_hidden_state,
         index=index,
+        choice=choice,
         cached_tokens=item.cached_tokens,
         error_code=item.error_code,
         error_message=item.error_message,
@@ -57,10 +59,29 @@ class _Request:
             batch.cancel(self._index)
 
 
+def _response(turn: Turn, item: GenOut, index: int) -> Response:
+    return response_of(item, index, turn.ask.choice)
+
+
+def _with_choices(asks: Iterator[Ask]) -> Iterator[tuple[int, Ask]]:
+    """The index of each prompt, and the prompt once for each of its choices."""
+    for index, ask in enumerate(asks):
+        config = ask.config
+        if not isinstance(config.n, int) or config.n <= 1:
+            yield index, ask
+            continue
+        for choice in range(config.n):
+            seed = None if config.random_seed is None else config.random_seed + choice
+            of_choice = dataclasses.replace(config, n=1, random_seed=seed)
+            yield index, dataclasses.replace(ask, config=of_choice, choice=choice)
+
+
 class _Prompts:
     """Prepares the prompts of a batch, each when the batch takes it."""
 
-    def __init__(self, engine: AsyncEngine, asks: Iterator[Ask], session_ids: Sequence[int] | None) -> None:
+    def __init__(
+        self, engine: AsyncEngine, asks: Iterator[tuple[int, Ask]], session_ids: Sequence[int] | None
+    ) -> None:
         self._engine = engine
         self._asks = asks
         self._session_ids = session_ids
@@ -68,19 +89,17 @@ class _Prompts:
         self.batches: list[Any] = []  # the batch, once it exists
         self.running: dict[int, tuple[int, Turn]] = {}  # by the index in the batch
         self.failed: deque[Response] = deque()
-        self.num_taken = 0
 
     def __iter__(self) -> Iterator[Any]:
         num_started = 0
-        for index, ask in enumerate(self._asks):
-            self.num_taken = index + 1
+        for index, ask in self._asks:
             turn = Turn(self._engine, ask)
             try:
                 if self._session_ids is not None:
                     acquire(self._engine, turn, self._session_ids[index])
                 prompt, params = turn.prepare()
             except FAILURES as error:
-                self.failed.append(response_of(turn.failed(error), index))
+                self.failed.append(_response(turn, turn.failed(error), index))
                 continue
             except BaseException:
                 turn.release()
@@ -103,18 +122,18 @@ class _Prompts:
         index, turn = self.running[item.index]
         if item.error is not None:
             del self.running[item.index]
-            yield response_of(turn.failed(item.error), index)
+            yield _response(turn, turn.failed(item.error), index)
             return
         chunk: Any = item.result if isinstance(item, penstock.BatchItem) else item.chunk
         usage = chunk.usage if isinstance(chunk, penstock.Result) else item.usage
         turn.request.usage = usage
         if chunk.finish_reason is None:
             if (part := turn.read(chunk)) is not None:
-                yield response_of(part, index)
+                yield _response(turn, part, index)
             return
         del self.running[item.index]
         for last in turn.read_last(chunk):
-            yield response_of(last, index)
+            yield _response(turn, last, index)
 
     def take_failed(self) -> Iterator[Response]:
         """The responses of prompts that were not started."""
@@ -124,10 +143,10 @@ class _Prompts:
     def end(self, error: penstock.EngineStoppedError | None) -> Iterator[Response]:
         """The responses of the prompts that the batch has no items for: the engine or the batch has ended."""
         for index, turn in self.running.values():
-            yield response_of(turn.failed(error) if error else turn.aborted(), index)
-        for index, ask in enumerate(self._asks, self.num_taken):
+            yield _response(turn, turn.failed(error) if error else turn.aborted(), index)
+        for index, ask in self._asks:
             turn = Turn(self._engine, ask)
-            yield response_of(turn.failed(error) if error else turn.aborted(), index)
+            yield _response(turn, turn.failed(error) if error else turn.aborted(), index)
 
     def release(self) -> None:
         """End the use of the sessions of what runs."""
@@ -136,9 +155,16 @@ class _Prompts:
 
 
 def read(
-    engine: AsyncEngine, asks: Iterator[Ask], *, streams: bool, session_ids: Sequence[int] | None = None
+    engine: AsyncEngine,
+    asks: Iterator[tuple[int, Ask]],
+    *,
+    streams: bool,
+    session_ids: Sequence[int] | None = None,
 ) -> Iterator[Response]:
-    """The parts of the outputs of all prompts, as they arrive. Closing the iterator cancels what runs."""
+    """The parts of the outputs of all prompts, each with its index, as they arrive.
+
+    Closing the iterator cancels what runs.
+    """
     prompts = _Prompts(engine, asks, session_ids)
     blocking = engine.engine.blocking
     limit = engine.max_concurrency
@@ -168,14 +194,20 @@ def read(
 
 
 def infer(engine: AsyncEngine, asks: Iterator[Ask], num_asks: int, *, use_tqdm: bool) -> list[Response]:
-    """The outputs of all prompts, in their order."""
-    responses: list[Any] = [None] * num_asks
+    """The outputs of all prompts, in their order; that of the first choice has the others."""
+    outputs: dict[tuple[int, int], Response] = {}
     with _progress(num_asks) if use_tqdm else contextlib.nullcontext() as progress:
-        for part in read(engine, asks, streams=False):
-            known = responses[part.index]
-            responses[part.index] = part if known is None else known.extend(part)
+        for part in read(engine, _with_choices(asks), streams=False):
+            place = part.index, part.choice
+            outputs[place] = outputs[place].extend(part) if place in outputs else part
             if progress is not None:
-                progress.update(part.finish_reason is not None)
+                progress.update(part.finish_reason is not None and part.choice == 0)
+    responses: list[Response] = []
+    for _, response in sorted(outputs.items()):
+        if response.choice == 0:
+            responses.append(response)
+        else:
+            responses[-1].other_choices.append(response)
     return responses
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TEMPLATES"]
+__all__ = ["ABSENT", "TEMPLATES"]
 
 _INTERNLM = {
     "system": "<|System|>:",
@@ -76,7 +76,7 @@ _CHATGLM = {"user": "问：", "eoh": "\n\n", "assistant": "答：", "eoa": "\n\n
 TEMPLATES: dict[str, dict[str, Any]] = {
     "base": {},
     "llama": {},
-    "internlm": {},
+    "internlm": _INTERNLM,
     "baichuan-7b": {},
     "puyu": {},
     "internlm-20b": {"capability": "completion"},
@@ -139,6 +139,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "qwen-7b": _QWEN,
     "qwen-14b": _QWEN,
     "yi": {**_CHATML, "meta_instruction": None, "stop_words": ["<|im_end|>", "<|endoftext|>"]},
+    "baichuan2": _BAICHUAN2,
     "baichuan2-7b": _BAICHUAN2,
     "falcon": {},
     "solar": {
@@ -152,3 +153,45 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "ultracm": _ULTRA,
     "ultralm": _ULTRA,
 }
+
+#: Templates of LMDeploy for models that have a chat template of their own.
+ABSENT = frozenset(
+    {
+        "chatglm3",
+        "codegeex4",
+        "cogvlm2",
+        "deepseek",
+        "deepseek-coder",
+        "deepseek-r1",
+        "deepseek-v3",
+        "gemma",
+        "glm4",
+        "intern-s1",
+        "internlm-xcomposer2",
+        "internlm-xcomposer2d5",
+        "internlm2",
+        "internlm3",
+        "interns1",
+        "internvl-internlm2",
+        "internvl-phi3",
+        "internvl-zh-hermes2",
+        "internvl2-internlm2",
+        "internvl2-phi3",
+        "internvl2_5",
+        "llama3",
+        "llama3_1",
+        "llama3_2",
+        "llama4",
+        "minicpm3",
+        "minicpmv-2d6",
+        "molmo",
+        "phi-3",
+        "phi-4",
+        "qwen2d5",
+        "qwen2d5-vl",
+        "qwen3",
+        "qwq",
+        "qwq_preview",
+        "yi-vl",
+    }
+)

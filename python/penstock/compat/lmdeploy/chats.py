@@ -11,7 +11,7 @@ from penstock.compat.lmdeploy.generation import Ask
 from penstock.compat.lmdeploy.streams import read_blocking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.response import Response
@@ -30,12 +30,14 @@ def turn(
     streams: bool,
     do_preprocess: bool,
     adapter_name: str | None,
+    variables: Mapping[str, Any],
 ) -> Iterator[Response]:
     """The parts of the answer. The session has the turn before its last part is returned."""
     if not engine.sessions.is_busy(session.session_id):
         session.update(prompt=prompt, response=None)
     messages, template = prompt, engine.template_of_adapter(adapter_name)
-    is_new = session.is_changed(template) or engine.sessions.length(session.session_id) < session.step
+    rendering = (template, variables)
+    is_new = session.is_changed(rendering) or engine.sessions.length(session.session_id) < session.step
     if is_new or session.step == 0 or not getattr(template, "can_continue", True):
         is_new = True
         engine.sessions.end(session.session_id, only_idle=True)
@@ -43,6 +45,7 @@ def turn(
     ask = Ask(
         messages,
         config,
+        variables=variables,
         do_preprocess=do_preprocess,
         adapter_name=adapter_name,
         start=is_new,
@@ -58,7 +61,7 @@ def turn(
         else:
             answer.extend(part)
         if part.finish_reason is not None and part.error_code != ErrorCode.REQUEST_CONFLICT:
-            _end(engine, session, prompt, answer, template)
+            _end(engine, session, prompt, answer, rendering)
         yield part
 
 
@@ -77,8 +80,8 @@ def _messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response, template: object) -> None:
+def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response, rendering: object) -> None:
     session.response = answer
     if answer.finish_reason in ("stop", "length"):
         session.history.append((prompt, answer.text))
-        session.set_computed(engine.sessions.length(session.session_id), template)
+        session.set_computed(engine.sessions.length(session.session_id), rendering)

@@ -373,7 +373,8 @@ def _check_format(
     if name is None and not has_group_size:
         return
     if name is not None and name not in _FORMATS:
-        reason = "files in Meta's format are not read" if name == "llama" else f"use {_names(_FORMATS)}"
+        meta = "Meta's files are pickles, which are not read: convert them with transformers"
+        reason = meta if name == "llama" else f"use {_names(_FORMATS)}"
         _unsupported("model_format", name, reason)
     if name is not None and model.endswith(".gguf"):
         refuse("model_format", name, "None for a GGUF file, which describes its format")

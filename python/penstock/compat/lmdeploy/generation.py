@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import secrets
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
@@ -15,7 +15,7 @@ from penstock.compat.lmdeploy.outputs import Part, Reader, torch
 from penstock.compat.lmdeploy.sessions import RequestFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.compat.lmdeploy.messages import GenerationConfig
     from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
@@ -75,12 +75,14 @@ class Ask:
     config: GenerationConfig
     input_ids: Sequence[int] | None = None
     template: Any = None  # in place of the engine's
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
     do_preprocess: bool = True
     adapter_name: str | None = None
     start: bool = True
     end: bool = True
     step: int = 0
     streams: bool = True
+    choice: int = 0  # of `config.n`
 
     def is_long(self) -> bool:
         """Whether to prepare the request in a worker thread."""
@@ -150,7 +152,7 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             ids = _checked(ask.input_ids, engine.engine.info.vocabulary_size)
         else:
             if ask.do_preprocess:
-                text = template.messages2prompt(ask.messages, sequence_start=ask.start)
+                text = template.messages2prompt(ask.messages, sequence_start=ask.start, **ask.variables)
             elif isinstance(ask.messages, str):
                 text = ask.messages
             else:
@@ -243,7 +245,7 @@ class Turn:
         reason = _REASONS[chunk.finish_reason or "cancelled"]
         if self.ask.config.include_stop_str_in_output and self.ask.streams and reason == "stop":
             return [self._item(reason, part)]
-        last = self._item(reason, Part("", [], None if part.logprobs is None else [], None, None))
+        last = self._item(reason)
         if part.text or part.ids or part.logits is not None or part.hidden_states is not None:
             return [self._item(None, part), last]
         return [last]

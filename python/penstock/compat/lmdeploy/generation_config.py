@@ -96,6 +96,18 @@ class GenerationConfig:
             self.repetition_ngram_size = self.repetition_ngram_threshold = 0
         _check_contents(self)
 
+    def update_from_hf_gen_cfg(
+        self, generation_config: Mapping[str, Any], tokenizer_eos_token_id: int | None
+    ) -> None:
+        """Add end tokens to `stop_token_ids`: the tokenizer's, and those of a `generation_config.json`.
+
+        Requests need no call of it: the model's end tokens end an output in any case.
+        """
+        ends = generation_config.get("eos_token_id")
+        given = ends if isinstance(ends, (list, tuple)) else [ends]
+        ids = [*(self.stop_token_ids or ()), tokenizer_eos_token_id, *given]
+        self.stop_token_ids = list(dict.fromkeys(token for token in ids if token is not None))
+
     @property
     def lacks_sampling(self) -> bool:
         """Whether parameters of sampling have no effect because `do_sample` and `top_k` are not set."""

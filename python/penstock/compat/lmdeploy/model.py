@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock._json import loads
+from penstock.compat.lmdeploy.chat_templates import ABSENT
 from penstock.compat.lmdeploy.checks import check_choice, refuse
 from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, shown
 from penstock.compat.lmdeploy.template_classes import (
@@ -27,12 +28,11 @@ from penstock.compat.lmdeploy.template_classes import (
     BaseModel,
     ChatTemplate,
 )
+from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
-
-    from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 __all__ = [
     "MODELS",
@@ -113,8 +113,9 @@ class ChatTemplateConfig:
         del changes["model_name"]
         kind = MODELS.get(self.model_name)
         if kind is None:
-            if self.model_name == _OWN:
-                refuse("model_name", _OWN, "another name: the model's own template needs a pipeline")
+            if self.model_name in ABSENT:
+                limit = "'hf', the model's own template: there is no built-in one of this name"
+                refuse("model_name", self.model_name, limit)
             logger.warning("model_name %r is not a registered chat template", self.model_name)
             kind = BaseChatTemplate
         return _with_sequence_start(kind(**changes))
@@ -139,7 +140,7 @@ class ChatTemplateConfig:
             names = ", ".join(field.name for field in dataclasses.fields(cls))
             refuse("the fields of a chat template", unknown, f"fields of ChatTemplateConfig: {names}")
         name = values.get("model_name") or uuid.uuid4().hex
-        if name not in MODELS and name != _OWN:
+        if name not in MODELS and name not in ABSENT:
             MODELS.register_module(name, module=BaseChatTemplate)
         return cls(**{**values, "model_name": name})
 
@@ -179,21 +180,23 @@ class ModelTemplate:
 
     def get_prompt(self, prompt: str, sequence_start: bool = True) -> str:
         """The text of a prompt for one message of the user."""
-        return self.messages2prompt([{"role": "user", "content": prompt}], sequence_start)
+        return self.messages2prompt(prompt, sequence_start)
 
     def messages2prompt(
         self, messages: str | Sequence[Mapping[str, Any]], sequence_start: bool = True, **kwargs: Any
     ) -> str:
         """The text of a prompt for a chat; a last message of the assistant is continued.
 
-        Other keywords are variables of the template. Raises `penstock.InvalidRequestError` if the template
-        rejects the messages, `UnsupportedError` for `sequence_start=False` if it does not keep answers.
+        Other keywords are `tools` and variables of the template. Raises `penstock.InvalidRequestError` if the
+        template rejects the messages, `UnsupportedError` for `sequence_start=False` if it does not keep
+        answers.
         """
         if isinstance(messages, str):
-            return self.get_prompt(messages, sequence_start)
+            messages = [{"role": "user", "content": messages}]
         before = [] if sequence_start else _TURN
         text = self._tokenizer.apply_chat_template(
             [*before, *messages],
+            tools=kwargs.pop("tools", None),
             chat_template_kwargs=kwargs or None,
             continue_final_message=bool(messages) and messages[-1].get("role") == "assistant",
         )
@@ -207,6 +210,16 @@ class ModelTemplate:
             )
             raise UnsupportedError(message)
         return continuation
+
+
+def _own_template(model_path: str | None = None, **_: Any) -> ModelTemplate:
+    """The template of the model at this path."""
+    if not model_path:
+        refuse("model_path", model_path, "the path of a model, of which 'hf' is the chat template")
+    return ModelTemplate(Tokenizer(model_path))
+
+
+MODELS.register_module(_OWN, module=_own_template)
 
 
 #: A turn before the messages that continue a session.
@@ -263,7 +276,7 @@ def best_template(
         for name in (*_TEXTS, "capability", "stop_words"):
             if getattr(config, name) is not None:
                 refuse(name, getattr(config, name), "None, without other fields: model_name is 'hf'")
-    elif model_name in MODELS:
+    elif model_name != _OWN and model_name in MODELS:
         return ChatTemplateConfig(str(model_name)).chat_template
     elif model_name is not None and model_name != _OWN:
         logger.info("model_name %r is not the name of a chat template; the model's own is used", model_name)
@@ -284,7 +297,7 @@ def templates_named(names: Iterable[str]) -> dict[str | None, ChatTemplate]:
     """The registered chat templates with these names, which are those of adapters."""
     templates: dict[str | None, ChatTemplate] = {}
     for name in names:
-        if name in MODELS:
+        if name != _OWN and name in MODELS:
             logger.info("the adapter %r has the chat template of this name", name)
             templates[name] = ChatTemplateConfig(name).chat_template
     return templates

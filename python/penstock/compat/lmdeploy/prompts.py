@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "is_early_order",
     "split",
     "takes_early",
+    "variables_of",
 ]
 
 _log = logging.getLogger("penstock.lmdeploy")
@@ -39,6 +41,11 @@ _EARLY = {
     "ignore_eos": False,
     "stop_words": None,
 }
+
+#: Keywords of LMDeploy that become variables of the chat template.
+_VARIABLES = ("tools", "reasoning_effort", "enable_thinking")
+#: Keywords of LMDeploy that concern images and video only.
+_MEDIA = ("media_io_kwargs", "mm_processor_kwargs")
 
 
 def split(prompts: Any) -> tuple[list[Any], bool]:
@@ -66,13 +73,35 @@ def _is_chat(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def early_of(function: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The keywords of a call that apply without `gen_config`. Raises `TypeError` for others."""
-    for name in given:
-        if name not in _EARLY:
-            message = f"{function}() got an unexpected keyword argument {name!r}{hint_of(name)}"
+def early_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a call that apply without `gen_config`."""
+    return {name: value for name, value in given.items() if name in _EARLY}
+
+
+def variables_of(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of the chat template: the keywords of a call that no argument has, as in LMDeploy.
+
+    Those in `chat_template_kwargs` take precedence. Raises `TypeError` for the fields of `GenerationConfig`.
+    """
+    values = {name: value for name, value in given.items() if name not in _EARLY and name not in _MEDIA}
+    further = values.pop("chat_template_kwargs", None) or {}
+    if not isinstance(further, Mapping) or not all(isinstance(name, str) for name in further):
+        refuse("chat_template_kwargs", further, "None or a mapping of names to values")
+    if rewinds := values.pop("rewind_stop_tokens", False):
+        refuse("rewind_stop_tokens", rewinds, "left out: a session never has stop tokens")
+    for name in values:
+        if hint := hint_of(name):
+            message = f"{function}() got an unexpected keyword argument {name!r}{hint}"
             raise TypeError(message)
-    return given
+        if name not in _VARIABLES:
+            _note_variable(name)
+    return {name: value for name, value in values.items() if value is not None} | dict(further)
+
+
+@cache
+def _note_variable(name: str) -> None:
+    """Log once that a keyword, which may be misspelt, is not an argument."""
+    _log.warning("the keyword %r is a variable of the chat template: no argument has this name", name)
 
 
 def hint_of(name: str) -> str:
@@ -119,10 +148,13 @@ def configs_of(gen_config: Any, num_prompts: int, given: Mapping[str, Any]) -> S
     if isinstance(gen_config, (list, tuple)):
         check_count("gen_config", len(gen_config), "GenerationConfig", num_prompts)
         for index, config in enumerate(gen_config):
-            _check_config(f"gen_config[{index}]", config)
-        for config in gen_config[:1]:
-            config_of(config, given)
-        return gen_config
+            if config is not None:
+                _check_config(f"gen_config[{index}]", config)
+        default = config_of(None, given)
+        first = next((config for config in gen_config if config is not None), None)
+        if first is not None:
+            config_of(first, given)  # keywords beside it have no effect
+        return [default if config is None else config for config in gen_config]
     return [config_of(gen_config, given)] * num_prompts
 
 

@@ -21,6 +21,8 @@ class Response:
     request was cancelled, `error` if it failed; it is `None` in a part that is not the last one.
     `logprobs` has a mapping of token ids to log probabilities for each token. `logits` and
     `last_hidden_state` are tensors of torch. `index` is the position of the prompt in the list.
+    With `GenerationConfig.n` above 1, `other_choices` has the outputs after the first; `choice` is the number
+    of each.
     """
 
     text: str
@@ -32,6 +34,8 @@ class Response:
     logits: Any = None
     last_hidden_state: Any = None
     index: int = 0
+    choice: int = 0
+    other_choices: list[Response] = dataclasses.field(default_factory=list)
     routed_experts: Any = None
     cached_tokens: int = 0
     error_code: str | None = None

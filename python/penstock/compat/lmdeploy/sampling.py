@@ -53,7 +53,7 @@ def options(
             message = f"{name} is {shown(getattr(config, name))}; it is not supported: {reason}"
             raise UnsupportedError(message)
     if config.n > 1:
-        logger.warning("n is %s; one choice is generated", config.n)
+        logger.warning("n is %s; streams and sessions have one choice", config.n)
     is_greedy = config.is_greedy
     values: SamplingOptions = {
         "max_tokens": max_tokens,

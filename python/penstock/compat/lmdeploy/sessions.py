@@ -237,7 +237,7 @@ class Session:
         self.gen_config: GenerationConfig | None = None
         self.step = 0
         self._computed: list[tuple[Any, str]] = []  # the turns that the first `step` tokens are
-        self._template: object = None  # that of these turns
+        self._rendering: object = None  # that of these turns
         self.update(**values)
 
     def bind(self, engine: EngineBase) -> None:
@@ -284,18 +284,21 @@ class Session:
         """Return to the state of a new session; the id remains."""
         self.prompt = self.response = self.gen_config = None
         self.history, self._computed = [], []
-        self._template = None
+        self._rendering = None
         self.step = 0
 
-    def is_changed(self, template: object) -> bool:
-        """Whether the program has changed `history` since the last turn, or the turn had another template."""
-        return self.history != self._computed or self._template not in (None, template)
+    def is_changed(self, rendering: object) -> bool:
+        """Whether the program has changed `history` since the last turn, or the turn had another rendering.
 
-    def set_computed(self, step: int, template: object) -> None:
-        """The first `step` tokens of the session are the turns in `history`, rendered by a template."""
+        `rendering` is the chat template with its variables.
+        """
+        return self.history != self._computed or self._rendering not in (None, rendering)
+
+    def set_computed(self, step: int, rendering: object) -> None:
+        """The first `step` tokens of the session are the turns in `history`, in this rendering."""
         self.step = step
         self._computed = [*self.history]
-        self._template = template
+        self._rendering = rendering
 
     def __repr__(self) -> str:
         return (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import threading
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -56,39 +54,22 @@ class _Versioned(ctypes.Structure):
     )
 
 
-#: Names of a capsule before and after it was read, which it keeps pointers to, and its structure.
-_KINDS: tuple[tuple[bytes, bytes, type[_Managed | _Versioned]], ...] = (
-    (b"dltensor", b"used_dltensor", _Managed),
-    (b"dltensor_versioned", b"used_dltensor_versioned", _Versioned),
-)
-_Deleter = ctypes.PYFUNCTYPE(None, c_void_p)
+#: The structure of a capsule by its name. A capsule that another library has taken has another name.
+_KINDS: dict[bytes, type[_Managed | _Versioned]] = {b"dltensor": _Managed, b"dltensor_versioned": _Versioned}
 _capsule_is_valid = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
 _capsule_pointer = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_set_capsule_name = ctypes.PYFUNCTYPE(c_int, ctypes.py_object, c_char_p)(
-    ("PyCapsule_SetName", ctypes.pythonapi)
-)
-#: Held while a capsule is checked and marked as read, so that two threads cannot read the same one.
-_lock = threading.Lock()
-
-
-def _replace_lock() -> None:
-    """In the child of a fork: a thread of the parent may have held the lock."""
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_replace_lock)
 
 
 def integers(array: Any) -> list[int]:
     """The values of an array of int32 or int64 in CPU memory, of shape `(n,)` or `(1, n)`.
 
-    A DLPack capsule can be read once. Raises `TypeError` if `array` is not an array, `ValueError` for one
-    that is none of these.
+    The values of a DLPack capsule are copied and it stays as it is, so it can be read again: DashInfer's
+    programs start many requests with one capsule. Raises `TypeError` if `array` is not an array, `ValueError`
+    for one that is none of these.
     """
     if not _is_capsule(array):
         try:
@@ -122,30 +103,16 @@ def _is_capsule(value: object) -> bool:
 
 
 def _of_capsule(capsule: object) -> list[int]:
-    with _lock:
-        kind = next((kind for kind in _KINDS if _capsule_is_valid(capsule, kind[0])), None)
-        if kind is None:
-            message = "the capsule is not a DLPack tensor, or was read before"
-            raise ValueError(message)
-        name, used, structure = kind
-        pointer = _capsule_pointer(capsule, name)
-        _set_capsule_name(capsule, used)
-    managed = structure.from_address(pointer)
+    name = next((name for name in _KINDS if _capsule_is_valid(capsule, name)), None)
+    if name is None:
+        message = "the capsule is not a DLPack tensor, or another library has taken its tensor"
+        raise ValueError(message)
+    managed = _KINDS[name].from_address(_capsule_pointer(capsule, name))
     if isinstance(managed, _Versioned) and managed.major != _MAJOR_VERSION:
-        # The layout of the structure is unknown beyond the deleter, which every version has in this place.
-        _delete(managed.deleter, pointer)
         version = f"{managed.major}.{managed.minor}"
         message = f"the DLPack version of the tensor is {version}; it must be {_MAJOR_VERSION}.x"
         raise ValueError(message)
-    try:
-        return _values(managed.tensor)
-    finally:
-        _delete(managed.deleter, pointer)
-
-
-def _delete(deleter: int | None, pointer: int) -> None:
-    if deleter:
-        _Deleter(deleter)(pointer)
+    return _values(managed.tensor)
 
 
 def _values(tensor: _Tensor) -> list[int]:

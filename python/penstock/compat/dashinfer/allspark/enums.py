@@ -53,9 +53,9 @@ class GenerateRequestStatus(_Code):
     Init = 0
     """The request waits, or its prompt is being computed."""
     ContextFinished = 1
-    """The prompt is computed and the first token generated."""
+    """Never reported: DashInfer's queues do not show it, and its programs take it for an error."""
     Generating = 2
-    """More than one token is generated."""
+    """The prompt is computed, and at least one token is generated."""
     GenerateFinished = 3
     """The output is complete, or the request was stopped."""
     GenerateInterrupted = 4

@@ -1,6 +1,6 @@
 """The environment variables of DashInfer that have an effect; docs/dashinfer.md lists them all.
 
-`BFC_MEM_RATIO` and `BFC_LEFTOVER_MB` are read by Penstock's core.
+Penstock's core reads `BFC_MEM_RATIO` and `BFC_LEFTOVER_MB`; DashInfer's default of the former is here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from penstock import Host
 DEVICE = "PENSTOCK_DASHINFER_DEVICE"
 CPU_CACHE_RATIO = "CPU_CACHE_RATIO"
 PROFILE = "AS_PROFILE"
+_MEMORY_RATIOS = ("PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO")
+#: The documented default of `BFC_MEM_RATIO`.
+_GPU_MEMORY_RATIO = 0.975
 
 
 def replaces_cuda() -> bool:
@@ -28,6 +31,11 @@ def replaces_cuda() -> bool:
 def is_profiling() -> bool:
     """Whether operations are measured: `AS_PROFILE=ON`."""
     return os.environ.get(PROFILE, "").upper() in ("ON", "1")
+
+
+def gpu_memory_ratio() -> float | None:
+    """The share of a GPU's memory for a model; `None` if the environment has one, which the core reads."""
+    return None if any(name in os.environ for name in _MEMORY_RATIOS) else _GPU_MEMORY_RATIO
 
 
 def host_cache_bytes() -> int:

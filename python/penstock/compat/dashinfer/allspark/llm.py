@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import penstock
 from penstock._install import missing_extra
@@ -19,12 +20,14 @@ from penstock.compat.dashinfer.allspark.values import read_mapping
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.compat.dashinfer.allspark.enums import TargetDevice
     from penstock.compat.dashinfer.allspark.model_files import ModelFiles
 
 __all__ = ["LLM", "ModelSerializerException"]
+
+Read = TypeVar("Read")
 
 
 class ModelSerializerException(Exception):  # noqa: N818 - DashInfer's name
@@ -46,7 +49,7 @@ class LLM(ABC):
         self.name = name
         self._metadata: dict[str, Any] | None = None
         self._files: ModelFiles | None = None
-        self._tokenizer: LoaderTokenizer | None = None
+        self.tokenizer: LoaderTokenizer | None = None
 
     @abstractmethod
     def load_model(self) -> Self:
@@ -56,20 +59,24 @@ class LLM(ABC):
     def _find_model(self) -> str | Path:
         """The path or hub id of the model."""
 
+    def _read(self, read: Callable[[str | Path], Read]) -> Read:
+        """What `read` returns for the path or hub id of the model."""
+        return read(self._find_model())
+
     def read_model_config(self) -> Self:
         """Read the model's configuration, if `load_model` has not."""
         return self if self._metadata else self.load_model()
 
     def init_tokenizer(self, padding_side: str = "left") -> Self:
         """Read the model's tokenizer, once; the model need not be loaded."""
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             with self._errors():
-                self._tokenizer = LoaderTokenizer(self._find_model(), padding_side)
+                self.tokenizer = self._read(partial(LoaderTokenizer, padding_side=padding_side))
         return self
 
     def get_tokenizer(self) -> LoaderTokenizer | None:
-        """The tokenizer; `None` before `init_tokenizer`."""
-        return self._tokenizer
+        """The tokenizer, which is also the attribute `tokenizer`; `None` before `init_tokenizer`."""
+        return self.tokenizer
 
     def get_model_config(self) -> dict[str, Any]:
         """The model's `config.json`, or the same values of a GGUF file."""

@@ -11,7 +11,7 @@ import penstock
 from penstock.compat.dashinfer.allspark.adapters import LoraSettings
 from penstock.compat.dashinfer.allspark.dashinfer_model import DashInferModel
 from penstock.compat.dashinfer.allspark.enums import RoPEScaleMethod
-from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException
+from penstock.compat.dashinfer.allspark.llm import LLM, ModelSerializerException, Read
 from penstock.compat.dashinfer.allspark.model_files import (
     DATA_TYPES,
     Conversion,
@@ -23,7 +23,7 @@ from penstock.compat.dashinfer.allspark.quantization import QuantizationSettings
 from penstock.compat.dashinfer.allspark.values import read_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = [
     "LLM",
@@ -43,7 +43,7 @@ _ROPE_TYPES = {
 
 
 class HuggingFaceModel(LLM):
-    """A model as a Hugging Face directory, a `.gguf` file, or an id on the Hugging Face hub.
+    """A model as a Hugging Face directory, a `.gguf` file, or an id on the Hugging Face hub or on ModelScope.
 
         loader = HuggingFaceModel("Qwen/Qwen2.5-1.5B-Instruct", "qwen", user_set_data_type="bfloat16")
         loader.load_model().serialize(engine, model_output_dir="model_output").free_model()
@@ -74,26 +74,40 @@ class HuggingFaceModel(LLM):
         self,
         override_data_type: str | None = None,
         direct_load: bool = False,
-        load_format: str = "auto",
+        load_format: str | None = "auto",
         trust_remote_code: bool = False,
     ) -> Self:
         """Find the model, download it if necessary, and read its configuration.
 
         The weights are read when the model is serialised, so `direct_load` has no effect. `load_format` is
-        `auto` or `safetensors`. Raises `ModelSerializerException`.
+        `auto` or `safetensors`; `None` is `auto`. An id that the Hugging Face hub does not have is looked up
+        on ModelScope, if its package is installed. Raises `ModelSerializerException`.
         """
-        if load_format not in ("auto", "safetensors"):
+        if load_format not in (None, "auto", "safetensors"):
             message = f"load_format is {load_format!r}; it must be 'auto' or 'safetensors'"
             raise ValueError(message)
         if override_data_type is not None:
             self._data_type = _data_type("override_data_type", override_data_type)
         with self._errors():
-            self._metadata = penstock.describe(self._find_model())
+            self._metadata = self._read(penstock.describe)
         self._is_loaded = True
         return self
 
     def _find_model(self) -> str:
         return self.hf_model_path
+
+    def _read(self, read: Callable[[str | Path], Read]) -> Read:
+        try:
+            return super()._read(read)
+        except penstock.ModelLoadError as error:
+            # The library of the Hugging Face hub is optional, and so is its class of this error.
+            if type(error.__cause__).__name__ != "RepositoryNotFoundError" or _modelscope() is None:
+                raise
+            try:
+                self.hf_model_path = snapshot_download(self.hf_model_path)
+            except ModelSerializerException as second:
+                raise ModelSerializerException(f"{error}; {second.args[0]}", 1, self.name) from error
+        return super()._read(read)
 
     def init_quantization(
         self,
@@ -144,7 +158,7 @@ class HuggingFaceModel(LLM):
     def serialize(
         self,
         engine: object,
-        model_output_dir: str | os.PathLike[str] = "",
+        model_output_dir: str | os.PathLike[str] | None = "",
         enable_quant: bool = False,
         weight_only_quant: bool = False,
         customized_quant_config: Mapping[str, Any] | None = None,
@@ -176,7 +190,7 @@ class HuggingFaceModel(LLM):
     def serialize_to_path(
         self,
         engine: object,
-        model_output_dir: str | os.PathLike[str],
+        model_output_dir: str | os.PathLike[str] | None,
         enable_quant: bool = False,
         weight_only_quant: bool = False,
         skip_if_exists: bool = False,
@@ -199,7 +213,7 @@ class HuggingFaceModel(LLM):
         A failure leaves the former files, or no `.asgraph`. Threads and processes may write the same name:
         both files are then those of one of them. Raises `ModelSerializerException` and `ValueError`.
         """
-        if not os.fspath(model_output_dir):
+        if not model_output_dir:
             raise ValueError("model_output_dir is empty; it must be a directory")
         lora = self._lora_settings(lora_cfg)
         conversion = self._conversion(enable_quant, customized_quant_config, lora)
@@ -307,19 +321,26 @@ def snapshot_download(model_id: str, revision: str | None = None) -> str:
 
     Raises `ModelSerializerException` if the package is not installed or the download fails.
     """
-    try:
-        modelscope = importlib.import_module("modelscope")
-    except ImportError as error:
+    modelscope = _modelscope()
+    if modelscope is None:
         message = (
             "downloading from ModelScope requires its package: pip install modelscope; "
             "or pass the path of a directory, or use HuggingFaceModel with an id on the Hugging Face hub"
         )
-        raise ModelSerializerException(message, 1, model_id) from error
+        raise ModelSerializerException(message, 1, model_id)
     try:
         return str(modelscope.snapshot_download(model_id, revision))
     except Exception as error:
         message = f"download from ModelScope failed: {error}"
         raise ModelSerializerException(message, 1, model_id) from error
+
+
+def _modelscope() -> Any:
+    """The package `modelscope`; `None` if it is not installed."""
+    try:
+        return importlib.import_module("modelscope")
+    except ImportError:
+        return None
 
 
 def _data_type(name: str, value: str | None) -> str:

@@ -23,12 +23,6 @@ __all__ = ["GeneratedElements", "ResultQueue"]
 
 logger = logging.getLogger("penstock.dashinfer")
 
-#: The status of a request that has not ended, by its number of tokens.
-_PROGRESS = (
-    GenerateRequestStatus.Init,
-    GenerateRequestStatus.ContextFinished,
-    GenerateRequestStatus.Generating,
-)
 #: Seconds without a read after which a program no longer reads, and only polls the status.
 _READING_PAUSE = 1.0
 _clock = time.monotonic
@@ -143,7 +137,7 @@ class ResultQueue:
         return self._read(0.0)
 
     def GenerateStatus(self) -> GenerateRequestStatus:  # noqa: N802
-        """The current status; never waits.
+        """The current status; never waits. It is `Generating` from the first token on.
 
         Once a token was read, `GenerateFinished` or `GenerateInterrupted` is reported when all tokens are, so
         that a loop of `Get` and `GenerateStatus` reads all of them. While none was read, it is reported to
@@ -154,12 +148,12 @@ class ResultQueue:
         request = self._request
         try:
             reason, num_read = request.finish_reason, self._num_read
-            num_tokens = num_read if reason is None and num_read > 1 else request.usage.completion_tokens
+            num_tokens = num_read if reason is None and num_read else request.usage.completion_tokens
         except PenstockError as error:
             raise as_error(error) from error
         is_unread = num_tokens > num_read and not self._is_drained
         if reason is None or (is_unread and not self._may_skip_tokens(num_read)):
-            return _PROGRESS[min(num_tokens, 2)]
+            return GenerateRequestStatus.Generating if num_tokens else GenerateRequestStatus.Init
         if reason in _INTERRUPTIONS or self._was_closed(reason):
             return GenerateRequestStatus.GenerateInterrupted
         return GenerateRequestStatus.GenerateFinished

@@ -293,10 +293,10 @@ def _converted(name: str, value: object) -> object:
     if name in _ENUMS:
         return to_enum(name, _ENUMS[name], value)
     if isinstance(default, bool):
-        if not isinstance(value, bool):
+        if not isinstance(value, int) or value not in (0, 1):
             message = f"{name} is {shown(value)}; it must be True or False"
             raise ValueError(message)
-        return value
+        return bool(value)
     if isinstance(default, int):
         return to_integer(name, value)
     if name == "lora_names":
@@ -367,6 +367,8 @@ def engine_options(config: AsModelConfig) -> tuple[Path, EngineOptions]:
         "preemption_mode": "interrupt",
         "preemption_victim": "longest",
     }
+    if is_cuda:
+        options["memory_ratio"] = environment.gpu_memory_ratio()
     if config.enable_prefix_cache:
         options["prefix_cache_ttl"] = config.prefix_cache_ttl
     if host_cache_bytes:

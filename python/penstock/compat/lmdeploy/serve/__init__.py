@@ -1,4 +1,4 @@
-"""`lmdeploy.serve`: the asynchronous engine. The server is `penstock serve`, with the routes of OpenAI."""
+"""`lmdeploy.serve`: the asynchronous engine, and a client of OpenAI's routes, which `penstock serve` has."""
 
 from penstock.compat.lmdeploy.errors import not_provided
 
@@ -9,7 +9,6 @@ __getattr__ = not_provided(
     {
         "core": "use lmdeploy.serve.async_engine",
         "gradio": "use a client of OpenAI's API",
-        "openai": _SERVER,
         "proxy": _SERVER,
         "vl_async_engine": "images are not supported yet",
     },

@@ -101,7 +101,7 @@ class AsyncEngine(EngineBase):
     def __call__(
         self,
         prompts: Any,
-        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        gen_config: GenerationConfig | Sequence[GenerationConfig | None] | None = None,
         chat_template_config: ChatTemplateConfig | bool | int | None = None,
         request_output_len: int | None = None,
         top_k: int | None = None,
@@ -140,20 +140,21 @@ class AsyncEngine(EngineBase):
     def infer(
         self,
         prompts: Any,
-        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        gen_config: GenerationConfig | Sequence[GenerationConfig | None] | None = None,
         do_preprocess: bool = True,
         adapter_name: str | None = None,
         use_tqdm: bool = False,
         *,
         chat_template_config: ChatTemplateConfig | None = None,
-        **early: Any,
+        **kwargs: Any,
     ) -> Any:
         """The outputs of a prompt or of a list of prompts, in the order of the prompts.
 
         A prompt is text or a list of messages. `gen_config` is one for all prompts, or a list with one for
-        each. `adapter_name` is the LoRA adapter that computes the outputs, by default none. Without
-        `gen_config`, the keywords `request_output_len`, `top_k`, `top_p`, `temperature`,
-        `repetition_penalty`, `ignore_eos` and `stop_words` apply.
+        each, in which `None` is the default. `adapter_name` is the LoRA adapter that computes the outputs, by
+        default none. Without `gen_config`, the keywords `request_output_len`, `top_k`, `top_p`,
+        `temperature`, `repetition_penalty`, `ignore_eos` and `stop_words` apply. Other keywords, and those in
+        `chat_template_kwargs`, are variables of the chat template, such as `tools` and `enable_thinking`.
 
         Returns text if the engine or the call has arguments of LMDeploy's first pipeline, else `Response`
         objects. A request that fails has the reason `error`, and its text is empty; the others continue, and
@@ -162,14 +163,14 @@ class AsyncEngine(EngineBase):
         Raises `ArgumentError` for wrong arguments, before anything is computed, and
         `penstock.EngineStoppedError` if the engine is closed.
         """
-        given = forms.early_of("infer", early)
+        given, variables = forms.early_of(kwargs), forms.variables_of("infer", kwargs)
         self.check_open()
         check_arguments(do_preprocess=do_preprocess, use_tqdm=use_tqdm, adapter_name=adapter_name)
         asked, is_single = forms.split(prompts)
         configs = forms.configs_of(gen_config, len(asked), given)
         template = self.template_of(chat_template_config)
         asks = (
-            Ask(prompt, config, None, template, do_preprocess, adapter_name, streams=False)
+            Ask(prompt, config, None, template, variables, do_preprocess, adapter_name, streams=False)
             for prompt, config in zip(asked, configs, strict=True)
         )
         responses = batches.infer(self, asks, len(asked), use_tqdm=use_tqdm)
@@ -183,14 +184,14 @@ class AsyncEngine(EngineBase):
         prompts: Any,
         *args: Any,
         sessions: Session | Sequence[Session] | None = None,
-        gen_config: GenerationConfig | Sequence[GenerationConfig] | None = None,
+        gen_config: GenerationConfig | Sequence[GenerationConfig | None] | None = None,
         do_preprocess: bool = True,
         adapter_name: str | None = None,
         stream_response: bool = True,
         sequence_start: bool = True,
         sequence_end: bool = True,
         step: int = 0,
-        **early: Any,
+        **kwargs: Any,
     ) -> Iterator[Response]:
         """The outputs of a prompt or of a list of prompts, as an iterator of parts.
 
@@ -216,7 +217,7 @@ class AsyncEngine(EngineBase):
         }
         place("stream_infer", args, [*values][forms.is_early_order(args) :], values)
         sessions, gen_config, do_preprocess, adapter_name, stream_response = values.values()
-        given = forms.early_of("stream_infer", early)
+        given, variables = forms.early_of(kwargs), forms.variables_of("stream_infer", kwargs)
         self.check_open()
         flags = {"do_preprocess": do_preprocess, "stream_response": stream_response}
         check_arguments(
@@ -232,6 +233,7 @@ class AsyncEngine(EngineBase):
             Ask(
                 prompt,
                 config,
+                variables=variables,
                 do_preprocess=do_preprocess,
                 adapter_name=adapter_name,
                 start=sequence_start,
@@ -241,7 +243,7 @@ class AsyncEngine(EngineBase):
             )
             for prompt, config in zip(asked, configs, strict=True)
         )
-        return batches.read(self, asks, streams=stream_response, session_ids=ids)
+        return batches.read(self, enumerate(asks), streams=stream_response, session_ids=ids)
 
     def chat(
         self,
@@ -252,7 +254,7 @@ class AsyncEngine(EngineBase):
         adapter_name: str | None = None,
         *,
         do_preprocess: bool = True,
-        **early: Any,
+        **kwargs: Any,
     ) -> Any:
         """Add a turn to a session, by default a new one.
 
@@ -261,7 +263,7 @@ class AsyncEngine(EngineBase):
         `history` nor `step`; a second turn while one runs changes nothing and is logged. Only the new
         messages are computed. Raises as `infer` does.
         """
-        given = forms.early_of("chat", early)
+        given, variables = forms.early_of(kwargs), forms.variables_of("chat", kwargs)
         self.check_open()
         check_arguments(
             stream_response=stream_response, do_preprocess=do_preprocess, adapter_name=adapter_name
@@ -282,6 +284,7 @@ class AsyncEngine(EngineBase):
             streams=stream_response,
             do_preprocess=do_preprocess,
             adapter_name=adapter_name,
+            variables=variables,
         )
         if stream_response:
             return parts
@@ -354,10 +357,12 @@ class AsyncEngine(EngineBase):
         do_preprocess: bool = True,
         adapter_name: str | None = None,
         input_ids: Sequence[int] | None = None,
+        **kwargs: Any,
     ) -> AsyncStream:
         """The output of one request, as an async generator of `GenOut`.
 
-        `messages` is text or a list of messages; `input_ids` are token ids in place of it.
+        `messages` is text or a list of messages; `input_ids` are token ids in place of it. Other keywords are
+        variables of the chat template; see `infer`.
 
         `sequence_start` begins a session, `sequence_end` ends it when the request has ended. With
         `sequence_start=False` the messages follow the session's tokens, or with `step` above 0 its first
@@ -380,6 +385,7 @@ class AsyncEngine(EngineBase):
             "ignore_eos": ignore_eos,
             "stop_words": stop_words,
         }
+        variables = forms.variables_of("generate", kwargs)
         self.check_open()
         forms.check_step(step)
         if not stop and (messages is None) == (input_ids is None):
@@ -400,6 +406,7 @@ class AsyncEngine(EngineBase):
             forms.config_of(gen_config, early),
             input_ids,
             self.template_of(chat_template_config),
+            variables,
             do_preprocess,
             adapter_name,
             start=sequence_start,

@@ -1,0 +1,39 @@
+"""`UnsupportedError`: a value of another engine's API that Penstock does not support."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["UnsupportedError", "refuse", "refuse_all", "renamed"]
+
+FieldError = TypeVar("FieldError", penstock.ConfigError, penstock.InvalidRequestError)
+
+
+class UnsupportedError(ValueError):
+    """A value that Penstock does not support. The message names the field, the value and the reason."""
+
+
+def refuse(name: str, value: object, reason: str) -> NoReturn:
+    """Raise the error for the value of a field."""
+    raise UnsupportedError(f"{name} is {reprlib.repr(value)}; it is not supported: {reason}")
+
+
+def refuse_all(given: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise the error for a field that has another value than the accepted one; `unsupported` has reasons."""
+    for name, (accepted, reason) in unsupported.items():
+        value = given.get(name, accepted)
+        if value != accepted:
+            refuse(name, value, reason)
+
+
+def renamed(error: FieldError, names: Mapping[str, str]) -> FieldError:
+    """The error of a field with the name that the other engine has for it."""
+    field = error.field or ""
+    name = names.get(field, field)
+    return type(error)(str(error).replace(field, name, 1), name, error.value, error.limit)
