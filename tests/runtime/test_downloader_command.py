@@ -98,8 +98,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_path_is_the_only_line_of_standard_output(server: FileServer, tmp_path: Path, command: str) -> None:
     arguments = ("--model-uri", NAME, "--local-dir", tmp_path, "--enable-progress-bar")
     status, output, errors = finish(start(*arguments, command=command, HF_ENDPOINT=server.url))
-    assert (status, output) == (0, f"{tmp_path / 'tiny'}\n"), errors
-    assert files_of(tmp_path / "tiny") == MODEL
+    assert (status, output) == (0, f"{tmp_path / NAME}\n"), errors
+    assert files_of(tmp_path / NAME) == MODEL
     [line] = [line for line in errors.splitlines() if "downloading 3 of 3 files" in line]
     assert re.fullmatch(r"[\d-]+ [\d:,]+ INFO .*", line.rpartition("\r")[2])  # not after the bar
     assert "3/3" in errors
@@ -270,11 +270,11 @@ def test_two_processes_with_one_target_download_once(server: FileServer, tmp_pat
     second = start(*arguments, HF_ENDPOINT=server.url)
     assert second.stderr is not None
     assert "waiting for another download" in second.stderr.readline()
-    assert model_state(tmp_path / "tiny") == ("downloading", "huggingface")
+    assert model_state(tmp_path / NAME) == ("downloading", "huggingface")
     server.stop_after(None)
-    assert finish(first)[:2] == (0, f"{tmp_path / 'tiny'}\n")
-    assert finish(second)[:2] == (0, f"{tmp_path / 'tiny'}\n")
-    assert files_of(tmp_path / "tiny") == MODEL
+    assert finish(first)[:2] == (0, f"{tmp_path / NAME}\n")
+    assert finish(second)[:2] == (0, f"{tmp_path / NAME}\n")
+    assert files_of(tmp_path / NAME) == MODEL
     names = [asked.path.rpartition("/")[2] for asked in server.asked("/resolve/")]
     assert sorted(set(names)) == sorted(MODEL)
     assert names.count("config.json") == names.count("notes.txt") == 1

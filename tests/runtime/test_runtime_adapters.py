@@ -17,7 +17,8 @@ from penstock.runtime.errors import ApiError
 from support.api.engines import wait_until
 from support.paths import DATA
 from support.runtime.runtime import Answer, FakeEngine, Runtime, closed_port, running, runtime_of
-from support.server.serving import serving
+from support.server.edge import read
+from support.server.serving import post, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,8 @@ ANSWERS = DATA / "aibrix"
 LOAD, UNLOAD = "/v1/lora_adapter/load", "/v1/lora_adapter/unload"
 ENGINE_LOAD, ENGINE_UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 BODY = {"lora_name": "lora-2", "lora_path": "org/repo"}
+#: A request of which the body is not complete.
+UNFINISHED_LIST = post("/v1/model/list", b"{", length=60_000).replace(b"POST", b"GET", 1)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +120,18 @@ def test_models_of_the_document_are_returned_byte_for_byte(runtime: Runtime) -> 
     assert runtime.ask("/v1/models")[:2] == (200, json.loads(text))
     with runtime.send(b"GET /v1/models HTTP/1.0\r\n\r\n") as connection:
         assert connection.makefile("rb").read().endswith(b"\r\n\r\n" + text)
+
+
+def test_owner_of_models_is_that_of_the_document_in_strict_mode(engine: FakeEngine) -> None:
+    rows = [{"id": "a", "owned_by": "penstock"}, {"id": "b", "owned_by": "me"}]
+    engine.answer("/v1/models", *[Answer(body=json.dumps({"data": rows}).encode()), Answer(body=b"[1]")] * 2)
+    with runtime_of(engine) as runtime:
+        assert runtime.ask("/v1/models")[1] == {"data": rows}
+        assert runtime.ask("/v1/models")[1] == [1]
+    with runtime_of(engine, strict_compat=True) as runtime:
+        owners = [row["owned_by"] for row in runtime.ask("/v1/models")[1]["data"]]
+        assert owners == ["vllm", "me"]
+        assert runtime.ask("/v1/models")[1] == [1]
 
 
 def test_models_of_a_stopped_engine_is_502() -> None:
@@ -286,6 +301,18 @@ def test_large_body_and_other_content_types_are_refused(runtime: Runtime, engine
     assert engine.calls == []
 
 
+@pytest.mark.parametrize("data", [post(LOAD, b'{"lora', length=100), UNFINISHED_LIST], ids=["load", "list"])
+def test_body_that_does_not_arrive_in_time_is_408(engine: FakeEngine, data: bytes) -> None:
+    with runtime_of(engine, receive_timeout=0.2) as runtime:
+        with runtime.send(data) as connection:
+            received = read(connection)
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b"the body did not arrive within 0.2 seconds" in received
+        assert b"connection: close" in received
+        assert runtime.ask("/healthz")[0] == 200
+    assert engine.calls == []
+
+
 # ---- tokens and keys of the engine
 
 
@@ -347,8 +374,16 @@ def test_unload_answers_with_success(runtime: Runtime, engine: FakeEngine) -> No
     assert [call.body for call in engine.calls] == [{"lora_name": "lora-1"}]
 
 
-def test_unload_of_an_unknown_adapter_is_a_success_that_says_so(engine: FakeEngine) -> None:
-    engine.answer(ENGINE_UNLOAD, Answer(404))
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        Answer(404),
+        Answer(400, b'{"message": "The lora adapter \'a\' cannot be found.", "code": 400}'),
+    ],
+    ids=["404", "400 of older vLLM"],
+)
+def test_unload_of_an_unknown_adapter_is_a_success_that_says_so(engine: FakeEngine, unknown: Answer) -> None:
+    engine.answer(ENGINE_UNLOAD, unknown)
     answer = {"status": "success", "message": "Successfully unloaded adapter a"}
     with runtime_of(engine) as runtime:
         assert runtime.ask(UNLOAD, {"lora_name": "a"})[:2] == (200, {**answer, "was_loaded": False})

@@ -304,13 +304,13 @@ def test_other_files_of_a_model_are_another_download(
         return {"model_uri": "org/repo", "download_extra_config": {"hf_endpoint": hub.url, **options}}
 
     wait_until(partial(is_downloaded, runtime, body(allow_file_suffix=["json"])))
-    assert files_of(tmp_path / "model_dir" / "repo").keys() == {"adapter_config.json"}
+    assert files_of(tmp_path / "model_dir" / "org" / "repo").keys() == {"adapter_config.json"}
     may_continue = held_at(hub, "safetensors")
     assert runtime.ask(DOWNLOAD, body())[1]["model_status"] == "downloading"
     assert runtime.ask(DOWNLOAD, body(ignore_patterns=["*.bin"]))[0] == 409
     may_continue.set()
     wait_until(partial(is_downloaded, runtime, body()))
-    assert files_of(tmp_path / "model_dir" / "repo") == ADAPTER
+    assert files_of(tmp_path / "model_dir" / "org" / "repo") == ADAPTER
 
 
 def test_model_of_another_uri_waits_for_the_first_one(runtime: Runtime, hub: FileServer) -> None:

@@ -75,8 +75,8 @@ def test_download_reports_progress_until_it_is_complete(
         total = sum(map(len, FILES.values()))
         assert card["progress"]["total_bytes"] == total
         assert card["progress"]["done_bytes"] < total
-        root = str(tmp_path / "model_dir")
-        names = {"model_name": "repo", "model_root_path": root, "source": "huggingface"}
+        path = str(tmp_path / "model_dir" / "org" / "repo")
+        names = {"model_name": "org/repo", "model_root_path": path, "source": "huggingface"}
         assert card.items() >= {**names, "model_status": "downloading", "last_error": None}.items()
         [listed] = runtime.ask(LIST)[1]["data"]
         assert listed["model_status"] == "downloading"
@@ -85,9 +85,9 @@ def test_download_reports_progress_until_it_is_complete(
         may_continue.set()
     card = finished(runtime, from_hub(hub))
     assert (card["model_status"], card["progress"]["done_bytes"]) == ("downloaded", total)
-    assert files_of(tmp_path / "model_dir" / "repo") == FILES
+    assert files_of(tmp_path / "model_dir" / "org" / "repo") == FILES
     [listed] = runtime.ask(LIST)[1]["data"]
-    assert (listed["model_name"], listed["model_status"]) == ("repo", "downloaded")
+    assert (listed["model_name"], listed["model_status"]) == ("org/repo", "downloaded")
 
 
 @pytest.mark.parametrize("uri", ["hf://org/repo", "HF://org/repo@main", "huggingface://org/repo@main"])
@@ -95,8 +95,9 @@ def test_schemes_of_the_hub_name_its_models(
     runtime: Runtime, hub: FileServer, tmp_path: Path, uri: str
 ) -> None:
     card = finished(runtime, from_hub(hub, model_uri=uri))
-    assert (card["model_name"], card["source"], card["model_status"]) == ("repo", "huggingface", "downloaded")
-    assert files_of(tmp_path / "model_dir" / "repo") == FILES
+    assert (card["model_name"], card["source"]) == ("org/repo", "huggingface")
+    assert card["model_status"] == "downloaded"
+    assert files_of(tmp_path / "model_dir" / "org" / "repo") == FILES
 
 
 def test_forced_download_is_reported_before_it_is_repeated(runtime: Runtime, hub: FileServer) -> None:
@@ -249,17 +250,17 @@ def test_cancelled_download_ends_and_resumes(runtime: Runtime, hub: FileServer, 
     assert hub.is_stopped.wait(20)
     wait_until(lambda: runtime.ask(LIST)[1]["data"][0]["progress"]["done_bytes"] > 2 << 20)
     assert cancel(runtime, "model_name=other")[0] == 404
-    status, card = cancel(runtime, "model_name=repo")
+    status, card = cancel(runtime, "model_name=org/repo")
     assert (status, card["model_status"]) == (200, "no_operation")
     assert card["last_error"]["type"] == "DownloadCancelledError"
     assert children() == processes
     assert runtime.application.state.downloads.num_running() == 0
-    assert cancel(runtime, "model_name=repo")[0] == 404
+    assert cancel(runtime, "model_name=org/repo")[0] == 404
     hub.stop_after(None)
     card = finished(runtime, from_hub(hub))
     assert card["model_status"] == "downloaded"
     assert 0 < card["progress"]["fetched_bytes"] < size
-    assert (tmp_path / "model_dir" / "repo" / "model.safetensors").stat().st_size == size
+    assert (tmp_path / "model_dir" / "org" / "repo" / "model.safetensors").stat().st_size == size
 
 
 def test_request_that_waits_for_a_cancelled_download_ends(runtime: Runtime, hub: FileServer) -> None:
@@ -268,7 +269,7 @@ def test_request_that_waits_for_a_cancelled_download_ends(runtime: Runtime, hub:
     thread = threading.Thread(target=lambda: answers.append(runtime.ask(DOWNLOAD, from_hub(hub))))
     thread.start()
     wait_until(lambda: bool(hub.asked("/revision/")))
-    status, card, _ = runtime.ask(DOWNLOAD, {"model_name": "repo"}, method="DELETE")
+    status, card, _ = runtime.ask(DOWNLOAD, {"model_name": "org/repo"}, method="DELETE")
     assert (status, card["model_status"]) == (200, "no_operation")
     thread.join()
     may_continue.set()
@@ -367,7 +368,7 @@ def test_list_takes_a_folder_from_the_query_or_the_body(
         runtime.ask(LIST, {"local_dir": folder}, method="GET"),
     ):
         assert (reply[0], reply[1]["object"]) == (200, "list")
-        assert [card["model_name"] for card in reply[1]["data"]] == ["repo"]
+        assert [card["model_name"] for card in reply[1]["data"]] == ["org/repo"]
     for unknown in ("/none", "/etc", str(tmp_path / "model_dir" / "none"), "%00"):
         assert runtime.ask(f"{LIST}?local_dir={unknown}")[:2] == (200, {"object": "list", "data": []})
 

@@ -154,7 +154,7 @@ class _Endpoint:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"allow": self._allow})
         message = f"the method {request.method[:16]} is not allowed: it must be one of {self._allow}"
-        raise ApiError(405, "MethodNotAllowedError", message)
+        raise ApiError(405, "MethodNotAllowedError", message, fields={"detail": "Method Not Allowed"})
 
     def _error_headers(self, request: Request, error: ApiError) -> dict[str, str]:
         headers = {}

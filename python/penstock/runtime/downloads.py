@@ -98,7 +98,8 @@ class _Job:
 
 
 def _card(name: str, root: Path, source: str, status: str) -> dict[str, Any]:
-    return {"model_name": name, "model_root_path": str(root), "source": source, "model_status": status}
+    path = str(root / name)
+    return {"model_name": name, "model_root_path": path, "source": source, "model_status": status}
 
 
 class Downloads:

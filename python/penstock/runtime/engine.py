@@ -179,14 +179,15 @@ class EngineClient:
         return reply.text()
 
     async def unload_adapter(self, name: str, number: int | None, authorization: str | None) -> Reply:
-        """Unload an adapter; returns the response, which can be that the engine does not have it."""
+        """Unload an adapter; returns the response, with the status 404 if the engine did not have it."""
         route = self.adapter_routes()[1]
         fields: dict[str, Any] = {"lora_name": name}
         if number is not None:
             fields["lora_int_id"] = number
         reply = await self._repeat(route, fields, authorization)
-        if reply.status != 404:  # noqa: PLR2004 - not found
-            _check(reply, f"unloading the adapter {name!r}")
+        if reply.status == 404 or _is_not_found(reply):  # noqa: PLR2004 - not found
+            return reply._replace(status=404)
+        _check(reply, f"unloading the adapter {name!r}")
         return reply
 
     async def _repeat(self, route: str, fields: dict[str, Any], authorization: str | None) -> Reply:
@@ -226,6 +227,11 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(parts) > limit:
             raise ApiError(502, "ServerError", f"the engine's response is larger than {limit} bytes")
     return bytes(parts)
+
+
+def _is_not_found(reply: Reply) -> bool:
+    """Whether this is the answer of older vLLM for an adapter that it does not have."""
+    return reply.status == 400 and "cannot be found" in reply.reason()  # noqa: PLR2004 - bad request
 
 
 def _check(reply: Reply, verb: str) -> None:

@@ -6,6 +6,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from penstock.runtime.artifacts import engine_key_of
@@ -72,7 +74,21 @@ async def models(state: State, request: Request) -> Response:
         if not state.settings.strict_compat:
             raise
         raise ApiError(500, "ServerError", "Unexpected error listing models") from None
+    if state.settings.strict_compat:
+        body = _owned_by_vllm(body)
     return Response(body, media_type="application/json")
+
+
+def _owned_by_vllm(body: bytes) -> bytes:
+    """A list of models with vLLM as the owner of those of Penstock, as in AIBrix's documents."""
+    try:
+        found = msgspec.json.decode(body)
+        for row in found["data"]:
+            if row.get("owned_by") == "penstock":
+                row["owned_by"] = "vllm"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        return body  # not a list of models
+    return msgspec.json.encode(found)
 
 
 async def read_body(state: State, request: Request) -> dict[str, Any]:
@@ -81,14 +97,17 @@ async def read_body(state: State, request: Request) -> dict[str, Any]:
     if kind != "application/json":
         # Browsers send other types to other origins without asking them first.
         raise ApiError(415, "UnsupportedMediaTypeError", "the content type must be application/json")
-    limit = state.settings.max_body_bytes
+    limit, timeout = state.settings.max_body_bytes, state.settings.receive_timeout
     parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > limit:
-            raise ApiError(413, "BodyTooLargeError", f"the body is too large: the limit is {limit} bytes")
-    request.scope[BODY_READ] = True
-    return decoded(bytes(parts))
+    with anyio.move_on_after(timeout):
+        async for part in request.stream():
+            parts += part
+            if len(parts) > limit:
+                message = f"the body is too large: the limit is {limit} bytes"
+                raise ApiError(413, "BodyTooLargeError", message)
+        request.scope[BODY_READ] = True
+        return decoded(bytes(parts))
+    raise ApiError(408, "RequestTimeoutError", f"the body did not arrive within {timeout:g} seconds")
 
 
 def has_body(request: Request) -> bool:

@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
 
 def server(settings: RuntimeSettings) -> _Server:
     """A server of the runtime."""
-    limits = ServerSettings(max_connections=_MAX_CONNECTIONS)
+    limits = ServerSettings(max_connections=_MAX_CONNECTIONS, receive_timeout=settings.receive_timeout)
     application = app(settings)
     config = uvicorn.Config(
         application,

@@ -92,6 +92,7 @@ class RuntimeSettings:
         bool, "Errors and answers exactly as AIBrix's runtime has them, where this runtime differs."
     ] = False
     max_body_bytes: Annotated[int, "Maximum size of a request's body."] = 64 << 10
+    receive_timeout: Annotated[float, "Time within which a client must send a request."] = 30.0
     enable_fastapi_docs: Annotated[bool, "Describe the routes at /openapi.json and /docs."] = False
     engine_command: Annotated[
         str | None,
@@ -123,7 +124,7 @@ class RuntimeSettings:
             values = getattr(self, name)
             if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
                 raise _error(name, None if name == "tokens" else values, "texts that are not empty")
-        for name in ("engine_timeout", "scrape_timeout", "download_timeout"):
+        for name in ("engine_timeout", "scrape_timeout", "download_timeout", "receive_timeout"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise _error(name, value, "a finite number above 0")

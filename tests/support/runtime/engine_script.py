@@ -67,7 +67,8 @@ class Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-secrets = [name for name in os.environ if name.startswith("PENSTOCK_")]
+SECRETS = ("PENSTOCK_RUNTIME_", "PENSTOCK_ENGINE_")
+secrets = [name for name in os.environ if name.startswith(SECRETS)]
 variables = {name: value for name, value in os.environ.items() if name.startswith(("VLLM_", "KVCACHED_"))}
 if (FOLDER / "deaf").exists():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

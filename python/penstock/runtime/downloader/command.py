@@ -60,7 +60,10 @@ def _records_above_bar(logger: logging.Logger) -> AbstractContextManager[None]:
     type=click.Path(file_okay=False),
     help="Directory of models. Default: DOWNLOADER_LOCAL_DIR.",
 )
-@click.option("--model-name", help="Directory of the model in it. Default: the last part of the URI.")
+@click.option(
+    "--model-name",
+    help="Directory of the model in it. Default: org/name of the hub, else the last part of the URI.",
+)
 @click.option("--enable-progress-bar", is_flag=True, help="Show the progress.")
 @click.option(
     "--allow-pattern", "allow_patterns", multiple=True, help="Download only matching files; repeatable."

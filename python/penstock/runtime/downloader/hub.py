@@ -78,7 +78,7 @@ class HubSource:
         self._locations: dict[str, str] = {}
         self._commit = ""
         self.uri = f"huggingface://{self._id}@{self._revision}"
-        self.model_name = self._id.partition("/")[2]
+        self.model_name = self._id
         self.options = options
 
     def files(self, session: Session) -> Iterator[RemoteFile]:

@@ -59,7 +59,7 @@ class Source(Protocol):
     kind: str
     #: Without credentials, for messages.
     uri: str
-    #: The last part of the URI: the default name of the model's directory.
+    #: The default name of the model's directory: `org/name` of the hub, else the last part of the URI.
     model_name: str
     options: Options
 
