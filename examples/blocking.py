@@ -1,8 +1,9 @@
-"""Generates text in a plain thread, without an event loop: `python examples/blocking.py MODEL`."""
+"""Generates text in a plain thread, without an event loop: `python examples/blocking.py [MODEL]`."""
 
 import sys
 
 import penstock
+from penstock.demo import model_path
 
 
 def main(model: str) -> None:
@@ -16,4 +17,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

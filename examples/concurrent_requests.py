@@ -1,10 +1,11 @@
-"""Concurrent requests in one batch: `python examples/concurrent_requests.py MODEL`."""
+"""Concurrent requests in one batch: `python examples/concurrent_requests.py [MODEL]`."""
 
 import sys
 
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 CITIES = ("Paris", "Lima", "Nairobi", "Osaka", "Oslo", "Quito", "Hanoi", "Accra")
 
@@ -25,4 +26,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,10 +1,11 @@
-"""A conversation that computes only the new tokens of each turn: `python examples/conversation.py MODEL`."""
+"""A conversation; each turn computes only its new tokens: `python examples/conversation.py [MODEL]`."""
 
 import sys
 
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 QUESTIONS = ("Name a river in Africa.", "Which sea does it flow into?", "Name a city on its banks.")
 
@@ -23,4 +24,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

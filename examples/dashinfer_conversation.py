@@ -1,9 +1,10 @@
-"""A conversation with DashInfer's prefix cache: `python examples/dashinfer_conversation.py MODEL`."""
+"""A conversation with DashInfer's prefix cache: `python examples/dashinfer_conversation.py [MODEL]`."""
 
 import sys
 
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import TargetDevice
+from penstock.demo import model_path
 
 QUESTIONS = ("Name a river in Africa.", "Which sea does it flow into?", "Name a city on its banks.")
 
@@ -38,4 +39,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

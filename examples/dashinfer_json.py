@@ -1,10 +1,11 @@
-"""Output that matches a JSON schema, with the DashInfer API: `python examples/dashinfer_json.py MODEL`."""
+"""Output that matches a JSON schema, with the DashInfer API: `python examples/dashinfer_json.py [MODEL]`."""
 
 import json
 import sys
 
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import TargetDevice
+from penstock.demo import model_path
 
 SCHEMA = {
     "type": "object",
@@ -41,4 +42,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,9 +1,10 @@
-"""DashInfer's asynchronous flow, several requests at once: `python examples/dashinfer_polling.py MODEL`."""
+"""DashInfer's asynchronous flow, several requests at once: `python examples/dashinfer_polling.py [MODEL]`."""
 
 import sys
 
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import GenerateRequestStatus, TargetDevice
+from penstock.demo import model_path
 
 PROMPTS = ("Water boils at", "Water freezes at", "The largest planet is")
 ENDED = (GenerateRequestStatus.GenerateFinished, GenerateRequestStatus.GenerateInterrupted)
@@ -37,4 +38,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,10 +1,11 @@
-"""Quantised weights and KV cache of the DashInfer API: `python examples/dashinfer_quantization.py MODEL`."""
+"""Quantised weights and KV cache, DashInfer API: `python examples/dashinfer_quantization.py [MODEL]`."""
 
 import sys
 import tempfile
 
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import AsCacheMode, TargetDevice
+from penstock.demo import model_path
 
 WEIGHTS = {"quant_method": "instant_quant", "weight_format": "int8", "compute_method": "weight_only"}
 
@@ -33,4 +34,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,9 +1,10 @@
-"""DashInfer's offline flow with `sync_request`: `python examples/dashinfer_sync.py MODEL`."""
+"""DashInfer's offline flow with `sync_request`: `python examples/dashinfer_sync.py [MODEL]`."""
 
 import sys
 
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark import TargetDevice
+from penstock.demo import model_path
 
 
 def main(model: str) -> None:
@@ -33,4 +34,4 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,9 +1,10 @@
-"""LMDeploy's sessions, two conversations at once: `python examples/lmdeploy_sessions.py MODEL`."""
+"""LMDeploy's sessions, two conversations at once: `python examples/lmdeploy_sessions.py [MODEL]`."""
 
 import asyncio
 import sys
 
 from penstock.compat.lmdeploy import GenerationConfig, Pipeline, TurbomindEngineConfig
+from penstock.demo import model_path
 
 GEN_CONFIG = GenerationConfig(max_new_tokens=24, top_k=1)
 
@@ -39,4 +40,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1] if sys.argv[1:] else str(model_path())))

@@ -1,4 +1,4 @@
-"""A custom logits processor: `python examples/logits_processor.py MODEL`."""
+"""A custom logits processor: `python examples/logits_processor.py [MODEL]`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ import anyio
 import numpy as np
 
 import penstock
+from penstock.demo import model_path
 
 Processor = Callable[[Sequence[int], penstock.Tensor], None]
 
@@ -33,4 +34,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

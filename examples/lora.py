@@ -1,4 +1,4 @@
-"""Streams from the base model and from a LoRA adapter side by side: `python examples/lora.py MODEL`.
+"""Streams from the base model and from a LoRA adapter side by side: `python examples/lora.py [MODEL]`.
 
 The adapter is random: it shows how adapters are loaded and named, not what training achieves. An adapter that
 PEFT has saved is loaded in the same way.
@@ -14,6 +14,7 @@ from pathlib import Path
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 QUESTION = [{"role": "user", "content": "Name three animals."}]
 RANK = 4
@@ -57,4 +58,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

@@ -1,9 +1,10 @@
-"""Concurrent requests with a timeout on asyncio: `python examples/on_asyncio.py MODEL`."""
+"""Concurrent requests with a timeout on asyncio: `python examples/on_asyncio.py [MODEL]`."""
 
 import asyncio
 import sys
 
 import penstock
+from penstock.demo import model_path
 
 COUNTRIES = ("France", "Italy", "Japan", "Peru")
 
@@ -33,4 +34,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1] if sys.argv[1:] else str(model_path())))

@@ -1,4 +1,4 @@
-"""Selects the most likely of several continuations: `python examples/score.py MODEL`.
+"""Selects the most likely of several continuations: `python examples/score.py [MODEL]`.
 
 Evaluation harnesses work this way: the log likelihood of a continuation is the sum over its tokens.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 QUESTIONS = {
     "The capital of France is": (" Paris", " Rome", " Oslo"),
@@ -44,4 +45,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

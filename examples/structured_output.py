@@ -1,4 +1,4 @@
-"""Structured output: `python examples/structured_output.py MODEL`. The output is always valid."""
+"""Structured output: `python examples/structured_output.py [MODEL]`. The output is always valid."""
 
 import json
 import sys
@@ -6,6 +6,7 @@ import sys
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 PERSON = {
     "type": "object",
@@ -47,4 +48,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

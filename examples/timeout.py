@@ -1,4 +1,4 @@
-"""A timeout for a request: `python examples/timeout.py MODEL SECONDS`.
+"""A timeout for a request: `python examples/timeout.py [MODEL [SECONDS]]`.
 
 Leaving the `stream` block cancels the request, whatever the reason, and frees its memory within one step.
 Timeouts, lost connections and exceptions need no extra code.
@@ -9,6 +9,7 @@ import sys
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 
 async def main(model: str, seconds: float) -> None:
@@ -22,4 +23,5 @@ async def main(model: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], float(sys.argv[2]))
+    model = sys.argv[1] if sys.argv[1:] else str(model_path())
+    anyio.run(main, model, float(sys.argv[2]) if sys.argv[2:] else 0.5)

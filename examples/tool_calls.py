@@ -1,4 +1,4 @@
-"""A model calls a function and receives its result: `python examples/tool_calls.py MODEL`."""
+"""A model calls a function and receives its result: `python examples/tool_calls.py [MODEL]`."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 
 import penstock
+from penstock.demo import model_path
 
 TOOLS = [
     {
@@ -54,4 +55,4 @@ async def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1] if sys.argv[1:] else str(model_path()))

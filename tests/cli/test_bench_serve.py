@@ -310,12 +310,15 @@ def test_timeout_is_a_failure_of_one_request() -> None:
 def test_closed_port_is_a_failure() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    done = run(f"http://127.0.0.1:{port}", "--num-prompts", 1)
-    assert done.exit_code == 1
-    assert done.stderr.startswith("Error: /v1/models: ClientConnectorError: ")
-    done = run(f"http://127.0.0.1:{port}", "--model", "m")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("Error: warm-up: ClientConnectorError: ")
+    reason = "Connection refused; start it (penstock serve MODEL), or correct --url"
+    for options in (("--num-prompts", 1), ("--model", "m")):
+        done = run(f"http://127.0.0.1:{port}", *options)
+        assert (done.exit_code, done.stderr) == (
+            1,
+            f"Error: no server at http://127.0.0.1:{port}: {reason}\n",
+        )
+    done = run("http://no-such-host.invalid:8000")
+    assert done.stderr.startswith("Error: no server at http://no-such-host.invalid:8000: ")
 
 
 def test_api_key_is_sent_and_not_reported(

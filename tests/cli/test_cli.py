@@ -20,6 +20,7 @@ import penstock
 from penstock._cli_chat import Reply, chat
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.cli import main
+from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import start_python
 from support.api.terminal import CTRL_C, CTRL_D, Terminal
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import Popen
 
-COMMANDS = ("bench", "chat", "convert", "demo", "generate", "info", "serve")
+COMMANDS = ("batch", "bench", "chat", "convert", "demo", "generate", "info", "serve")
 MAIN = "from penstock.cli import main; main()"
 
 
@@ -135,14 +136,14 @@ def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyP
 
 
 def test_generate_continues_the_text_and_prints_statistics(tiny_model: Path) -> None:
-    options = ("--max-tokens", 12, "--seed", 3, "--ignore-eos", "--threads", 1)
+    options = ("--max-tokens", 12, "--seed", 3, "--temperature", 1, "--ignore-eos", "--threads", 1)
     done = run("generate", tiny_model, "Hello", *options)
     with penstock.Engine(tiny_model, threads=1) as engine:
         result = engine.blocking.generate("Hello", max_tokens=12, seed=3, ignore_eos=True)
     assert done.exit_code == 0
     assert done.stdout == result.text + "\n"
     assert "5 prompt tokens, 12 output tokens, time to first token" in done.stderr
-    assert done.stderr.rstrip().endswith("tokens/s")
+    assert done.stderr.rstrip().endswith("tokens/s, ended by the limit of 12 tokens (--max-tokens)")
     assert run("generate", tiny_model, "-", *options, stdin="Hello").stdout == done.stdout
     assert run("generate", tiny_model, *options, stdin="Hello").stdout == done.stdout
 
@@ -285,11 +286,27 @@ def test_json_in_an_interactive_chat_is_refused(tiny_model: Path) -> None:
 def test_info_reads_only_file_headers(tiny_model: Path, demo_model: Path) -> None:
     done = run("info", tiny_model)
     assert done.exit_code == 0
-    for fact in ("LlamaForCausalLM", "safetensors", "512 tokens", "377,472 F32", "nothing found"):
+    for fact in ("LlamaForCausalLM", "safetensors", "512 tokens", "377,472 F32", "quantization   none"):
         assert fact in done.stdout
-    assert "GGUF version 3" in run("info", demo_model).stdout
+    assert "supported      yes" in done.stdout
+    done = run("info", demo_model)
+    assert "GGUF version 3" in done.stdout
+    assert "quantization   Q4_1, Q8_0" in done.stdout
+    assert "parameters     134,515,008" in done.stdout
+    assert "KV cache of a sequence of 8192 tokens" in done.stdout
     facts = json.loads(run("info", demo_model, "--json").stdout)
     assert (facts["format"], facts["unsupported"]) == ("GGUF version 3", [])
+
+
+def test_info_shows_the_parameters_and_memory_of_an_engine(tiny_model: Path) -> None:
+    facts = json.loads(run("info", tiny_model, "--json").stdout)
+    with penstock.Engine(tiny_model, kv_cache_blocks=512 // 16) as engine:
+        memory = engine.info.memory
+        assert facts["parameters"] == engine.info.parameters
+        assert facts["memory"]["weights"] == memory.weights
+        assert facts["memory"]["workspace"] == memory.workspace + memory.inputs
+        assert facts["memory"]["max_model_len"] == 512
+        assert facts["memory"]["kv_cache"] == memory.kv_cache
 
 
 def test_info_says_what_is_not_supported(tiny_model: Path, tmp_path: Path) -> None:
@@ -300,9 +317,41 @@ def test_info_says_what_is_not_supported(tiny_model: Path, tmp_path: Path) -> No
     (model / "tokenizer.json").unlink()
     done = run("info", model)
     assert done.exit_code == 0
-    assert "GemmaForCausalLM" in done.stdout.partition("not supported")[2]
+    assert "GemmaForCausalLM" in done.stdout.partition("supported      no")[2]
     assert "has no tokenizer.json" in done.stdout
     assert len(json.loads(run("info", model, "--json").stdout)["unsupported"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_hidden_layers": 3}, "there is no tensor named model.layers.2."),
+        ({"intermediate_size": 96}, "the configuration requires [96, 128]"),
+        ({"head_dim": 2048, "num_attention_heads": 1, "num_key_value_heads": 1}, "2048"),
+    ],
+)
+def test_info_refuses_what_an_engine_refuses(
+    tiny_model: Path, tmp_path: Path, change: dict[str, int], reason: str
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | change
+    (model / "config.json").write_text(json.dumps(config))
+    assert reason in run("info", model).stdout.partition("supported      no")[2]
+    facts = json.loads(run("info", model, "--json").stdout)
+    assert (len(facts["unsupported"]), facts["memory"]) == (1, None)
+    with pytest.raises(penstock.PenstockError, match=re.escape(reason)):
+        penstock.Engine(model).blocking.start()
+
+
+def test_convert_writes_no_file_of_another_format(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("x.gguf", "x.GGUF", "x.safetensors"):
+        done = run("convert", tiny_model, "-o", tmp_path / name)
+        assert done.exit_code == 2
+        assert (
+            f"{name} is not allowed: it must be a new directory, or an archive that ends with .tar"
+            in done.stderr
+        )
+    assert not any(tmp_path.iterdir())
 
 
 def test_bench_measures_prefill_and_decode_batches(tiny_model: Path) -> None:
@@ -353,9 +402,42 @@ def test_demo_without_its_model_prints_install_instructions(monkeypatch: pytest.
 
 def test_demo_command_answers(demo_model: Path) -> None:
     assert demo_model.exists()
-    done = run("demo", "What is the largest ocean on Earth?", "--max-tokens", 16, "--temperature", 0)
+    done = run("demo", "What is the largest ocean on Earth?", "--max-tokens", 16)
     assert done.exit_code == 0
     assert "Pacific Ocean" in done.stdout
+    first, *_, last = done.stderr.splitlines()
+    expected = f"{demo_model.name}: 135 million parameters, 97 MB, a toy that is often wrong; temperature 0"
+    assert first == expected
+    assert "ended by the limit of 16 tokens (--max-tokens)" in done.stderr
+    assert 'extra "hub"' in last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampling"),
+    [
+        (["chat"], "temperature 0.7, min_p 0.05"),
+        (["generate"], "temperature 0"),
+        (["chat", "--top-p", "0.5"], "top_p 0.5"),
+    ],
+)
+def test_sampling_is_shown_and_has_a_default_of_the_command(
+    demo_model: Path, arguments: list[str], sampling: str
+) -> None:
+    command, *options = arguments
+    done = run(command, demo_model, "Hi", "--max-tokens", 2, *options)
+    assert done.stderr.splitlines()[0].endswith(f"; {sampling}")
+
+
+def test_sampling_parameters_of_the_files_are_kept(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path, make_config("llama"))
+    (model / "generation_config.json").write_text('{"temperature": 0.3}')
+    done = run("generate", model, "Hi", "--max-tokens", 2)
+    assert done.stderr.splitlines()[0].endswith("; sampled as its files say")
+
+
+def test_generate_ends_after_256_tokens(demo_model: Path) -> None:
+    done = run("generate", demo_model, "Once upon a time", "--ignore-eos", "--json")
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 256
 
 
 def test_ctrl_c_ends_the_answer_and_prints_statistics(demo_model: Path) -> None:
@@ -402,7 +484,7 @@ def test_closed_pipe_ends_the_answer_with_one_line(demo_model: Path) -> None:
     process.stdout.read(1)
     process.stdout.close()
     assert process.wait(timeout=60) == 1
-    assert process.stderr.read() == b"Error: standard output: Broken pipe\n"
+    assert process.stderr.read().splitlines()[1:] == [b"Error: standard output: Broken pipe"]
     process.stderr.close()
 
 
@@ -440,7 +522,9 @@ def test_output_that_cannot_be_written_is_one_line(
     finally:
         os.close(target)
     reason = "No space left on device" if is_full else "Broken pipe"
-    assert (done.returncode, done.stderr) == (1, f"Error: standard output: {reason}\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"Error: standard output: {reason}"
+    assert "Traceback" not in done.stderr
 
 
 def test_closed_standard_error_does_not_matter(tiny_model: Path) -> None:

@@ -30,6 +30,7 @@ finally:
     print(json.dumps([*sys.modules]))
 """
 COMMANDS = {
+    "batch": "_cli_batch",
     "bench": "_cli_bench",
     "chat": "_cli_generate",
     "convert": "_cli_models",

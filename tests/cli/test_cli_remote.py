@@ -66,7 +66,7 @@ def test_question_is_answered_with_statistics(server: Served, engine: penstock.E
     done = chat("--url", server.url + suffix, "Hi", *OPTIONS)
     assert (done.exit_code, done.stdout) == (0, content(engine, "Hi") + "\n")
     assert "8 output tokens, time to first token" in done.stderr
-    assert done.stderr.rstrip().endswith("tokens/s")
+    assert done.stderr.rstrip().endswith("tokens/s, ended by the limit of 8 tokens (--max-tokens)")
 
 
 def test_question_is_the_same_as_a_prompt_or_a_pipe(

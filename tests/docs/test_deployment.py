@@ -1,9 +1,11 @@
-"""The manifests in deploy/kubernetes: their schemas, and options, ports and metrics that exist."""
+"""The manifests in deploy: their schemas, and options, ports and metrics that exist."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import jsonschema
@@ -11,11 +13,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+import penstock.server
 from penstock._cli_runtime import runtime
 from penstock._cli_serve import serve
 from penstock.runtime.rules import rules_of
 from support.paths import ROOT
 from support.runtime.kinds import SPECIFICATIONS
+from support.server.serving import serving
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 KUBERNETES = ("1.31", "1.37")
@@ -166,3 +170,18 @@ def test_autoscalers_read_metrics_that_exist() -> None:
     for kind in ("PodAutoscaler", "ScaledObject", "HorizontalPodAutoscaler"):
         target = object_of(kind)["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) == ("Deployment", object_of("Deployment")["metadata"]["name"])
+
+
+def test_compose_file_connects_open_webui_to_the_server() -> None:
+    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    [entrypoint] = re.findall(r"^ENTRYPOINT (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    program, command, *arguments = json.loads(entrypoint)
+    assert (program, command) == ("penstock", "serve")
+    served = parsed(serve, [*arguments, *services["penstock"]["command"]])
+    address = urlsplit(services["open-webui"]["environment"]["OPENAI_API_BASE_URL"])
+    assert (address.hostname, str(address.port), address.path) == ("penstock", served["port"], "/v1")
+    settings = penstock.server.ServerSettings(allowed_hosts=tuple(served["allowed_hosts"]))
+    application = penstock.server.app(penstock.Engine("path/to/model"), settings)
+    with serving(application) as server:
+        for host, status in ((address.netloc, 200), ("example.org", 403)):
+            assert server.ask("/v1/models", headers={"Host": host})[0] == status

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 PAGES = (
     "README.md",
-    "docs/guide.md",
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs" / "guide").glob("*.md")),
     "docs/adapters.md",
     "docs/dashinfer.md",
     "docs/lmdeploy.md",
+    "docs/llama_cpp.md",
+    "docs/vllm.md",
     "docs/server.md",
     "docs/cuda.md",
     "docs/aibrix.md",

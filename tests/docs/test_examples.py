@@ -1,4 +1,4 @@
-"""Every example runs with the command in its first line, and prints something."""
+"""Every example runs with the command in its first line, most with the demo model by default, and prints."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 #: One of each API; the others are rare.
-OWN = ("blocking", "dashinfer_sync", "lmdeploy_sessions", "on_trio", "stream")
-MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
+OWN = {
+    *("blocking", "dashinfer_sync", "llama_cpp_chat", "lmdeploy_sessions", "on_trio", "stream"),
+    "vllm_streams",
+}
+#: Examples that run with a model and all other arguments; the others have none.
+ARGUMENTS = {"blocking": [], "stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
 
 
 @pytest.mark.parametrize(
@@ -26,8 +30,10 @@ MORE_ARGUMENTS = {"stream": ["Why is the sky blue?"], "timeout": ["0.5"]}
     ids=lambda example: example.stem,
 )
 def test_example_runs(example: Path, demo_model: Path) -> None:
+    more = ARGUMENTS.get(example.stem)
+    arguments = [] if more is None else [str(demo_model), *more]
     done = subprocess.run(
-        [sys.executable, "-W", "error", example, demo_model, *MORE_ARGUMENTS.get(example.stem, [])],
+        [sys.executable, "-W", "error", example, *arguments],
         check=True,
         capture_output=True,
         text=True,

@@ -117,7 +117,7 @@ def test_checkout_without_a_passed_gate_needs_everything(checkout: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "tests", "steps"),
     [
-        ("docs/guide.md", {"docs", "loops/test_pytest_asyncio.py"}, set()),
+        ("docs/guide/test-your-program.md", {"docs", "loops/test_pytest_asyncio.py"}, set()),
         ("examples/stream.py", {"docs"}, set()),
         ("python/penstock/server/http.py", {"server", "runtime", "cli", "docs"}, set()),
         ("python/penstock/compat/dashinfer/allspark/engine.py", {"compat", "docs"}, set()),

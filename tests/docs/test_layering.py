@@ -167,11 +167,13 @@ SHARED = {
 
 #: Modules that import nothing of the package.
 LEAVES = {
+    "penstock._chat_sampling",
     "penstock._client",
     "penstock._hub_ids",
     "penstock._install",
     "penstock._json",
     "penstock._renderer",
+    "penstock._threads",
 }
 
 

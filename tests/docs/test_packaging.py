@@ -1,10 +1,11 @@
-"""The Dockerfile and the unit of systemd: linters, and options that `penstock serve` has."""
+"""The output of the build. The Dockerfile and the unit of systemd: linters, options of `penstock serve`."""
 
 from __future__ import annotations
 
 import configparser
 import fnmatch
 import json
+import os
 import re
 import shlex
 import shutil
@@ -174,3 +175,38 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         result = subprocess.run([program, *command, copy], capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stdout + result.stderr
         assert "penstock.service" not in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_build_prints_one_line_or_why_it_fails(tmp_path: Path, status: int) -> None:
+    for name in ("rust", "python/penstock", "examples"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "Cargo.toml", "Cargo.lock", "examples/demo-model.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    programs = {
+        ".venv/bin/python": "",  # pip
+        ".venv/bin/maturin": f"echo Compiling a crate; echo a warning >&2; exit {status}",
+        "bin/cargo": "",
+    }
+    for name, script in programs.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    # The tests are run by make, too.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment = {**inherited, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [str(shutil.which("make")), "build"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.fullmatch(r"Penstock is compiled: about \d+ minutes on 2 cores, once\n", done.stdout)
+    if status == 0:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode != 0
+        assert done.stderr.startswith("Compiling a crate\na warning\nmake: *** ")

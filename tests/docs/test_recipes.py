@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import asyncio
 import http.client
+import inspect
 import json
 import re
 import socket
+import textwrap
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import uvicorn
 
@@ -25,14 +29,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-GUIDE = (ROOT / "docs" / "guide.md").read_text()
+GUIDE = ROOT / "docs" / "guide"
+MIGRATION = GUIDE / "move-from-another-engine.md"
 PROMPT = "Once upon a time"
+MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 
 
-def snippets(heading: str) -> list[str]:
-    """The Python snippets of a section."""
-    section = GUIDE.partition(f"\n{heading}\n")[2].partition("\n## ")[0]
+def snippets(chapter: str, heading: str) -> list[str]:
+    """The Python snippets of a section of a chapter of the guide."""
+    text = (GUIDE / f"{chapter}.md").read_text()
+    section = text.partition(f"{heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^```python\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+
+
+# ---- a batch with an output that continues
+
+
+def test_batch_recipe_continues_its_output(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = snippets("run-a-batch", "## In a program of yours")[0]
+    prompts = [{"id": str(index), "prompt": f"Number {index}"} for index in range(6)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    with penstock.Engine(demo_model, threads=1) as engine:
+
+        def run() -> bytes:
+            exec(compile(code, "guide", "exec", dont_inherit=True), {"engine": engine})  # noqa: S102
+            return (tmp_path / "results.jsonl").read_bytes()
+
+        lines = run().splitlines(keepends=True)
+        assert {json.loads(line)["id"] for line in lines} == {prompt["id"] for prompt in prompts}
+        before = b"".join(lines[:2])
+        (tmp_path / "results.jsonl").write_bytes(before + lines[2][:-10])
+        after = run()
+        assert (after.startswith(before + lines[2][:1]), len(after.splitlines())) == (True, 6)
+        assert {json.loads(line)["id"] for line in after.splitlines()} == {prompt["id"] for prompt in prompts}
 
 
 # ---- FastAPI
@@ -43,7 +75,7 @@ class Server:
 
     def __init__(self, model: Path, **options: Any) -> None:
         scope: dict[str, Any] = {"__name__": "application"}
-        exec(compile(snippets("## FastAPI")[0], "guide.md", "exec", dont_inherit=True), scope)  # noqa: S102
+        exec(compile(snippets("build-a-service", "## FastAPI")[0], "guide", "exec", dont_inherit=True), scope)  # noqa: S102
         scope["engine"] = self.engine = make_engine(model, **options)
         self._server = uvicorn.Server(uvicorn.Config(scope["app"], log_level="error"))
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -65,7 +97,7 @@ class Server:
         """Send a request; the body of the response is not read."""
         connection = http.client.HTTPConnection("127.0.0.1", self._socket.getsockname()[1], timeout=30)
         connection.request(
-            "POST", "/generate", body=json.dumps(question), headers={"Content-Type": "application/json"}
+            "POST", "/chat", body=json.dumps(question), headers={"Content-Type": "application/json"}
         )
         return connection, connection.getresponse()
 
@@ -78,7 +110,7 @@ def server(demo_model: Path) -> Iterator[Server]:
 
 
 def test_fastapi_route_streams_the_output(server: Server) -> None:
-    connection, response = server.ask(prompt=PROMPT, max_tokens=12)
+    connection, response = server.ask(messages=MESSAGES, max_tokens=12)
     assert response.status == 200
     assert response.getheader("transfer-encoding") == "chunked"
     assert len(response.read().decode()) > 12
@@ -86,28 +118,33 @@ def test_fastapi_route_streams_the_output(server: Server) -> None:
 
 
 def test_fastapi_invalid_request_is_status_422_with_the_field(server: Server) -> None:
-    for question, field in (({"max_tokens": 0}, "max_tokens"), ({"prompt": ""}, "prompt"), ({}, "prompt")):
-        connection, response = server.ask(**{"prompt": PROMPT, **question} if question else {})
+    good = {"messages": MESSAGES}
+    for question, field in (
+        ({**good, "max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({}, "messages"),
+    ):
+        connection, response = server.ask(**question)
         assert response.status == 422
         assert json.loads(response.read())["detail"][0]["loc"] == ["body", field]
         connection.close()
 
 
 def test_fastapi_disconnected_client_cancels_the_request(server: Server) -> None:
-    connection, response = server.ask(prompt=PROMPT, max_tokens=1900)
+    connection, response = server.ask(messages=MESSAGES, max_tokens=1900)
     assert response.read(1)
     response.close()
     connection.close()
     wait_until(lambda: server.engine.stats().running == 0)
-    assert server.engine.stats().generation_tokens < 1900
+    assert server.engine.stats().finished_cancelled == 1
     assert server.engine.stats().blocks_used == 0
 
 
 def test_fastapi_full_engine_is_status_503(server: Server) -> None:
-    running = server.ask(prompt=PROMPT, max_tokens=1900)
+    running = server.ask(messages=MESSAGES, max_tokens=1900)
     assert running[1].read(1)
-    waiting = server.ask(prompt=PROMPT, max_tokens=1900)
-    refused, response = server.ask(prompt=PROMPT)
+    waiting = server.ask(messages=MESSAGES, max_tokens=1900)
+    refused, response = server.ask(messages=MESSAGES)
     assert (response.status, response.getheader("retry-after")) == (503, "1")
     assert "max_waiting" in json.loads(response.read())["detail"]
     for connection in (running[0], waiting[0], refused):
@@ -126,16 +163,34 @@ def test_first_example_answers_sensibly(demo_model: Path, capsys: pytest.Capture
     assert out.endswith(("tokens, stop\n", "tokens, length\n"))
 
 
+@pytest.mark.parametrize("owner", [penstock, penstock.Engine])
+def test_example_of_the_help_streams_an_answer(
+    owner: object, demo_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (inspect.getdoc(owner) or "").splitlines()
+    source = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
+    for model in ("path/to/model", "Qwen/Qwen2.5-0.5B-Instruct"):
+        source = source.replace(model, str(demo_model))
+    assert "messages" in source
+    code = compile(source, "help", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    asyncio.run(eval(code, {"penstock": penstock, "Engine": penstock.Engine}))  # noqa: S307
+    assert capsys.readouterr().out
+
+
 # ---- a deadline
 
 
 def test_deadline_returns_the_partial_text(demo_model: Path) -> None:
     scope: dict[str, Any] = {"penstock": penstock}
-    [code] = [code for code in snippets("## Cancellation and timeouts") if "generate_until" in code]
+    [code] = [
+        code
+        for code in snippets("cancel-requests", "# Cancel requests and set timeouts")
+        if "generate_until" in code
+    ]
     code = code.partition("\nresult =")[0]
     with make_engine(demo_model) as engine:
         scope["engine"] = engine
-        exec(compile(code, "guide.md", "exec", dont_inherit=True), scope)  # noqa: S102
+        exec(compile(code, "guide", "exec", dont_inherit=True), scope)  # noqa: S102
         generate_until = scope["generate_until"]
         for seconds in (0.5, 2, 8, 32):  # until there is time for a token
             partial = asyncio.run(generate_until(seconds, PROMPT, max_tokens=4000, ignore_eos=True))
@@ -147,17 +202,114 @@ def test_deadline_returns_the_partial_text(demo_model: Path) -> None:
         assert complete.finish_reason == "length"
 
 
+# ---- recipes of single functions
+
+
+def recipe(chapter: str, heading: str, **scope: Any) -> dict[str, Any]:
+    """Run the only snippet of a section; returns the names that it defines."""
+    [source] = snippets(chapter, heading)
+    names: dict[str, Any] = {"penstock": penstock, **scope}
+    code = compile(source, chapter, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    ended = eval(code, names)  # noqa: S307
+    if ended is not None:
+        asyncio.run(ended)
+    return names
+
+
+def test_classes_have_the_probabilities_of_their_first_tokens(demo_model: Path) -> None:
+    with make_engine(demo_model) as engine:
+        names = recipe("classify-texts", "# Classify texts", engine=engine)
+        found = asyncio.run(names["classify"]("It broke after a day."))
+        question = f"Is this review {', '.join(found)}? Answer in one word.\n\nIt broke after a day."
+        result = engine.blocking.generate(
+            [{"role": "user", "content": question}], max_tokens=1, output_logits="generation"
+        )
+        [logits] = np.asarray(result.choices[0].logits)
+        texts = engine.token_bytes(range(len(logits)))
+    weights = np.exp(logits.astype(float) - logits.max())
+    expected = {
+        name: sum(weights[i] for i, text in enumerate(texts) if text and name.encode().startswith(text))
+        for name in found
+    }
+    total = sum(expected.values())
+    assert found == pytest.approx({name: value / total for name, value in expected.items()}, abs=1e-5)
+
+
+def test_tool_loop_ends_with_an_answer_or_the_rounds() -> None:
+    fake = recipe("test-your-program", "## Results in tests")
+    call = penstock.ToolCall(id="1", name="add", arguments='{"a": 1, "b": 2}')
+    cut_off = penstock.ToolCall(id="2", name="add", arguments='{"a": 1, ')
+    asking = [
+        penstock.Result(choices=[penstock.Choice(text="", tool_calls=[each], finish_reason="tool_calls")])
+        for each in (cut_off, call)
+    ]
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    def ask(*results: penstock.Result, **options: Any) -> tuple[str, list[Any], list[Any]]:
+        engine = fake["FakeEngine"](*results)
+        messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
+        answer = recipe("call-tools", "## Answer with the results of tools", engine=engine)["answer"]
+        return asyncio.run(answer(messages, {"add": add}, **options)), messages, engine.requests
+
+    answer, messages, requests = ask(*asking, penstock.Result(text="3"))
+    assert answer == "3"
+    assert [message["role"] for message in messages] == ["user", *("assistant", "tool") * 2, "assistant"]
+    first, second = (message for message in messages if message["role"] == "tool")
+    assert first["content"].startswith("error: JSONDecodeError")
+    assert (second["tool_call_id"], second["content"]) == ("1", "3")
+    assert all(options["tools"] == [add] for _, options in requests)
+    with pytest.raises(RuntimeError, match="no answer after 1 rounds"):
+        ask(*asking, max_rounds=1)
+
+
+def test_replaced_model_loses_no_request(demo_model: Path, tiny_model: Path) -> None:
+    Service = recipe("build-a-service", "## Replace a model without downtime")["Service"]  # noqa: N806 - a class
+
+    async def run() -> None:
+        service = Service(make_engine(tiny_model))
+        await service.engine.start()
+        old = service.engine
+        has_ended = asyncio.Event()
+        answered: dict[penstock.Engine, asyncio.Event] = defaultdict(asyncio.Event)
+
+        async def ask() -> None:
+            while not has_ended.is_set():
+                engine = service.engine
+                result = await service.generate([5, 6], max_tokens=20, ignore_eos=True)
+                assert (result.finish_reason, result.usage.completion_tokens) == ("length", 20)
+                answered[engine].set()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(ask())
+            await answered[old].wait()
+            await service.replace(demo_model, threads=1)
+            assert not old.is_running
+            await answered[service.engine].wait()
+            has_ended.set()
+        with pytest.raises(penstock.ModelLoadError):
+            await service.replace("missing")
+        assert service.engine.is_running
+        await service.engine.aclose()
+        with pytest.raises(penstock.EngineStoppedError):
+            await service.generate([5])
+
+    asyncio.run(run())
+
+
 # ---- notebooks
 
 
-def test_notebook_cells_share_an_event_loop(tiny_model: Path) -> None:
-    cells = snippets("## Notebooks")
+def test_notebook_cells_share_an_event_loop(demo_model: Path) -> None:
+    cells = snippets("use-threads-or-a-notebook", "## Notebooks")
     assert len(cells) == 2
     scope: dict[str, Any] = {"penstock": penstock}
 
     async def run_cells() -> None:
         for cell in (*cells, "await engine.aclose()"):
-            source = cell.replace("path/to/model", str(tiny_model))
+            source = cell.replace("path/to/model", str(demo_model))
             await eval(compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), scope)  # noqa: S307
 
     asyncio.run(run_cells())
@@ -169,8 +321,7 @@ def test_notebook_cells_share_an_event_loop(tiny_model: Path) -> None:
 
 def migration_rows() -> list[tuple[str, str]]:
     """Old and new name of each row."""
-    section = GUIDE.partition("\n## Migration\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", section, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", MIGRATION.read_text(), flags=re.MULTILINE)
     return [(old, new) for old, new in rows if new not in ("Penstock", "---")]
 
 
@@ -213,8 +364,8 @@ def test_migration_table_leads_to_names_that_exist(old: str, new: str) -> None:
 
 
 def test_migration_names_that_are_the_same_exist() -> None:
-    section = GUIDE.partition("\n## Migration\n")[2].partition("\n## ")[0]
-    texts = re.findall(r"^These have the same name: (.*?)\. ?", section, flags=re.MULTILINE | re.DOTALL)
+    text = MIGRATION.read_text()
+    texts = re.findall(r"^These have the same name: (.*?)\. ?", text, flags=re.MULTILINE | re.DOTALL)
     assert len(texts) == 2
     for text in texts:
         for name in names_in(text):

@@ -134,6 +134,6 @@ def test_function_name_has_at_most_60_characters() -> None:
 
 def test_search_covers_code_and_docs() -> None:
     names = {file.relative_to(ROOT).as_posix() for file in sources()}
-    assert {"README.md", "Cargo.toml", "docs/guide.md", "python/penstock/_core.pyi"} <= names
+    assert {"README.md", "Cargo.toml", "docs/guide/README.md", "python/penstock/_core.pyi"} <= names
     assert {"rust/engine/src/lib.rs", "tests/conftest.py", "benches/speculation.py"} <= names
     assert lines_with(re.compile(r"\bEngineStoppedError\b"), "enginestoppederror")

@@ -1,9 +1,11 @@
-"""The release wheel: its contents, and a stream in an environment with nothing else installed."""
+"""Wheels: their contents, a stream in an environment with nothing else, and a build that is used again."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -83,3 +85,23 @@ def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tm
     assert "penstock" in output_of(python.with_name("penstock"), "--help")
     files = output_of(python, "-c", "from penstock.server import page; print(*page.read_files())").split()
     assert {"index.html", "main.js", "style.css"} <= set(files), "the chat page"
+
+
+def test_command_of_the_readme_uses_the_build_of_make_demo(tmp_path: Path) -> None:
+    [line] = [line for line in (ROOT / "README.md").read_text().splitlines() if "build-args" in line]
+    pip, install, package, *options = shlex.split(line.partition("#")[0])
+    assert (pip, install, package) == ("pip", "install", ".")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-v"]
+    # maturin is a program of this environment.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*command, *options, "--wheel-dir", tmp_path, ROOT],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    compiled = set(re.findall(r"Compiling (\S+) v", done.stdout + done.stderr))
+    assert {name for name in compiled if not name.startswith("pyo3")} <= {"penstock-python"}
+    assert len(list(tmp_path.glob("penstock_llm-*.whl"))) == 1
