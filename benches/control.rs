@@ -12,7 +12,7 @@ mod half_billion;
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use penstock_checkpoint::Checkpoint;
@@ -192,6 +192,7 @@ impl Model {
                 request: Arc::clone(&row.request),
                 choice: 0,
                 generated: 0..0,
+                lifetime: Weak::new(),
             });
             let prompt_outputs = if row.request.outputs.has_prompt() { end as u32 - 1 } else { 0 };
             plan.rows.push(ScheduledRow {

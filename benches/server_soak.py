@@ -63,8 +63,11 @@ class Client:
         """Send requests until the deadline."""
         while time.monotonic() < deadline:
             kind = self.chance.choice(self.kinds)
-            async with asyncio.timeout(120):
-                await kind()
+            try:
+                async with asyncio.timeout(120):
+                    await kind()
+            except (OSError, TimeoutError) as error:
+                raise Failure(f"{kind.__name__}: {error!r}") from error
             self.counts[kind.__name__] += 1
 
     def happens(self, probability: float) -> bool:
@@ -232,7 +235,7 @@ async def soak(probe: Probe, port: int, options: argparse.Namespace) -> list[str
             group.create_task(watch())
             for client in clients:
                 group.create_task(client.run(deadline))
-    except* (Failure, OSError, TimeoutError) as errors:
+    except* (Failure, OSError) as errors:
         problems += [repr(error) for error in errors.exceptions]
     after = await settled(probe)
     print(line(time.monotonic() - begin, after, counts.total()), dict(counts.most_common()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# Engines, also those of child processes, check all their parts against each other whenever they are idle.
+os.environ.setdefault("PENSTOCK_CHECK_INTEGRITY", "1")
 pytest_plugins = ["support.selection", "support.parity.modes"]
 
 

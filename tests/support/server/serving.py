@@ -90,7 +90,8 @@ def post(path: str, body: object, length: int | None = None) -> bytes:
 def serving(application: Any, **config: Any) -> Iterator[Served]:
     """Serve an application until the block is left."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(application, log_level="error", lifespan="off", **config))
+        settings: dict[str, Any] = {"log_level": "error", "lifespan": "off", **config}
+        server = uvicorn.Server(uvicorn.Config(application, **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
