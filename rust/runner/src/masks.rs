@@ -176,7 +176,8 @@ impl MaskThreads {
         let is_slow = job.grammar.expected_cost() > self.limits.slow;
         self.pending.push(job.grammar.lifetime());
         self.num_quick += usize::from(!is_slow);
-        let (quick_sender, slow_sender) = self.senders.as_ref().expect("the channels are open until the drop");
+        let (quick_sender, slow_sender) =
+            self.senders.as_ref().expect("the channels are open until the drop");
         let is_sent = if is_slow {
             self.waiting.lock_slow().jobs.push(job);
             slow_sender.send(()).is_ok()
