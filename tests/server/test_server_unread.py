@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import ExitStack, closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
