@@ -384,7 +384,8 @@ mod tests {
     fn masks_of_ended_sequences_are_not_computed() {
         let (_opener, closed) = unbounded();
         let mut masks = MaskThreads::spawn(1, NO_LIMITS).expect("a thread");
-        masks.start(job(3, &closed, &Arc::new(()), &[]));
+        let ended = job(3, &closed, &Arc::new(()), &[]);
+        masks.start(ended);
         assert_eq!(collected(&mut masks, false), [3]);
     }
 
