@@ -105,6 +105,19 @@ impl BlockPool {
         was_cached
     }
 
+    /// Adds a block that is in use or cached to `table`, in place of a reserved one. True if it was cached.
+    pub fn acquire_reserved(&mut self, table: &mut BlockTable, block: BlockId) -> bool {
+        assert!(table.num_reserved > 0, "{table:?} exceeds its reservation; this is a bug");
+        table.num_reserved -= 1;
+        self.num_reserved -= 1;
+        table.blocks.push(block);
+        let was_cached = self.acquire(block);
+        if !was_cached {
+            self.num_releases += 1;
+        }
+        was_cached
+    }
+
     /// Drops a reference to a block. If it was the last, returns true, and the block becomes cached if `is_published`,
     /// else free.
     pub fn release(&mut self, block: BlockId, is_published: bool) -> bool {

@@ -103,7 +103,7 @@ impl KvCacheManager {
         self.expire(now);
         let mut hit = PrefixMatch { block_size: self.block_size, ..PrefixMatch::default() };
         let Some(cache) = &self.prefix_cache else { return hit };
-        cache.find(chain, tokens, max_tokens / self.block_size, &mut hit.nodes);
+        cache.find(chain, tokens, 0..max_tokens / self.block_size, None, &mut hit.nodes);
         let is_on_device = |node: &&NodeId| matches!(cache.location(**node), Location::Device(_));
         hit.num_on_device = hit.nodes.iter().take_while(is_on_device).count();
         hit

@@ -28,6 +28,7 @@ mod integrity;
 mod manager;
 mod prefix_match;
 mod publish;
+mod sharing;
 mod swap;
 
 pub use block_table::BlockTable;
@@ -35,3 +36,4 @@ pub use host_pool::SwappedBlocks;
 pub use manager::{Demand, KvAllocation, KvCacheManager, LoadLimit};
 #[cfg(feature = "testing")]
 pub use prefix_match::PrefixMatch;
+pub use sharing::BlockKey;

@@ -24,10 +24,10 @@ impl KvCacheManager {
             return;
         }
         self.expire(now);
-        let Some(cache) = &mut self.prefix_cache else { return };
-        if table.epoch != cache.epoch() {
+        if !self.publishes(table) {
             return;
         }
+        let Some(cache) = &mut self.prefix_cache else { return };
         for index in table.num_published..end {
             let block = table.blocks[index];
             let (node, is_new) = cache.insert(chain, tokens, index, table.last_published, block, now);

@@ -1,5 +1,6 @@
 //! [`PrefixCache`]: the tree of cached blocks, its hash table and its LRU lists.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use penstock_types::{BlockId, HostBlockId};
@@ -66,13 +67,20 @@ impl PrefixCache {
         self.epoch
     }
 
-    /// Appends to `nodes` the longest run of first blocks of `tokens` in the cache, of at most `max_blocks`. They must
-    /// be acquired before anything else changes the cache.
-    pub fn find(&self, chain: &mut Chain, tokens: Tokens<'_>, max_blocks: usize, nodes: &mut Vec<NodeId>) {
-        let Some(namespace) = self.namespaces.find(chain.namespace()) else { return };
-        let mut parent = Parent::Namespace(namespace);
+    /// Appends to `nodes` the longest run of `blocks` of `tokens` in the cache that follows `last`, the block before
+    /// them. They must be acquired before anything else changes the cache.
+    pub fn find(
+        &self,
+        chain: &mut Chain,
+        tokens: Tokens<'_>,
+        blocks: Range<usize>,
+        last: Option<NodeId>,
+        nodes: &mut Vec<NodeId>,
+    ) {
+        let root = || self.namespaces.find(chain.namespace()).map(Parent::Namespace);
+        let Some(mut parent) = last.map(Parent::Node).or_else(root) else { return };
         let mut block = Vec::with_capacity(self.block_size);
-        for index in 0..max_blocks.min(chain.max_blocks()) {
+        for index in blocks.start..blocks.end.min(chain.max_blocks()) {
             block.clear();
             tokens.copy(index * self.block_size..(index + 1) * self.block_size, &mut block);
             let hash = chain.hash(index, &block, &self.hasher);
@@ -93,6 +101,17 @@ impl PrefixCache {
             index = node.next_in_bucket;
         }
         None
+    }
+
+    /// The hash of `tokens` up to the end of block `index`, with the namespace's salt.
+    pub fn hash(&self, chain: &mut Chain, tokens: Tokens<'_>, index: usize) -> u128 {
+        let mut block = Vec::with_capacity(self.block_size);
+        for index in chain.num_hashed()..=index {
+            block.clear();
+            tokens.copy(index * self.block_size..(index + 1) * self.block_size, &mut block);
+            chain.hash(index, &block, &self.hasher);
+        }
+        chain.hash(index, &[], &self.hasher)
     }
 
     /// Adds block `index` of a sequence, which is computed and in `block`. The sequence references all blocks before

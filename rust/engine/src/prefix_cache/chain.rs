@@ -65,6 +65,11 @@ impl Chain {
         self.max_blocks
     }
 
+    /// The number of first blocks with hashes.
+    pub(super) fn num_hashed(&self) -> usize {
+        self.hashes.len().saturating_sub(1)
+    }
+
     /// The hash after block `index`, whose tokens are `tokens`. To be called in order of blocks the first time.
     pub(super) fn hash(&mut self, index: usize, tokens: &[u32], hasher: &BlockHasher) -> u128 {
         if self.hashes.is_empty() {

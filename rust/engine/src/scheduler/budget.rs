@@ -10,12 +10,20 @@
 //! 4. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
 //!    and the average time to the first token is least. What they leave goes to the first, and then to that of rule 2.
 //!
+//! A sequence gets nothing while others compute at least half of what it would, in this step or one in flight, and it can
+//! use their blocks. It waits for the steps in flight at most: then it skips what they have computed. So a prompt that
+//! many requests begin with is computed once, also if they arrive together; and a short common beginning delays none.
+//!
 //! Draft tokens use the remaining budget; see `rows`.
 
 use std::time::Instant;
 
+use rustc_hash::FxHashSet;
+
 use super::clients::Clients;
-use super::slots::Slots;
+use super::slots::{Running, Slots};
+use crate::kv_cache::{BlockKey, BlockTable, KvCacheManager};
+use crate::sequence::Sequence;
 
 /// The token budget of a step.
 pub(super) struct TokenBudget {
@@ -23,6 +31,8 @@ pub(super) struct TokenBudget {
     total: usize,
     /// Scratch of `distribute`: the sequences with more than one pending token.
     prefills: Vec<PendingPrefill>,
+    /// Scratch of `distribute`: the blocks that are computed in this step or in steps in flight.
+    in_progress: FxHashSet<BlockKey>,
 }
 
 /// A sequence with several pending tokens. Ordered by their number, then by scheduling order.
@@ -38,7 +48,7 @@ struct PendingPrefill {
 
 impl TokenBudget {
     pub(super) fn new(total: usize, max_num_seqs: usize) -> Self {
-        Self { total, prefills: Vec::with_capacity(max_num_seqs) }
+        Self { total, prefills: Vec::with_capacity(max_num_seqs), in_progress: FxHashSet::default() }
     }
 
     /// `max_num_batched_tokens`.
@@ -47,7 +57,13 @@ impl TokenBudget {
     }
 
     /// Sets the number of tokens that each running sequence computes in the next step, and pauses the blocked ones.
-    pub(super) fn distribute(&mut self, slots: &mut Slots, clients: &Clients, now: Instant) {
+    pub(super) fn distribute(
+        &mut self,
+        slots: &mut Slots,
+        clients: &Clients,
+        kv: &KvCacheManager,
+        now: Instant,
+    ) {
         let mut remaining = self.total;
         self.prefills.clear();
         for rank in 0..slots.num_running() {
@@ -66,42 +82,101 @@ impl TokenBudget {
                 self.prefills.push(PendingPrefill { num_pending, rank, slot, priority, num_running });
             }
         }
-        let preferred = self.take_preferred();
-        if let Some(PendingPrefill { num_pending, slot, .. }) = preferred {
-            let num_scheduled = num_pending.min(remaining * 4 / 5);
-            slots.get_mut(slot).num_scheduled = num_scheduled;
-            remaining -= num_scheduled;
+        if self.prefills.is_empty() {
+            return;
         }
-        let Some((first, others)) = self.prefills.split_first_mut() else { return };
-        let set_aside = first.num_pending.min(remaining.div_ceil(2));
-        let mut shared = remaining - set_aside;
-        others.sort_unstable();
-        for PendingPrefill { num_pending, slot, .. } in others {
-            let num_scheduled = (*num_pending).min(shared);
-            shared -= num_scheduled;
-            slots.get_mut(*slot).num_scheduled = num_scheduled;
+        self.note_rows_in_flight(slots, kv);
+        let mut prefills = std::mem::take(&mut self.prefills);
+        let preferred = take_preferred(&mut prefills);
+        if let Some(prefill) = preferred {
+            remaining -= self.give(prefill, remaining * 4 / 5, slots, kv);
         }
-        let num_scheduled = first.num_pending.min(set_aside + shared);
-        slots.get_mut(first.slot).num_scheduled = num_scheduled;
-        let left = set_aside + shared - num_scheduled;
-        if let Some(PendingPrefill { num_pending, slot, .. }) = preferred {
-            let running = slots.get_mut(slot);
-            running.num_scheduled = num_pending.min(running.num_scheduled + left);
+        if let Some((first, others)) = prefills.split_first_mut() {
+            let mut shared = remaining - self.give(*first, remaining.div_ceil(2), slots, kv);
+            others.sort_unstable();
+            for prefill in others {
+                shared -= self.give(*prefill, shared, slots, kv);
+            }
+            for PendingPrefill { num_pending, slot, .. } in std::iter::once(*first).chain(preferred) {
+                let Running { num_scheduled, .. } = slots.get_mut(slot);
+                if *num_scheduled > 0 {
+                    let num_more = shared.min(num_pending - *num_scheduled);
+                    *num_scheduled += num_more;
+                    shared -= num_more;
+                }
+            }
+        }
+        self.prefills = prefills;
+    }
+
+    /// Notes the blocks that steps in flight compute.
+    fn note_rows_in_flight(&mut self, slots: &mut Slots, kv: &KvCacheManager) {
+        self.in_progress.clear();
+        for Running { sequence, table, .. } in slots.iter_mut() {
+            if !sequence.has_no_rows_in_flight() {
+                let num_planned = sequence.num_planned();
+                self.note(sequence, table, num_planned, kv);
+            }
         }
     }
 
-    /// Takes out the sequence of rule 2, if there is one.
-    fn take_preferred(&mut self) -> Option<PendingPrefill> {
-        let first = *self.prefills.first()?;
-        let equals = self.prefills.iter().take_while(|prefill| prefill.priority == first.priority);
-        let fewest = equals.clone().map(|prefill| prefill.num_running).min()?;
-        let most = equals.clone().map(|prefill| prefill.num_running).max()?;
-        let preferred = equals.clone().position(|prefill| prefill.num_running == fewest)?;
-        (fewest < most).then(|| self.prefills.remove(preferred))
+    /// Notes the blocks of the first `num_tokens` tokens of a sequence that are not yet published.
+    fn note(&mut self, sequence: &mut Sequence, table: &BlockTable, num_tokens: usize, kv: &KvCacheManager) {
+        let (chain, tokens) = sequence.contents();
+        let num_known = num_tokens.min(tokens.len()); // a token that is being sampled is not known
+        kv.keys_to_publish(table, chain, tokens, num_known, |key| {
+            self.in_progress.insert(key);
+        });
+    }
+
+    /// Gives a sequence at most `limit` tokens, or none if it waits for others. Returns their number.
+    fn give(
+        &mut self,
+        prefill: PendingPrefill,
+        limit: usize,
+        slots: &mut Slots,
+        kv: &KvCacheManager,
+    ) -> usize {
+        let num_tokens = prefill.num_pending.min(limit);
+        let Running { sequence, table, num_scheduled } = slots.get_mut(prefill.slot);
+        if num_tokens == 0 || self.waits(sequence, table, num_tokens, kv) {
+            return 0;
+        }
+        *num_scheduled = num_tokens;
+        let end = sequence.num_planned() + num_tokens;
+        self.note(sequence, table, end, kv);
+        num_tokens
+    }
+
+    /// Whether others compute at least half of the next `num_tokens` tokens of a sequence for it.
+    fn waits(
+        &self,
+        sequence: &mut Sequence,
+        table: &BlockTable,
+        num_tokens: usize,
+        kv: &KvCacheManager,
+    ) -> bool {
+        let index = (sequence.num_planned() + num_tokens.div_ceil(2) - 1) / kv.block_size();
+        if !sequence.may_skip() || (index + 1) * kv.block_size() > sequence.num_reusable() {
+            return false;
+        }
+        let (chain, tokens) = sequence.contents();
+        let key = kv.extension_key(table, chain, tokens, index);
+        key.is_some_and(|key| self.in_progress.contains(&key))
     }
 
     /// The tokens that no sequence was given.
     pub(super) fn remaining(&self, slots: &Slots) -> usize {
         self.total - slots.iter().map(|running| running.num_scheduled).sum::<usize>()
     }
+}
+
+/// Takes out the sequence of rule 2, if there is one.
+fn take_preferred(prefills: &mut Vec<PendingPrefill>) -> Option<PendingPrefill> {
+    let first = *prefills.first()?;
+    let equals = prefills.iter().take_while(|prefill| prefill.priority == first.priority);
+    let fewest = equals.clone().map(|prefill| prefill.num_running).min()?;
+    let most = equals.clone().map(|prefill| prefill.num_running).max()?;
+    let preferred = equals.clone().position(|prefill| prefill.num_running == fewest)?;
+    (fewest < most).then(|| prefills.remove(preferred))
 }

@@ -255,14 +255,28 @@ impl Scheduler {
 
     /// Distributes the token budget. No sequence waits for a leader that pauses.
     fn schedule_tokens(&mut self, now: Instant) {
+        self.skip_computed(now);
         let num_paused = self.slots.num_paused();
-        self.budget.distribute(&mut self.slots, &self.queue.clients, now);
+        self.budget.distribute(&mut self.slots, &self.queue.clients, &self.kv, now);
         if self.slots.num_paused() > num_paused {
             for Running { sequence, .. } in self.slots.iter().filter(|running| running.sequence.is_paused()) {
                 self.queue.release_followers(sequence.key);
             }
         }
         self.end_unread(now);
+    }
+
+    /// Sequences skip the next tokens of their prompts that others have computed since they got their slots.
+    fn skip_computed(&mut self, now: Instant) {
+        for Running { sequence, table, .. } in self.slots.iter_mut() {
+            if sequence.may_skip() {
+                let num_reusable = sequence.num_reusable();
+                let (chain, tokens) = sequence.contents();
+                let num_tokens = self.kv.extend(table, chain, tokens, num_reusable, now);
+                let num_found = sequence.skip(num_tokens);
+                self.counters.prefix_hit_tokens += num_found as u64;
+            }
+        }
     }
 
     /// Ends sequences while more than `max_paused` are paused: of the client with the most, the one that has been paused

@@ -220,6 +220,24 @@ impl Sequence {
         is_first
     }
 
+    /// Whether the tokens that it computes next may be found in the prefix cache in place of being computed.
+    pub(crate) fn may_skip(&self) -> bool {
+        self.has_no_rows_in_flight() && !self.is_paused() && self.num_planned < self.num_reusable()
+    }
+
+    /// Its blocks hold `num_tokens` tokens more, which others have computed since it got its slot. Returns how many of
+    /// them are of its prompt and new to it, which are reported as found in the prefix cache.
+    pub(crate) fn skip(&mut self, num_tokens: usize) -> usize {
+        let start = self.num_planned;
+        self.num_planned += num_tokens;
+        let num_new = self.count_computed(start, self.num_planned).prompt;
+        if let (1.., Some(cached)) = (num_new, &mut self.cached) {
+            cached.device += num_new;
+            self.outbox.queue().set_cached(*cached);
+        }
+        num_new
+    }
+
     /// It loses its slot and its blocks. Returns the number of planned tokens. Rows in flight still deliver.
     pub(crate) fn leave_slot(&mut self) -> usize {
         self.has_slot_state = false;

@@ -61,6 +61,78 @@ fn simultaneous_requests_share_published_blocks() {
     clients.iter_mut().for_each(|client| check_output(client, &harness.limits));
 }
 
+/// Requests with a common beginning of `num_common` tokens and 5 tokens of their own, in this order.
+fn with_common_beginning(harness: &mut Harness, num_requests: u64, num_common: usize) -> Vec<Client> {
+    let common = request(num_common, 4, 0).prompt;
+    let requests = (1..=num_requests).map(|seed| {
+        let own = request(5, 4, seed);
+        Request { prompt: [&*common, &*own.prompt].concat().into(), ..own }
+    });
+    requests.map(|request| harness.start(request)).collect()
+}
+
+#[test]
+fn requests_that_arrive_together_compute_a_prompt_once() {
+    for (num_common, budget) in [(20, 64), (20, 8), (48, 16)] {
+        let limits = Limits { max_num_seqs: 6, max_num_batched_tokens: budget, num_blocks: 200, ..caching() };
+        let mut harness = Harness::new(limits);
+        let mut clients = with_common_beginning(&mut harness, 6, num_common);
+        harness.run();
+        let stats = harness.stats();
+        assert_eq!(stats.prompt_tokens, (num_common + 6 * 5) as u64, "{num_common} and {budget}");
+        assert_eq!((stats.prefix_hit_tokens, stats.recomputed_tokens), (5 * num_common as u64, 0));
+        for (index, client) in clients.iter_mut().enumerate() {
+            let (tokens, finish) = read(client);
+            assert_eq!(tokens, expected_output(&client.request, &harness.limits).0);
+            let num_found = if index == 0 { 0 } else { num_common };
+            assert_eq!(finish.unwrap().cached, found(num_found, 0), "request {index}");
+        }
+    }
+}
+
+#[test]
+fn requests_with_a_short_common_beginning_do_not_wait() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 64, ..caching() });
+    let _clients = with_common_beginning(&mut harness, 3, 4);
+    assert_eq!(harness.plan(), [(0, 9), (1, 9), (2, 9)]);
+}
+
+#[test]
+fn requests_with_other_salts_do_not_wait() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 64, ..caching() });
+    let salted = |salt: &str| Request { cache_salt: Some(salt.into()), ..request(21, 4, 0) };
+    let _clients = ["mine", "yours"].map(|salt| harness.start(salted(salt)));
+    assert_eq!(harness.plan(), [(0, 21), (1, 21)]);
+}
+
+#[test]
+fn a_request_computes_what_the_one_before_it_does_not() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 64, ..caching() });
+    let mut clients = with_common_beginning(&mut harness, 2, 20);
+    assert_eq!(harness.plan(), [(0, 25)], "the second waits");
+    clients[0].cancel();
+    assert_eq!(harness.plan(), [(1, 25)]);
+    harness.run();
+    check_ended(&mut clients[0], FinishReason::Cancelled);
+    check_output(&mut clients[1], &harness.limits);
+    assert_eq!(harness.stats().prefix_hit_tokens, 0);
+}
+
+#[test]
+fn an_urgent_request_waits_for_steps_in_flight_only() {
+    let mut harness = Harness::new(Limits { max_num_batched_tokens: 16, ..caching() });
+    let _slow = harness.start(request(60, 4, 0));
+    harness.plan();
+    let _urgent = harness.start(Request { priority: -1, ..request(60, 4, 0) });
+    assert_eq!(harness.plan(), [(0, 16)], "its first tokens are being computed");
+    harness.complete();
+    let (_, urgent) = harness.plan()[..].iter().copied().find(|(slot, _)| *slot == 1).unwrap_or_default();
+    assert_eq!(urgent, 0, "and the next ones, too");
+    harness.complete();
+    harness.complete();
+    assert_eq!(harness.stats().prompt_tokens, 48);
+}
+
 #[test]
 fn an_admitted_request_finds_all_blocks_of_the_last_step() {
     let mut harness = Harness::new(Limits { max_num_seqs: 2, ..caching() });

@@ -35,6 +35,7 @@ struct Seen {
     restored: u64,
     discarded: u64,
     reset: u64,
+    extended: u64,
 }
 
 struct World {
@@ -100,7 +101,7 @@ impl World {
         if self.running.len() > self.random.between(1, 8) {
             self.free(false);
         }
-        match self.random.below(20) {
+        match self.random.below(23) {
             0..5 => self.allocate(None),
             5..9 if !self.running.is_empty() => self.grow(),
             9..13 if !self.running.is_empty() => self.publish(),
@@ -113,6 +114,7 @@ impl World {
             }
             18 => self.reference.now += self.random.below(20) as u64,
             19 if self.random.chance(20) => self.reset(),
+            20..23 if !self.running.is_empty() => self.extend(),
             _ => self.kv.begin_step(&mut StepPlan::default()),
         }
         self.kv.expire(self.now());
@@ -245,6 +247,33 @@ impl World {
             }
         }
         self.running.insert(index, running);
+    }
+
+    fn extend(&mut self) {
+        let (index, now, block_size) =
+            (self.random.below(self.running.len()), self.now(), self.reference.block_size);
+        let tables = self.references();
+        let Running { table, chain, reference } = &mut self.running[index];
+        let num_tokens = reference.tokens.len();
+        let max_tokens = self
+            .random
+            .between(reference.num_blocks * block_size, num_tokens.max(reference.num_blocks * block_size));
+        let before = reference.num_published;
+        self.reference.expire(&mut self.seen);
+        let mut end = before;
+        if !reference.is_reset && reference.num_blocks == before {
+            let found = self.reference.find(reference, max_tokens / block_size, &tables).device / block_size;
+            end = found.min(before + reference.num_reserved).max(before);
+        }
+        let added = self.kv.extend(table, chain, tokens(&reference.tokens), max_tokens, now);
+        assert_eq!(added, (end - before) * block_size);
+        for index in before..end {
+            self.reference.remove(&reference.key(index, block_size));
+        }
+        reference.num_published = end;
+        reference.num_blocks += end - before;
+        reference.num_reserved -= end - before;
+        self.seen.extended += (end - before) as u64;
     }
 
     fn publish(&mut self) {
@@ -382,8 +411,9 @@ fn the_manager_agrees_with_the_naive_reference() {
         }
         seen = world.end();
     }
-    let Seen { device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset } = seen;
-    for met in [device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset] {
+    let Seen { device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset, extended } =
+        seen;
+    for met in [device_hits, host_hits, rejected, evicted, expired, restored, discarded, reset, extended] {
         assert!(met > NUM_SCHEDULES / 60, "a case hardly ever happened: {seen:?}");
     }
 }
