@@ -70,6 +70,22 @@ def test_help_of_serve_has_its_own_default() -> None:
     assert "Default: no bound." in " ".join(run("generate", "--help").output.split())
 
 
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [
+        ("max-total-body-bytes", "256M"),
+        ("max-header-bytes", "64K"),
+        ("max-file-bytes", "200M"),
+        ("max-total-file-bytes", "4G"),
+        ("max-logprobs-per-request", "1048576"),
+        ("receive-timeout", "30"),
+    ],
+)
+def test_help_of_serve_shows_the_defaults_exactly(option: str, default: str) -> None:
+    text = " ".join(run("serve", "--help").output.split())
+    assert re.search(rf"--{option} [A-Z]+ (?:(?! --).)*Default: {default}\.", text)
+
+
 def test_help_lists_the_values_of_enumerations() -> None:
     text = run("generate", "--help").output
     hints: dict[str, Any] = {**get_type_hints(EngineOptions), **get_type_hints(SamplingOptions)}
