@@ -74,10 +74,7 @@ async def test_generator_that_is_not_read_starts_nothing(pipe: Pipeline) -> None
 @pytest.mark.parametrize("logprobs", [None, 2])
 async def test_last_item_of_a_stream_has_no_logprobs(pipe: Pipeline, logprobs: int | None) -> None:
     gen_config = config(3, logprobs=logprobs)
-    *items, last = [item async for item in pipe.generate(None, 1, gen_config, input_ids=PROMPT)]
-    assert [len(item.logprobs or ()) for item in items] == [
-        len(item.token_ids) * bool(logprobs) for item in items
-    ]
+    *_, last = [item async for item in pipe.generate(None, 1, gen_config, input_ids=PROMPT)]
     assert (last.finish_reason, last.token_ids, last.logprobs) == ("length", [], None)
 
 
