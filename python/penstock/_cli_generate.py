@@ -41,6 +41,10 @@ _CHAT: SamplingOptions = {"temperature": CHAT_TEMPERATURE, "min_p": CHAT_MIN_P}
 _GREEDY: SamplingOptions = {"temperature": 0.0}
 #: Default of `max_tokens` where the model answers once.
 _MAX_TOKENS = 256
+#: The last of the commands to try after the demo.
+_LARGER = """\
+  {program} chat Qwen/Qwen2.5-1.5B-Instruct
+      a larger model of the Hugging Face hub, with the extra "hub\""""
 #: Number of weights of a model that answers so badly that the commands say so.
 _TOY = 300_000_000
 
@@ -132,7 +136,7 @@ def demo(question: str, *, as_json: bool, **options: Any) -> None:
     model = str(penstock.demo.model_path())
     _answer_once(model, messages, _limited(options), _GREEDY, as_json=as_json)
     if not as_json:
-        click.echo(_next_commands(model), err=True)
+        click.echo(f"{_next_commands(model)}\n{_LARGER.format(program=_program())}", err=True)
 
 
 def _limited(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,19 +145,21 @@ def _limited(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options} if has_limit else {**options, "max_tokens": _MAX_TOKENS}
 
 
-def _next_commands(model: str) -> str:
-    """Commands to try after the demo."""
+def _program() -> str:
+    """The command that runs this program."""
     is_module = Path(sys.argv[0]).name == "__main__.py"
-    program = f"{sys.executable} -m penstock" if is_module else sys.argv[0]
-    model = shlex.quote(model)
+    return f"{sys.executable} -m penstock" if is_module else sys.argv[0]
+
+
+def _next_commands(model: str) -> str:
+    """Commands to try after one answer."""
+    program, model = _program(), shlex.quote(model)
     return f"""
 Next:
   {program} chat {model}
       a conversation
   {program} serve {model}
-      OpenAI's API and a chat page, with the extra "server"
-  {program} chat Qwen/Qwen2.5-1.5B-Instruct
-      a larger model of the Hugging Face hub, with the extra "hub\""""
+      OpenAI's API and a chat page, with the extra "server\""""
 
 
 @click.command("generate", cls=Command)
@@ -228,3 +234,5 @@ def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: 
             _cli_chat.chat(messages, answer)
         elif answer(messages).is_cancelled:
             sys.exit(INTERRUPTED)
+        elif model is not None and not as_json and sys.stderr.isatty():
+            click.echo(_next_commands(model), err=True)

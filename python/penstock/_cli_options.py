@@ -231,7 +231,10 @@ def _shown(name: str, default: Any) -> str:
         return ",".join(map(str, default))
     if isinstance(default, str):
         return default
-    return f"{default >> 10}K" if name.endswith("_bytes") else f"{default:g}"
+    if name.endswith("_bytes"):
+        unit, size = [(unit, size) for unit, size in UNITS.items() if default % size == 0][-1]
+        return f"{default // size}{unit}"
+    return str(default) if isinstance(default, int) else f"{default:g}"
 
 
 def settings_options(settings: type, groups: Mapping[str, Sequence[str]]) -> Decorator:

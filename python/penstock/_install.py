@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import warnings
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 __all__ = ["DISTRIBUTION", "install_command", "missing_extra", "warn_of_namesake"]
 
@@ -31,10 +34,25 @@ def warn_of_namesake() -> None:
         warnings.warn(
             "the distribution penstock is installed, another project with a package of the same name; "
             f"remove it, and install {DISTRIBUTION} again: "
-            f"pip uninstall penstock && pip install --force-reinstall {DISTRIBUTION}",
+            f"pip uninstall penstock && pip install --force-reinstall {shlex.quote(_origin())}",
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _origin() -> str:
+    """The place that this copy was installed from, for pip: a path, an address, or the name on the index."""
+    if not _is_installed(DISTRIBUTION):
+        return str(Path(__file__).parents[2])
+    origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    if origin is None:
+        return DISTRIBUTION
+    fields = json.loads(origin)
+    url: str = fields["url"]
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return unquote(parts.path)
+    return f"{fields['vcs_info']['vcs']}+{url}" if "vcs_info" in fields else url
 
 
 def _is_installed(distribution: str) -> bool:

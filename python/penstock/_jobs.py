@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock import _core
+from penstock import _core, _keywords
 from penstock._options import merge
 from penstock._pump import Watch
 from penstock.chat import Chat
@@ -42,6 +42,18 @@ _WINDOW = 4
 REFUSALS = (InvalidRequestError, GenerationError, OutOfMemoryError, OverloadedError)
 
 Item = TypeVar("Item")
+Prompts = TypeVar("Prompts", bound="Iterable[BatchPrompt] | AsyncIterable[BatchPrompt]")
+
+
+def prompts_of(prompts: Prompts | None, options: Mapping[str, Any]) -> Prompts:
+    """The prompts of a batch, which cannot be `messages` of the options."""
+    if "messages" in options:
+        raise _keywords.unknown("SamplingParams", "messages")
+    if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, (Iterable, AsyncIterable)):
+        limit = "an iterable of prompts"
+        message = f"prompts={reprlib.repr(prompts)} is not allowed: it must be {limit}"
+        raise InvalidRequestError(message, "prompts", prompts, limit)
+    return prompts
 
 
 class Job:
@@ -107,10 +119,6 @@ class BatchBase(Generic[Item]):
         *,
         concurrency: int | None,
     ) -> None:
-        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, (Iterable, AsyncIterable)):
-            limit = "an iterable of prompts"
-            message = f"prompts={reprlib.repr(prompts)} is not allowed: it must be {limit}"
-            raise InvalidRequestError(message, "prompts", prompts, limit)
         self._params: SamplingParams | Iterator[SamplingParams]
         if isinstance(params, Iterable) and not isinstance(params, (str, bytes, Mapping)):
             if isinstance(params, Sized) and isinstance(prompts, Sized) and len(params) != len(prompts):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._jobs import prompts_of
 from penstock._session import adapter_errors, check_seconds
 from penstock.batch import BlockingBatch, BlockingBatchStream
 from penstock.embeddings import Pooling
@@ -136,7 +137,7 @@ class Blocking:
 
     def generate_many(
         self,
-        prompts: Iterable[BatchPrompt],
+        prompts: Iterable[BatchPrompt] | None = None,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -144,19 +145,21 @@ class Blocking:
         **options: Unpack[RequestOptions],
     ) -> BlockingBatch:
         """The results of any number of prompts, as an iterator; see `Engine.generate_many`."""
+        prompts = prompts_of(prompts, options)
         return BlockingBatch(
             self._session, prompts, params, dict(options), concurrency=concurrency, ordered=ordered
         )
 
     def stream_many(
         self,
-        prompts: Iterable[BatchPrompt],
+        prompts: Iterable[BatchPrompt] | None = None,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
         **options: Unpack[RequestOptions],
     ) -> BlockingBatchStream:
         """The chunks of any number of prompts, as an iterator; see `Engine.stream_many`."""
+        prompts = prompts_of(prompts, options)
         return BlockingBatchStream(self._session, prompts, params, dict(options), concurrency=concurrency)
 
     def score(

@@ -451,9 +451,7 @@ def _joined(parts: list[dict[str, Any]], field: str) -> str:
     """The joined text of parts, which must all be text."""
     for index, part in enumerate(parts):
         if part["type"] != "text" or not isinstance(part.get("text"), str):
-            raise _wrong(
-                f"{field}[{index}]", part, "a text: the model's chat template supports no other parts"
-            )
+            raise _wrong(f"{field}[{index}]", part, "a text: the model reads text only")
     return "".join(part["text"] for part in parts)
 
 

@@ -13,6 +13,7 @@ from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._jobs import prompts_of
 from penstock._pump import Pump
 from penstock._session import Session, adapter_errors, check_seconds, num_chars, should_offload
 from penstock._threads import run_in_thread
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
         Score,
         Stats,
     )
-    from penstock._options import BatchPrompt, EngineOptions, Prompt, RequestOptions
+    from penstock._options import BatchPrompt, EngineOptions, MessageModel, Prompt, RequestOptions
     from penstock._session import PreparedPrompt
     from penstock._workers import Kind
     from penstock.embeddings import Embeddings
@@ -324,7 +325,7 @@ class Engine(metaclass=_attributes.Hinted):
 
     def generate_many(
         self,
-        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt] | None = None,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -352,7 +353,7 @@ class Engine(metaclass=_attributes.Hinted):
         """
         return Batch(
             self._session,
-            prompts,
+            prompts_of(prompts, options),
             params,
             dict(options),
             concurrency=concurrency,
@@ -363,7 +364,7 @@ class Engine(metaclass=_attributes.Hinted):
 
     def stream_many(
         self,
-        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt],
+        prompts: Iterable[BatchPrompt] | AsyncIterable[BatchPrompt] | None = None,
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         concurrency: int | None = None,
@@ -383,7 +384,7 @@ class Engine(metaclass=_attributes.Hinted):
         """
         return BatchStream(
             self._session,
-            prompts,
+            prompts_of(prompts, options),
             params,
             dict(options),
             concurrency=concurrency,
@@ -669,8 +670,9 @@ class Engine(metaclass=_attributes.Hinted):
 
     def count_tokens(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
+        messages: Sequence[Mapping[str, Any] | MessageModel] | None = None,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -681,6 +683,7 @@ class Engine(metaclass=_attributes.Hinted):
         """The number of tokens of text, token ids or messages as a prompt; see `Tokenizer.count_tokens`."""
         return self._session.tokenizer.count_tokens(
             prompt,
+            messages=messages,
             chat_template=chat_template,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _attributes, _core, _hub
 from penstock._renderer import is_source, renderer
 from penstock._schemas import tools_of
-from penstock.chat import Chat, ChatTemplate, has_messages
+from penstock.chat import Chat, ChatTemplate, has_messages, prompt_of
 from penstock.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import NoReturn, Self
 
-    from penstock._options import Prompt
+    from penstock._options import MessageModel, Prompt
 
 __all__ = ["Tokenizer"]
 
@@ -148,8 +148,9 @@ class Tokenizer(metaclass=_attributes.Hinted):
 
     def count_tokens(
         self,
-        prompt: Prompt,
+        prompt: Prompt | None = None,
         *,
+        messages: Sequence[Mapping[str, Any] | MessageModel] | None = None,
         chat_template: str | None = None,
         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -159,10 +160,12 @@ class Tokenizer(metaclass=_attributes.Hinted):
     ) -> int:
         """The number of tokens of a prompt, as a request with it has `usage.prompt_tokens`.
 
-        `prompt` is text, token ids, or messages with the keywords of `apply_chat_template`.
+        `prompt` is text, token ids, or messages, which can also be the keyword `messages`, with the keywords
+        of `apply_chat_template`.
 
         Runs in the calling thread, as `encode` and `apply_chat_template` do. Raises as these do.
         """
+        prompt = prompt_of(prompt, {"messages": messages})
         if isinstance(prompt, str):
             return len(self.encode(prompt))
         if not has_messages(prompt):

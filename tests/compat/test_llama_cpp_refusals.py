@@ -167,6 +167,22 @@ def test_name_that_is_not_provided_has_an_alternative(name: str) -> None:
     assert all(hasattr(llama_cpp, exported) for exported in llama_cpp.__all__)
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import penstock.compat.llama_cpp.server",
+        "from penstock.compat.llama_cpp.server.app import create_app",
+        "from penstock.compat.llama_cpp.llama_chat_format import Llava15ChatHandler",
+        "from penstock.compat.llama_cpp.llama_tokenizer import LlamaHFTokenizer",
+        "from penstock.compat.llama_cpp.llama_types import ChatCompletionRequestMessage",
+    ],
+)
+def test_module_that_is_not_provided_has_an_alternative(statement: str) -> None:
+    name = statement.split()[1].split(".")[3]
+    with pytest.raises(ImportError, match=rf"^llama_cpp\.{name} is not provided: "):
+        exec(statement)  # noqa: S102
+
+
 def test_file_of_a_repository_is_found_by_its_pattern(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,13 @@ async def test_generator_that_is_not_read_starts_nothing(pipe: Pipeline) -> None
     assert pipe.engine.stats().requests_admitted == admitted
 
 
+@pytest.mark.parametrize("logprobs", [None, 2])
+async def test_last_item_of_a_stream_has_no_logprobs(pipe: Pipeline, logprobs: int | None) -> None:
+    gen_config = config(3, logprobs=logprobs)
+    *_, last = [item async for item in pipe.generate(None, 1, gen_config, input_ids=PROMPT)]
+    assert (last.finish_reason, last.token_ids, last.logprobs) == ("length", [], None)
+
+
 async def test_generator_has_the_methods_of_one(pipe: Pipeline) -> None:
     stream = pipe.generate(None, 1, LONG, input_ids=PROMPT)
     assert (await stream.asend(None)).finish_reason is None

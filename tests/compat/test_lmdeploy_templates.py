@@ -284,6 +284,9 @@ def test_template_of_a_model_is_found_by_its_path(tokenizer: Tokenizer, demo_mod
 def test_template_that_is_not_provided_is_refused_by_name(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"model_name is '{name}'; it must be 'hf'"):
         _ = ChatTemplateConfig.from_json(json.dumps({"model_name": name})).chat_template
+    with pytest.raises(ArgumentError, match=f"model_name is '{name}'; it must be 'hf'"):
+        MODELS.get(name)
+    assert name not in MODELS
 
 
 def test_registered_class_renders_prompts(tokenizer: Tokenizer) -> None:

@@ -172,8 +172,20 @@ def test_autoscalers_read_metrics_that_exist() -> None:
         assert (target["kind"], target["name"]) == ("Deployment", object_of("Deployment")["metadata"]["name"])
 
 
+def compose_services() -> dict[str, Any]:
+    """Those of the compose file."""
+    return dict(yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"])
+
+
+def compose_additions() -> list[dict[str, Any]]:
+    """The files of the guide that are merged with the compose file."""
+    text = (ROOT / "docs" / "guide" / "connect-programs.md").read_text()
+    found = re.findall(r"^```yaml\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [yaml.safe_load(each) for each in found]
+
+
 def test_compose_file_connects_open_webui_to_the_server() -> None:
-    services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    services = compose_services()
     [entrypoint] = re.findall(r"^ENTRYPOINT (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     program, command, *arguments = json.loads(entrypoint)
     assert (program, command) == ("penstock", "serve")
@@ -185,3 +197,27 @@ def test_compose_file_connects_open_webui_to_the_server() -> None:
     with serving(application) as server:
         for host, status in ((address.netloc, 200), ("example.org", 403)):
             assert server.ask("/v1/models", headers={"Host": host})[0] == status
+
+
+def test_additions_of_the_guide_give_both_services_a_key() -> None:
+    with_variable, with_file, _ = compose_additions()
+    server, client = with_variable["services"]["penstock"], with_variable["services"]["open-webui"]
+    assert server["environment"] == {"PENSTOCK_API_KEY": "${KEY:?an API key}"}
+    assert client["environment"] == {"OPENAI_API_KEY": "${KEY}"}
+    served = parsed(serve, with_file["services"]["penstock"]["command"])
+    assert served["api_key_file"] == "/run/secrets/key"
+    assert with_file["services"]["penstock"]["secrets"] == ["key"] == list(with_file["secrets"])
+    for addition in (with_variable, with_file):
+        assert "allowed_hosts" not in parsed(serve, addition["services"]["penstock"]["command"])
+        assert addition["services"].keys() == compose_services().keys()
+    settings = penstock.server.ServerSettings(api_keys=("k",))
+    with serving(penstock.server.app(penstock.Engine("path/to/model"), settings)) as server:
+        for key, status in (("k", 200), ("other", 401)):
+            headers = {"Host": "penstock:8000", "Authorization": f"Bearer {key}"}
+            assert server.ask("/v1/models", headers=headers)[0] == status
+
+
+def test_addition_of_the_guide_mounts_a_model() -> None:
+    service = compose_additions()[2]["services"]["penstock"]
+    assert [volume.split(":")[1:] for volume in service["volumes"]] == [["/model", "ro"]]
+    assert compose_services()["penstock"]["command"][0].endswith("or /model}")

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+CHAPTERS = sorted((ROOT / "docs" / "guide").glob("*.md"))
 PAGES = (
     "README.md",
-    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs" / "guide").glob("*.md")),
+    *(chapter.relative_to(ROOT).as_posix() for chapter in CHAPTERS),
     "docs/adapters.md",
     "docs/dashinfer.md",
     "docs/lmdeploy.md",
@@ -38,6 +39,8 @@ OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECUR
 SNIPPET = re.compile(
     r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+#: A page that a docstring, a comment or a message names.
+NAMED_PAGE = re.compile(r"\bdocs/[\w/-]+\.md(?:#[\w-]+)?")
 LINK = re.compile(r"\]\((?!https?://)(?P<file>[^)#]*)(#(?P<heading>[^)]*))?\)")
 
 
@@ -101,3 +104,28 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
         target = (path.parent / link["file"]).resolve() if link["file"] else path
         assert target.exists(), link[0]
         assert not link["heading"] or link["heading"] in headings(target), link[0]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda chapter: str(chapter.stem))
+def test_chapter_has_one_title_and_at_most_300_lines(chapter: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", chapter.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert text.startswith("# ")
+    assert len(re.findall(r"^# ", text, flags=re.MULTILINE)) == 1
+    assert len(chapter.read_text().splitlines()) <= 300
+
+
+def test_index_of_the_guide_lists_every_page() -> None:
+    index = ROOT / "docs" / "guide" / "README.md"
+    listed = {(index.parent / link["file"]).resolve() for link in LINK.finditer(index.read_text())}
+    assert {*CHAPTERS, *(ROOT / "docs").glob("*.md")} - listed == {index}
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [file for folder in ("python", "rust") for file in (ROOT / folder).rglob("*")]
+    sources = [file for file in files if file.suffix in (".py", ".pyi", ".rs", ".toml")]
+    found = {name for file in sources for name in NAMED_PAGE.findall(file.read_text())}
+    assert "docs/dashinfer.md" in found
+    for name in found:
+        file, _, heading = name.partition("#")
+        assert (ROOT / file).is_file(), name
+        assert not heading or heading in headings(ROOT / file), name

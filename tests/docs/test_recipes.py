@@ -26,7 +26,7 @@ from support.api.engines import make_engine, wait_until
 from support.paths import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 GUIDE = ROOT / "docs" / "guide"
@@ -272,29 +272,62 @@ def test_replaced_model_loses_no_request(demo_model: Path, tiny_model: Path) -> 
         await service.engine.start()
         old = service.engine
         has_ended = asyncio.Event()
-        answered: dict[penstock.Engine, asyncio.Event] = defaultdict(asyncio.Event)
+        answered: dict[Any, asyncio.Event] = defaultdict(asyncio.Event)
 
-        async def ask() -> None:
+        async def streamed(*arguments: Any, **options: Any) -> penstock.Result:
+            async with service.stream(*arguments, **options) as request:
+                async for _ in request:
+                    pass
+                result: penstock.Result = await request.result()
+                return result
+
+        async def ask(answer: Callable[..., Awaitable[penstock.Result]]) -> None:
             while not has_ended.is_set():
                 engine = service.engine
-                result = await service.generate([5, 6], max_tokens=20, ignore_eos=True)
+                result = await answer([5, 6], max_tokens=20, ignore_eos=True)
                 assert (result.finish_reason, result.usage.completion_tokens) == ("length", 20)
-                answered[engine].set()
+                answered[engine, answer].set()
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(8):
-                group.create_task(ask())
-            await answered[old].wait()
+            answers = (service.generate, streamed)
+            for answer in answers * 4:
+                group.create_task(ask(answer))
+            for answer in answers:
+                await answered[old, answer].wait()
             await service.replace(demo_model, threads=1)
             assert not old.is_running
-            await answered[service.engine].wait()
+            for answer in answers:
+                await answered[service.engine, answer].wait()
             has_ended.set()
         with pytest.raises(penstock.ModelLoadError):
             await service.replace("missing")
         assert service.engine.is_running
         await service.engine.aclose()
-        with pytest.raises(penstock.EngineStoppedError):
-            await service.generate([5])
+        for answer in answers:
+            with pytest.raises(penstock.EngineStoppedError):
+                await answer([5])
+
+    asyncio.run(run())
+
+
+def test_request_refused_by_an_old_engine_starts_in_the_new(tiny_model: Path) -> None:
+    Service = recipe("build-a-service", "## Replace a model without downtime")["Service"]  # noqa: N806 - a class
+    old = make_engine(tiny_model)
+
+    async def run() -> None:
+        async with make_engine(tiny_model) as new:
+
+            class Replaced(Service):  # type: ignore[misc, valid-type]
+                """A service of which the engine is replaced after it was read once."""
+
+                engine = property(lambda self: self.old.pop() if self.old else new)
+
+                def __init__(self) -> None:
+                    self.old = [old]
+
+            assert (await Replaced().generate([5], max_tokens=1)).finish_reason == "length"
+            async with Replaced().stream([5], max_tokens=1) as request:
+                assert (await request.result()).finish_reason == "length"
 
     asyncio.run(run())
 

@@ -476,7 +476,8 @@ def test_text_parts_are_joined_if_template_lacks_parts(source: str) -> None:
     whole = [{"role": "user", "content": "It's me"}]
     assert render(source, PARTS) == render(source, whole)
     with pytest.raises(
-        InvalidRequestError, match=r"messages\[0\].content\[1\] is .* supports no other parts"
+        InvalidRequestError,
+        match=r"messages\[0\].content\[1\] is .* must be a text: the model reads text only",
     ):
         render(source, IMAGE)
 

@@ -49,6 +49,8 @@ def assert_is_installed(name: str, directory: Path, dependency: str = "penstock-
     alias = ALIASES / name
     project = tomllib.loads((alias / "pyproject.toml").read_text())["project"]
     assert (project["name"], project["dependencies"]) == (f"penstock-{name}", [dependency])
+    assert project["classifiers"] == ["Private :: Do Not Upload"]
+    assert project["description"].endswith("Installed from Penstock's repository only.")
     pytest.importorskip("setuptools", "70.1")
     source, site = directory / "source", directory / "site"
     subprocess.run(["cp", "-r", alias, source], check=True)  # noqa: S607 - the build writes beside the source

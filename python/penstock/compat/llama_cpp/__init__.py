@@ -13,6 +13,7 @@ from penstock.compat.llama_cpp.constants import (
 )
 from penstock.compat.llama_cpp.llama import Llama
 from penstock.compat.llama_cpp.llama_grammar import LlamaGrammar
+from penstock.compat.llama_cpp.missing import NOT_PROVIDED, not_provided
 from penstock.compat.llama_cpp.processors import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -43,22 +44,10 @@ __all__ = [
 #: The version of llama-cpp-python's API that this is.
 __version__ = "0.3.36"
 
-_CACHE = "prefixes of prompts are cached without it: Engine(prefix_cache=...)"
-_NOT_PROVIDED = {
-    "LlamaCache": _CACHE,
-    "LlamaDiskCache": _CACHE,
-    "LlamaRAMCache": _CACHE,
-    "LlamaState": "prefixes of prompts are cached, so a prompt is continued without saving a state",
-    "LlamaTokenizer": "use Llama.tokenize and Llama.detokenize",
-    "llama_chat_format": "chats are rendered by the model's template; images are not supported yet",
-    "server": "`penstock serve MODEL` is the server",
-}
-
 
 def __getattr__(name: str) -> NoReturn:
-    if name in _NOT_PROVIDED:
-        message = f"llama_cpp.{name} is not provided: {_NOT_PROVIDED[name]}"
-        raise ImportError(message, name=__name__)
+    if name in NOT_PROVIDED:
+        raise not_provided(name)
     reason = "; llama.cpp's C functions are not provided" if name.startswith(("llama_", "ggml_")) else ""
     message = f"module {__name__!r} has no attribute {name!r}{reason}"
     raise AttributeError(message, name=name)

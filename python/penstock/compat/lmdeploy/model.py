@@ -113,9 +113,6 @@ class ChatTemplateConfig:
         del changes["model_name"]
         kind = MODELS.get(self.model_name)
         if kind is None:
-            if self.model_name in ABSENT:
-                limit = "'hf', the model's own template: there is no built-in one of this name"
-                refuse("model_name", self.model_name, limit)
             logger.warning("model_name %r is not a registered chat template", self.model_name)
             kind = BaseChatTemplate
         return _with_sequence_start(kind(**changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from penstock.compat.lmdeploy.chat_templates import TEMPLATES
+from penstock.compat.lmdeploy.chat_templates import ABSENT, TEMPLATES
 from penstock.compat.lmdeploy.checks import refuse
 
 __all__ = ["MODELS", "BaseChatTemplate", "BaseModel", "ChatTemplate"]
@@ -59,8 +59,15 @@ class Registry:
         return register if module is None else register(module)
 
     def get(self, name: str) -> Callable[..., Any] | None:
-        """The class that is registered under this name, or `None`."""
-        return self.module_dict.get(name)
+        """The class that is registered under this name, or `None`.
+
+        Raises `ArgumentError` for the name of a template of LMDeploy that is not provided.
+        """
+        kind = self.module_dict.get(name)
+        if kind is None and name in ABSENT:
+            limit = "'hf', the model's own template: there is no built-in one of this name"
+            refuse("model_name", name, limit)
+        return kind
 
     def __contains__(self, name: object) -> bool:
         return name in self.module_dict

@@ -1,0 +1,5 @@
+"""`llama_cpp.llama_types`: not provided; its import is an error with the reason."""
+
+from penstock.compat.llama_cpp.missing import not_provided
+
+raise not_provided("llama_types")
