@@ -63,9 +63,11 @@ def test_generated_tokens_are_cached(tiny_model: Path) -> None:
 def test_requests_that_arrive_together_compute_a_prompt_once(tiny_model: Path) -> None:
     prompts = [[*PROMPT, token] for token in range(8)]
     with make_engine(tiny_model, max_num_batched_tokens=64) as engine:
-        results = engine.blocking.generate_many(prompts, PARAMS)
+        items = list(engine.blocking.generate_many(prompts, PARAMS))
         computed = engine.stats().prompt_tokens
-        alone = [engine.blocking.generate(prompt, PARAMS.replace(use_prefix_cache=False)) for prompt in prompts]
+        uncached = PARAMS.replace(use_prefix_cache=False)
+        alone = [engine.blocking.generate(prompt, uncached) for prompt in prompts]
+    results = [item.result for item in items if item.result]
     assert computed == len(prompts[0]) + 7 * (len(prompts[0]) - CACHED)
     assert sorted(result.usage.cached_tokens for result in results) == [0] + 7 * [CACHED]
     assert [bits_of(result) for result in results] == [bits_of(result) for result in alone]

@@ -9,6 +9,8 @@ use crate::error::{CheckpointError, shown};
 use crate::json::{self, CONFIG_LIMIT, JsonObject};
 
 const MODULES: &str = "modules.json";
+/// Maximum number of modules; models have two or three.
+const MAX_MODULES: usize = 16;
 /// The beginning of the fields of a pooling module that select a mode.
 const MODE: &str = "pooling_mode_";
 /// The names of GGUF's pooling types; 0 is no pooling.
@@ -37,6 +39,10 @@ impl EmbeddingConfig {
         let Some(bytes) = json::read(&file, CONFIG_LIMIT)? else { return Ok(Self::default()) };
         let modules: Vec<Module> = serde_json::from_slice(&bytes)
             .map_err(|error| json::parse_error(&file, "list of modules", &error))?;
+        if modules.len() > MAX_MODULES {
+            let problem = format!("has {} modules; the limit is {MAX_MODULES}", modules.len());
+            return Err(CheckpointError::malformed(&file, "the list", problem));
+        }
         let mut config = Self { pooling: None, normalize: Some(false) };
         for module in &modules {
             match module.class.rsplit('.').next().unwrap_or_default() {

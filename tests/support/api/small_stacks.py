@@ -25,6 +25,8 @@ import penstock
 from penstock.compat import lmdeploy
 from penstock.compat.dashinfer import allspark
 from penstock.compat.dashinfer.allspark.errors import AsError
+from penstock.compat.llama_cpp import LlamaGrammar
+from penstock.compat.vllm.sampling_params import StructuredOutputsParams
 from support.api.adapters import write_adapter
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.ggufs import write_gguf
@@ -186,6 +188,15 @@ def use_dashinfer(folder: Path) -> None:
         raise AssertionError
 
 
+def use_nested_schemas() -> None:
+    for read in (LlamaGrammar.from_json_schema, lambda text: StructuredOutputsParams(json=text).options()):
+        try:
+            read(nested_text(5000))
+        except ValueError:
+            continue
+        raise AssertionError("it is nested too deep")
+
+
 ENTRIES: dict[str, Entry] = {
     "open float32": opens("float32"),
     "open bfloat16": opens("bfloat16"),
@@ -231,6 +242,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "lmdeploy": lambda folder: partial(use_lmdeploy, folder),
     "dashinfer": lambda folder: partial(use_dashinfer, folder),
+    "schemas of peers": lambda _: use_nested_schemas,
 }
 
 

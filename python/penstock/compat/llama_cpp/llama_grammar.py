@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from penstock import _json
 
 if TYPE_CHECKING:
     import os
@@ -39,9 +40,9 @@ class LlamaGrammar:
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
         """The grammar of JSON that is valid under a schema, given as JSON text.
 
-        Raises `json.JSONDecodeError` if it is none.
+        Raises `ValueError` if it is none.
         """
-        return cls(_grammar=json_schema, _schema=json.loads(json_schema))
+        return cls(_grammar=json_schema, _schema=_json.loads(json_schema))
 
     def options(self) -> SamplingOptions:
         """The sampling parameters with which an output has the format."""

@@ -537,6 +537,16 @@ fn pooling_of_modules_json_is_read() {
 }
 
 #[test]
+fn long_list_of_modules_is_refused() {
+    let scratch = model();
+    let list = |num_modules| format!("[{}]", vec![r#"{"type": "Pooling", "path": "1_Pooling"}"#; num_modules].join(","));
+    scratch.write("modules.json", list(16));
+    assert!(scratch.open().is_ok());
+    scratch.write("modules.json", list(17));
+    assert!(open_error(scratch.open()).contains("the list has 17 modules; the limit is 16"));
+}
+
+#[test]
 fn pooling_module_outside_of_the_directory_is_refused() {
     let scratch = model();
     scratch.write("modules.json", r#"[{"type": "models.Pooling", "path": "../1_Pooling"}]"#);
