@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -165,26 +164,6 @@ def test_name_that_is_not_provided_has_an_alternative(name: str) -> None:
     with pytest.raises(AttributeError, match="C functions are not provided"):
         llama_cpp.llama_backend_init  # noqa: B018
     assert all(hasattr(llama_cpp, exported) for exported in llama_cpp.__all__)
-
-
-def test_file_of_a_repository_is_found_by_its_pattern(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downloads: list[tuple[Any, ...]] = []
-
-    def download(repo_id: str, name: str, **options: Any) -> str:
-        downloads.append((repo_id, name, options))
-        return str(demo_model)
-
-    names = ["README.md", "model-q4.gguf", "model-q8.gguf"]
-    hub = SimpleNamespace(list_repo_files=lambda _: names, hf_hub_download=download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    with Llama.from_pretrained("owner/name", "*q4*", cache_dir="cache", n_ctx=64, verbose=False) as llm:
-        assert llm.n_ctx() == 64
-    assert downloads == [("owner/name", "model-q4.gguf", {"local_dir": None, "cache_dir": "cache"})]
-    for pattern in ("*.bin", "*.gguf"):
-        with pytest.raises(ValueError, match=r"matches [02] files of owner/name"):
-            Llama.from_pretrained("owner/name", pattern)
 
 
 def test_openai_objects_need_the_package(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:

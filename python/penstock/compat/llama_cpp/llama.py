@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import random
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
-from penstock._install import missing_extra
 from penstock.compat.errors import refuse
-from penstock.compat.llama_cpp import chats, embeddings
+from penstock.compat.llama_cpp import chats, embeddings, hub
 from penstock.compat.llama_cpp.arguments import check_others, engine_options
 from penstock.compat.llama_cpp.completions import Completion, usage
 from penstock.compat.llama_cpp.constants import (
@@ -121,22 +119,10 @@ class Llama:
         """Download a file of a repository on the Hugging Face hub, and open it.
 
         `filename` and `additional_files` are names, or patterns that each match one file. Raises `ValueError`
-        if a pattern matches none or several.
+        if a pattern matches none or several. Files that were downloaded before are opened offline.
         """
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise ImportError(missing_extra("from_pretrained", "huggingface_hub", "hub")) from error
-        names = huggingface_hub.list_repo_files(repo_id)
-        paths = []
-        for pattern in [filename, *(additional_files or ())]:
-            found = fnmatch.filter(names, pattern)
-            if len(found) != 1:
-                message = f"{pattern!r} matches {len(found)} files of {repo_id}, which has {sorted(names)}"
-                raise ValueError(message)
-            paths.append(
-                huggingface_hub.hf_hub_download(repo_id, found[0], local_dir=local_dir, cache_dir=cache_dir)
-            )
+        patterns = [filename, *(additional_files or ())]
+        paths = hub.download(repo_id, patterns, local_dir=local_dir, cache_dir=cache_dir)
         return cls(paths[0], **kwargs)
 
     def create_completion(
