@@ -161,6 +161,27 @@ def test_chat_with_a_prompt_or_a_pipe_answers_once(tiny_model: Path) -> None:
     assert run("chat", tiny_model, "-", *options, stdin="Hi\nyou").stdout == done.stdout
 
 
+def test_text_of_a_pipe_or_a_file_follows_the_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    options = ("--max-tokens", 5, "--temperature", 0, "--ignore-eos", "--threads", 1)
+    joined = run("generate", tiny_model, "Hi:\n\nyou\nthere", *options).stdout
+    alone = run("generate", tiny_model, "Hi:", *options).stdout
+    assert joined != alone
+    (tmp_path / "text").write_text("you\nthere")
+    (tmp_path / "empty").touch()
+    piped = start("generate", tiny_model, "Hi:", *options, stdin=subprocess.PIPE)
+    assert piped.communicate(b"you\nthere", timeout=60)[0].decode() == joined
+    for file, expected in ((tmp_path / "text", joined), (tmp_path / "empty", alone), (os.devnull, alone)):
+        with open(file) as stdin:  # noqa: PTH123 - also a device
+            process = start("generate", tiny_model, "Hi:", *options, stdin=stdin.fileno())
+            assert process.communicate(timeout=60)[0].decode() == expected
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", MAIN, "generate", tiny_model, "Hi:"]
+    closed = subprocess.run([*command, *map(str, options)], capture_output=True, check=True, timeout=60)
+    assert closed.stdout.decode() == alone
+    asked = start("chat", tiny_model, "Hi:", *options, stdin=subprocess.PIPE)
+    answer = asked.communicate(b"you\nthere", timeout=60)[0].decode()
+    assert answer == run("chat", tiny_model, "Hi:\n\nyou\nthere", *options).stdout
+
+
 def test_json_output_is_one_object_on_standard_output(tiny_model: Path) -> None:
     options = ("--max-tokens", 5, "--temperature", 0, "--seed", 3, "--ignore-eos", "--json")
     done = run("generate", tiny_model, "Hello", *options)
