@@ -24,7 +24,7 @@ from penstock._cli_options import (
     given,
     json_option,
     key_options,
-    sampling_options,
+    sampling_options_with,
 )
 from penstock._cli_output import INTERRUPTED, print_json
 from penstock._cli_remote import RemoteModel, check_source
@@ -43,6 +43,12 @@ _CHAT: SamplingOptions = {"temperature": CHAT_TEMPERATURE, "min_p": CHAT_MIN_P}
 _GREEDY: SamplingOptions = {"temperature": 0.0}
 #: Default of `max_tokens` where the model answers once.
 _MAX_TOKENS = 256
+#: The defaults in help texts.
+_ONCE_HELP = {"max_tokens": _MAX_TOKENS, "temperature": "the model's, else 0, or 1.0 with a filter"}
+_CHAT_HELP = {
+    "temperature": f"the model's, else {CHAT_TEMPERATURE}, or 1.0 with a filter",
+    "min_p": f"the model's, else {CHAT_MIN_P}, or 0.0 with --temperature or another filter",
+}
 #: Number of weights of a model that answers so badly that the commands say so.
 _TOY = 300_000_000
 
@@ -138,7 +144,7 @@ def _is_redirected() -> bool:
 @click.argument("question", default="Why is the sky blue?")
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_ONCE_HELP)
 @engine_options
 def demo(question: str, *, as_json: bool, **options: Any) -> None:
     """Ask the demo model a QUESTION."""
@@ -175,7 +181,7 @@ Next:
 @click.argument("prompt", required=False)
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_ONCE_HELP)
 @engine_options
 def generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) -> None:
     """Continue the text PROMPT as it is, without a chat template.
@@ -215,7 +221,7 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 @key_options("Options")
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_CHAT_HELP)
 @engine_options
 def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: bool, **options: Any) -> None:
     """Chat with MODEL, or with a model of a server, or answer one PROMPT.

@@ -69,6 +69,36 @@ def test_help_of_serve_has_its_own_default() -> None:
     assert "Default: no bound." in " ".join(run("generate", "--help").output.split())
 
 
+def test_help_has_the_defaults_of_the_command() -> None:
+    for command, max_tokens, temperature in (
+        ("generate", "256.", "the model's, else 0, or"),
+        ("demo", "256.", "the model's, else 0, or"),
+        ("chat", "the model's max_new_tokens, else", "the model's, else 0.7, or"),
+    ):
+        text = " ".join(run(command, "--help").output.split())
+        assert f"Maximum number of tokens to generate. Default: {max_tokens}" in text
+        assert f"most likely token (greedy). Default: {temperature}" in text
+        assert 'Also a JSON object, such as {"type": "int4", "group_size": 128}.' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--n-predict", "3"], "'--n-predict'. Did you mean '--max-tokens'?"),
+        (["--temp=0"], "'--temp'. Did you mean '--temperature'?"),
+        (["--ctx-size", "3"], "'--ctx-size'. Did you mean '--max-model-len'?"),
+        (["-n", "3"], "'-n'. Did you mean '--max-tokens'?"),
+        (["-ngl", "3"], "'-ngl'. Did you mean '--device'?"),
+        (["-z"], "'-z'."),
+    ],
+)
+def test_option_of_another_engine_has_a_hint(arguments: list[str], hint: str) -> None:
+    done = run("chat", "m", "x", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f"Error: No such option {hint}\n")
+    assert "Did you mean" not in run("convert", "m", "-o", "x", "-n", 3).stderr
+
+
 def test_help_lists_the_values_of_enumerations() -> None:
     text = run("generate", "--help").output
     hints: dict[str, Any] = {**get_type_hints(EngineOptions), **get_type_hints(SamplingOptions)}
@@ -174,7 +204,18 @@ def test_text_of_a_pipe_or_a_file_follows_the_prompt(tiny_model: Path, tmp_path:
         with open(file) as stdin:  # noqa: PTH123 - also a device
             process = start("generate", tiny_model, "Hi:", *options, stdin=stdin.fileno())
             assert process.communicate(timeout=60)[0].decode() == expected
-    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", MAIN, "generate", tiny_model, "Hi:"]
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&-',
+        "sh",
+        sys.executable,
+        "-c",
+        MAIN,
+        "generate",
+        str(tiny_model),
+        "Hi:",
+    ]
     closed = subprocess.run([*command, *map(str, options)], capture_output=True, check=True, timeout=60)
     assert closed.stdout.decode() == alone
     asked = start("chat", tiny_model, "Hi:", *options, stdin=subprocess.PIPE)
