@@ -90,10 +90,23 @@ def test_value_of_an_argument_is_refused_by_name(
 
 
 def test_unknown_arguments_and_models_are_errors(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="n_contex"):
-        Llama(str(tiny_model), n_contex=1)
+    with pytest.raises(
+        TypeError, match=r"Llama\(\) got an unexpected .* 'n_thread'; did you mean n_threads\?$"
+    ):
+        Llama(str(tiny_model), n_thread=1)
     with pytest.raises(penstock.ModelLoadError, match=r"none\.gguf"):
         Llama(str(tmp_path / "none.gguf"))
+
+
+def test_unknown_argument_of_a_request_has_the_nearest_name(llm: Llama) -> None:
+    unknown: dict[str, Any] = {"temprature": 0.5}
+    hint = r"argument 'temprature'; did you mean temperature\?$"
+    with pytest.raises(TypeError, match=r"^Llama\.create_completion\(\) got an unexpected keyword " + hint):
+        llm("a", **unknown)
+    with pytest.raises(TypeError, match=hint):
+        llm.create_chat_completion([], **unknown)
+    with pytest.raises(TypeError, match=r"argument 'zzz'$"):
+        llm.generate([1], zzz=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

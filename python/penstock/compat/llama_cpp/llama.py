@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import threading
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock.compat.errors import refuse
 from penstock.compat.llama_cpp import chats, embeddings, hub
-from penstock.compat.llama_cpp.arguments import check_others, engine_options
+from penstock.compat.llama_cpp.arguments import check_others, engine_options, with_hints
 from penstock.compat.llama_cpp.completions import Completion, usage
 from penstock.compat.llama_cpp.constants import (
     LLAMA_DEFAULT_SEED,
@@ -71,7 +72,7 @@ class Llama:
         draft_model: object = None,
         **others: Any,
     ) -> None:
-        check_others(others)
+        check_others(others, inspect.signature(Llama).parameters)
         embeddings.check_pooling(pooling_type)
         if chat_format is not None and chat_format not in chats.CHAT_FORMATS:
             formats = ", ".join(chats.CHAT_FORMATS)
@@ -125,6 +126,7 @@ class Llama:
         paths = hub.download(repo_id, patterns, local_dir=local_dir, cache_dir=cache_dir)
         return cls(paths[0], **kwargs)
 
+    @with_hints
     def create_completion(
         self,
         prompt: str | Sequence[int],
@@ -186,6 +188,7 @@ class Llama:
 
     __call__ = create_completion
 
+    @with_hints
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -262,6 +265,7 @@ class Llama:
             return (ChatCompletionChunk(**chunk) for chunk in found)
         return ChatCompletion(**found)
 
+    @with_hints
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:  # noqa: A002
         """The embeddings of texts in the form of OpenAI's API: each is what `embed` returns."""
         found, num_tokens = self.embed([input] if isinstance(input, str) else input, return_count=True)
@@ -273,6 +277,7 @@ class Llama:
         del counts["completion_tokens"]
         return {"object": "list", "data": data, "model": model or self.model_path, "usage": counts}
 
+    @with_hints
     def embed(
         self,
         input: str | Sequence[str],  # noqa: A002
@@ -302,6 +307,7 @@ class Llama:
             found = found[0]
         return (found, sum(map(len, prompts))) if return_count else found
 
+    @with_hints
     def generate(
         self,
         tokens: Sequence[int],
