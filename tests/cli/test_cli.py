@@ -360,6 +360,17 @@ def test_info_reads_only_file_headers(tiny_model: Path, demo_model: Path) -> Non
     assert (facts["format"], facts["unsupported"]) == ("GGUF version 3", [])
 
 
+def test_info_shows_the_packed_weights_of_a_converted_model(tiny_model: Path, tmp_path: Path) -> None:
+    model = penstock.convert(tiny_model, tmp_path / "model", quantization="int8")
+    facts = json.loads(run("info", model, "--json").stdout)
+    assert facts["bytes"] == 4 * facts["elements"]["F32"] + facts["packed_bytes"] > facts["packed_bytes"] > 0
+    assert (
+        f" F32, the rest in {facts['packed_bytes']:,} bytes of packed weights\n" in run("info", model).stdout
+    )
+    assert json.loads(run("info", tiny_model, "--json").stdout)["packed_bytes"] == 0
+    assert "packed" not in run("info", tiny_model).stdout
+
+
 def test_info_shows_the_parameters_and_memory_of_an_engine(tiny_model: Path) -> None:
     facts = json.loads(run("info", tiny_model, "--json").stdout)
     with penstock.Engine(tiny_model, kv_cache_blocks=512 // 16) as engine:
