@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import stat
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +24,7 @@ from penstock._cli_options import (
     given,
     json_option,
     key_options,
-    sampling_options,
+    sampling_options_with,
 )
 from penstock._cli_output import INTERRUPTED, print_json
 from penstock._cli_remote import RemoteModel, check_source
@@ -45,6 +47,12 @@ _MAX_TOKENS = 256
 _LARGER = """\
   {program} chat Qwen/Qwen2.5-1.5B-Instruct
       a larger model of the Hugging Face hub, with the extra "hub\""""
+#: The defaults in help texts.
+_ONCE_HELP = {"max_tokens": _MAX_TOKENS, "temperature": "the model's, else 0, or 1.0 with a filter"}
+_CHAT_HELP = {
+    "temperature": f"the model's, else {CHAT_TEMPERATURE}, or 1.0 with a filter",
+    "min_p": f"the model's, else {CHAT_MIN_P}, or 0.0 with --temperature or another filter",
+}
 #: Number of weights of a model that answers so badly that the commands say so.
 _TOY = 300_000_000
 
@@ -115,20 +123,32 @@ def _answer_once(
 
 
 def _text_of(prompt: str | None) -> str:
-    """The prompt; `-`, or a pipe without a prompt, is the text on standard input."""
+    """The prompt; `-` or no prompt is the text of standard input, and a pipe or a file follows a prompt."""
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("Missing argument 'PROMPT'.")
     text = sys.stdin.read() if prompt in (None, "-") else prompt
     if not text:
         raise click.UsageError("The prompt is empty.")
-    return text
+    if prompt in (None, "-") or not _is_redirected():
+        return text
+    piped = sys.stdin.read()
+    return f"{text}\n\n{piped}" if piped else text
+
+
+def _is_redirected() -> bool:
+    """Whether standard input is a pipe or a file, not a terminal, a device or closed."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 @click.command("demo", cls=Command)
 @click.argument("question", default="Why is the sky blue?")
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_ONCE_HELP)
 @engine_options
 def demo(question: str, *, as_json: bool, **options: Any) -> None:
     """Ask the demo model a QUESTION."""
@@ -167,13 +187,14 @@ Next:
 @click.argument("prompt", required=False)
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_ONCE_HELP)
 @engine_options
 def generate(model: str, prompt: str | None, *, as_json: bool, **options: Any) -> None:
     """Continue the text PROMPT as it is, without a chat template.
 
-    `-`, or no PROMPT, reads the text from standard input. By default, the text ends after 256 tokens, and
-    the most likely token is selected if the files of the model have no parameters for sampling.
+    `-`, or no PROMPT, reads the text from standard input; text from a pipe or a file follows a PROMPT after
+    a blank line. By default, the text ends after 256 tokens, and the most likely token is selected if the
+    files of the model have no parameters for sampling.
     """
     _answer_once(model, _text_of(prompt), _limited(options), _GREEDY, as_json=as_json)
 
@@ -206,14 +227,15 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 @key_options("Options")
 @json_option
 @lora_modules_option
-@sampling_options
+@sampling_options_with(_CHAT_HELP)
 @engine_options
 def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: bool, **options: Any) -> None:
     """Chat with MODEL, or with a model of a server, or answer one PROMPT.
 
-    With a PROMPT, or text from a pipe, the model answers once. `-` as PROMPT reads standard input. Otherwise
-    the chat is interactive: /help lists its commands, Ctrl-C stops an answer, Ctrl-D leaves. If the files of
-    MODEL have no parameters for sampling, the temperature is 0.7 and min-p 0.05.
+    With a PROMPT, or text from a pipe or a file, the model answers once; the text follows a PROMPT after a
+    blank line. `-` as PROMPT reads standard input. Otherwise the chat is interactive: /help lists its
+    commands, Ctrl-C stops an answer, Ctrl-D leaves. If the files of MODEL have no parameters for sampling,
+    the temperature is 0.7 and min-p 0.05.
     """
     if options["url"] is not None and prompt is None:
         model, prompt = None, model

@@ -55,6 +55,7 @@ def _show_model(model: str, *, as_json: bool) -> None:
         "bytes": metadata["bytes"],
         "tensors": metadata["tensors"],
         "elements": dict(metadata["storage"]),
+        "packed_bytes": metadata["elements"] - sum(number for _, number in metadata["storage"]),
         "parameters": metadata["parameters"],
         "memory": metadata["memory"],
         "quantization": metadata["quantization"],
@@ -67,12 +68,15 @@ def _show_model(model: str, *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
         return
+    elements = [f"{number:,} {kind}" for kind, number in facts["elements"].items()]
+    if facts["packed_bytes"]:
+        elements.append(f"the rest in {facts['packed_bytes']:,} bytes of packed weights")
     lines: dict[str, object] = {
         "architecture": ", ".join(facts["architectures"]) or "unknown",
         "format": facts["format"],
         "files": "\n".join(facts["files"]),
         "size": f"{facts['bytes']:,} bytes in {facts['tensors']:,} tensors",
-        "elements": ", ".join(f"{elements:,} {kind}" for kind, elements in facts["elements"].items()),
+        "elements": ", ".join(elements),
         "parameters": "unknown" if facts["parameters"] is None else f"{facts['parameters']:,}",
         "quantization": facts["quantization"] or "none",
         "RAM": "unknown" if facts["memory"] is None else _needed_memory(**facts["memory"]),

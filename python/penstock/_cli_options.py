@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import click
 
+from penstock._keywords import synonym
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.server.settings import ServerSettings
 
@@ -32,7 +33,7 @@ __all__ = [
     "key_options",
     "lines_of",
     "log_options",
-    "sampling_options",
+    "sampling_options_with",
     "server_options",
     "settings_options",
 ]
@@ -118,8 +119,27 @@ class Option(click.Option):
         self.group = group
 
 
+#: Options of llama.cpp that are no keywords of another engine.
+_OTHER_OPTIONS = {"-c": "max_model_len", "-n": "max_tokens", "-ngl": "device", "-t": "threads"}
+
+
 class Command(click.Command):
-    """A command with the options in groups in its help."""
+    """A command with the options in groups in its help. Names the right option for one of another engine."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            written = next((arg for arg in given if arg.startswith(error.option_name)), error.option_name)
+            name = written.partition("=")[0]
+            meant = _OTHER_OPTIONS.get(name) or synonym(name.removeprefix("--").replace("-", "_"))
+            if all(param.name != meant for param in self.get_params(ctx)):
+                raise
+            flag = (meant or "").replace("_", "-")
+            message = f"No such option {name!r}. Did you mean '--{flag}'?"
+            raise click.NoSuchOption(name, message, ctx=ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The command's own options, then each group."""
@@ -163,6 +183,8 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
         return click.option(f"--{flag}", name, type=str, multiple=True, **keywords)
     takes_mapping = any(get_origin(kind) is Mapping for kind in kinds)
     if literal is not None:
+        if takes_mapping:
+            keywords["help"] += ' Also a JSON object, such as {"type": "int4", "group_size": 128}.'
         names = NameOrJson if takes_mapping else Name
         return click.option(f"--{flag}", name, type=names(get_args(literal)), **keywords)
     if takes_mapping:
@@ -195,21 +217,33 @@ def _all(options: Iterable[Decorator]) -> Decorator:
 engine_options = _options_of(EngineOptions, ENGINE_GROUPS)
 
 
-def engine_options_with(defaults: Mapping[str, object]) -> Decorator:
-    """The options of the engine with other defaults in their help texts."""
-    hints = get_type_hints(EngineOptions, include_extras=True)
+def _options_with(
+    fields: type, groups: Mapping[str, Sequence[str]], defaults: Mapping[str, object]
+) -> Decorator:
+    """The options of the fields with other defaults in their help texts."""
+    hints = get_type_hints(fields, include_extras=True)
 
     def option(name: str, group: str) -> Decorator:
-        kind, text = get_args(hints[name])
+        hint = hints[name]
         if name in defaults:
-            text = f"{text.partition(' Default: ')[0]} Default: {defaults[name]}."
-        return _option(name, Annotated[kind, text], group)
+            kind, text = get_args(hint)
+            hint = Annotated[kind, f"{text.partition(' Default: ')[0]} Default: {defaults[name]}."]
+        return _option(name, hint, group)
 
-    return _all(option(name, group) for group, names in ENGINE_GROUPS.items() for name in names)
+    return _all(option(name, group) for group, names in groups.items() for name in names)
+
+
+def engine_options_with(defaults: Mapping[str, object]) -> Decorator:
+    """The options of the engine with other defaults in their help texts."""
+    return _options_with(EngineOptions, ENGINE_GROUPS, defaults)
+
+
+def sampling_options_with(defaults: Mapping[str, object]) -> Decorator:
+    """The options of a request with other defaults in their help texts."""
+    return _options_with(SamplingOptions, SAMPLING_GROUPS, defaults)
 
 
 convert_options = _options_of(EngineOptions, {"Options": ("quantization", "dtype", "threads")})
-sampling_options = _options_of(SamplingOptions, SAMPLING_GROUPS)
 
 
 def _settings_option(field: Field[Any], hint: Any, group: str) -> Decorator:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock._core import Port
 from penstock._hub_ids import parse_hub_id
+from penstock._hub_messages import message_of
 from penstock._install import missing_extra
 from penstock.errors import ModelLoadError
 
@@ -173,7 +174,6 @@ def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
 def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
     try:
         import huggingface_hub
-        from huggingface_hub import errors
     except ImportError:
         needs = missing_extra("downloading it from the Hugging Face hub", "huggingface_hub", "hub")
         message = f"{hub_id}: no such directory; {needs}"
@@ -183,30 +183,9 @@ def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
         folder = huggingface_hub.snapshot_download(
             hub_id, revision=revision, allow_patterns=list(files.patterns)
         )
-    except errors.GatedRepoError as error:
-        message = (
-            f"{name}: access is restricted; accept the terms on the {files.kind}'s hub page, "
-            "and set HF_TOKEN or run: hf auth login"
-        )
-        raise ModelLoadError(message) from error
-    except errors.RepositoryNotFoundError as error:
-        message = (
-            f"{name}: not a local path and not found on the hub "
-            f"(for a private {files.kind}, set HF_TOKEN or run: hf auth login)"
-        )
-        raise ModelLoadError(message) from error
-    except errors.RevisionNotFoundError as error:
-        message = f"{name}: revision {revision} not found on the hub"
-        raise ModelLoadError(message) from error
     except Exception as error:  # includes errors of its HTTP library, which depends on its version
-        cause = error.__cause__ if isinstance(error.__cause__, errors.HfHubHTTPError) else error
-        if isinstance(cause, errors.LocalEntryNotFoundError):
-            command = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
-            message = f"{name}: not in the local cache, and the hub is offline; run this first: {command}"
-        else:
-            reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
-            message = f"{name}: download from the hub failed: {reason}"
-        raise ModelLoadError(message) from error
+        command = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
+        raise ModelLoadError(message_of(error, name, command, files.kind)) from error
     if not any((Path(folder) / name).exists() for name in files.required):
         message = f"{name}: {files.hint}"
         raise ModelLoadError(message)

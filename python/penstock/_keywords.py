@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["unknown"]
+__all__ = ["synonym", "unknown"]
 
 #: The least similarity of a misspelt name, as `difflib` defines it.
 CUTOFF = 0.75
@@ -32,6 +28,7 @@ ENGINE_SYNONYMS = {
     "n_threads_batch": "threads",
     "num_threads": "threads",
     "context_length": "max_model_len",
+    "ctx_size": "max_model_len",
     "max_context_length": "max_model_len",
     "max_seq_len": "max_model_len",
     "max_seq_length": "max_model_len",
@@ -239,8 +236,9 @@ REQUEST_HINTS = {
 }
 
 
-def _similar(keyword: str, fields: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(keyword, fields, 1, CUTOFF)), None)
+def synonym(keyword: str) -> str | None:
+    """The field that another engine calls so."""
+    return ENGINE_SYNONYMS.get(keyword) or REQUEST_SYNONYMS.get(keyword)
 
 
 def unknown(class_name: str, keyword: str) -> TypeError:

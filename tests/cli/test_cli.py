@@ -86,6 +86,36 @@ def test_help_of_serve_shows_the_defaults_exactly(option: str, default: str) -> 
     assert re.search(rf"--{option} [A-Z]+ (?:(?! --).)*Default: {default}\.", text)
 
 
+def test_help_has_the_defaults_of_the_command() -> None:
+    for command, max_tokens, temperature in (
+        ("generate", "256.", "the model's, else 0, or"),
+        ("demo", "256.", "the model's, else 0, or"),
+        ("chat", "the model's max_new_tokens, else", "the model's, else 0.7, or"),
+    ):
+        text = " ".join(run(command, "--help").output.split())
+        assert f"Maximum number of tokens to generate. Default: {max_tokens}" in text
+        assert f"most likely token (greedy). Default: {temperature}" in text
+        assert 'Also a JSON object, such as {"type": "int4", "group_size": 128}.' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--n-predict", "3"], "'--n-predict'. Did you mean '--max-tokens'?"),
+        (["--temp=0"], "'--temp'. Did you mean '--temperature'?"),
+        (["--ctx-size", "3"], "'--ctx-size'. Did you mean '--max-model-len'?"),
+        (["-n", "3"], "'-n'. Did you mean '--max-tokens'?"),
+        (["-ngl", "3"], "'-ngl'. Did you mean '--device'?"),
+        (["-z"], "'-z'."),
+    ],
+)
+def test_option_of_another_engine_has_a_hint(arguments: list[str], hint: str) -> None:
+    done = run("chat", "m", "x", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f"Error: No such option {hint}\n")
+    assert "Did you mean" not in run("convert", "m", "-o", "x", "-n", 3).stderr
+
+
 def test_help_lists_the_values_of_enumerations() -> None:
     text = run("generate", "--help").output
     hints: dict[str, Any] = {**get_type_hints(EngineOptions), **get_type_hints(SamplingOptions)}
@@ -176,6 +206,38 @@ def test_chat_with_a_prompt_or_a_pipe_answers_once(tiny_model: Path) -> None:
     assert f"{result.usage.prompt_tokens} prompt tokens" in done.stderr
     assert run("chat", tiny_model, *options, stdin="Hi\nyou").stdout == done.stdout
     assert run("chat", tiny_model, "-", *options, stdin="Hi\nyou").stdout == done.stdout
+
+
+def test_text_of_a_pipe_or_a_file_follows_the_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    options = ("--max-tokens", 5, "--temperature", 0, "--ignore-eos", "--threads", 1)
+    joined = run("generate", tiny_model, "Hi:\n\nyou\nthere", *options).stdout
+    alone = run("generate", tiny_model, "Hi:", *options).stdout
+    assert joined != alone
+    (tmp_path / "text").write_text("you\nthere")
+    (tmp_path / "empty").touch()
+    piped = start("generate", tiny_model, "Hi:", *options, stdin=subprocess.PIPE)
+    assert piped.communicate(b"you\nthere", timeout=60)[0].decode() == joined
+    for file, expected in ((tmp_path / "text", joined), (tmp_path / "empty", alone), (os.devnull, alone)):
+        with open(file) as stdin:  # noqa: PTH123 - also a device
+            process = start("generate", tiny_model, "Hi:", *options, stdin=stdin.fileno())
+            assert process.communicate(timeout=60)[0].decode() == expected
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&-',
+        "sh",
+        sys.executable,
+        "-c",
+        MAIN,
+        "generate",
+        str(tiny_model),
+        "Hi:",
+    ]
+    closed = subprocess.run([*command, *map(str, options)], capture_output=True, check=True, timeout=60)
+    assert closed.stdout.decode() == alone
+    asked = start("chat", tiny_model, "Hi:", *options, stdin=subprocess.PIPE)
+    answer = asked.communicate(b"you\nthere", timeout=60)[0].decode()
+    assert answer == run("chat", tiny_model, "Hi:\n\nyou\nthere", *options).stdout
 
 
 def test_json_output_is_one_object_on_standard_output(tiny_model: Path) -> None:
@@ -313,6 +375,17 @@ def test_info_reads_only_file_headers(tiny_model: Path, demo_model: Path) -> Non
     assert "KV cache of a sequence of 8192 tokens" in done.stdout
     facts = json.loads(run("info", demo_model, "--json").stdout)
     assert (facts["format"], facts["unsupported"]) == ("GGUF version 3", [])
+
+
+def test_info_shows_the_packed_weights_of_a_converted_model(tiny_model: Path, tmp_path: Path) -> None:
+    model = penstock.convert(tiny_model, tmp_path / "model", quantization="int8")
+    facts = json.loads(run("info", model, "--json").stdout)
+    assert facts["bytes"] == 4 * facts["elements"]["F32"] + facts["packed_bytes"] > facts["packed_bytes"] > 0
+    assert (
+        f" F32, the rest in {facts['packed_bytes']:,} bytes of packed weights\n" in run("info", model).stdout
+    )
+    assert json.loads(run("info", tiny_model, "--json").stdout)["packed_bytes"] == 0
+    assert "packed" not in run("info", tiny_model).stdout
 
 
 def test_info_shows_the_parameters_and_memory_of_an_engine(tiny_model: Path) -> None:

@@ -5,6 +5,7 @@ The keys of responses are those that llama-cpp-python 0.3.36 returned for the sa
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import penstock
 from penstock.compat import llama_cpp
 from penstock.compat.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
 from penstock.compat.llama_cpp.chats import CHAT_FORMATS
+from support.api.ggufs import Type, write_gguf
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,11 +93,24 @@ def test_defaults_are_those_of_llama_cpp_python(llm: Llama, engine: penstock.Eng
     assert content_of(llm.create_chat_completion(MESSAGES, seed=7, max_tokens=16)) == chat.text
 
 
-def test_requests_without_seed_repeat_and_others_do_not(llm: Llama) -> None:
-    texts = [llm(PROMPT, max_tokens=24, temperature=1.5)["choices"][0]["text"] for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert len({llm(PROMPT, max_tokens=24, temperature=1.5, seed=seed)["id"] for seed in (1, 2)}) == 2
-    assert llm(PROMPT, max_tokens=24, temperature=1.5, seed=1)["choices"][0]["text"] != texts[0]
+def test_requests_without_seed_differ_and_programs_repeat(demo_model: Path) -> None:
+    def texts(llm: Llama, *seeds: int | None) -> list[str]:
+        found = (llm(PROMPT, max_tokens=16, temperature=1.5, seed=seed) for seed in seeds)
+        return [output["choices"][0]["text"] for output in found]
+
+    with Llama(str(demo_model)) as llm:
+        first = texts(llm, None, None, None)
+        assert len(set(first)) == 3
+        llm.set_seed(llama_cpp.LLAMA_DEFAULT_SEED)
+        assert texts(llm, None, None) == first[:2]
+        after = texts(llm, 7, None)
+        assert texts(llm, 8, 7, None)[1:] == after
+        llm.set_seed(7)
+        assert texts(llm, None) == after[1:]
+        streams = [list(itertools.islice(llm.generate([1, 2, 3], temp=1.5), 12)) for _ in range(2)]
+        assert streams[0] != streams[1]
+    with Llama(str(demo_model), seed=7) as llm:
+        assert texts(llm, None) == after[1:]
 
 
 def test_stream_has_the_text_and_then_the_reason(llm: Llama) -> None:
@@ -124,7 +139,7 @@ def test_logprobs_are_those_of_the_engine(llm: Llama, engine: penstock.Engine) -
 
 
 def test_chat_has_the_keys_of_a_chat_completion(llm: Llama) -> None:
-    output = llm.create_chat_completion(MESSAGES, max_tokens=4, logprobs=True, top_logprobs=1)
+    output = llm.create_chat_completion(MESSAGES, max_tokens=4, logprobs=True, top_logprobs=1, seed=7)
     assert output.keys() == {"id", "object", "created", "model", "choices", "usage"}
     assert (output["object"], output["id"][:13]) == ("chat.completion", "chatcmpl-" + output["id"][9:13])
     (choice,) = output["choices"]
@@ -133,16 +148,16 @@ def test_chat_has_the_keys_of_a_chat_completion(llm: Llama) -> None:
     entry = choice["logprobs"]["content"][0]
     assert entry.keys() == {"token", "bytes", "logprob", "top_logprobs"}
     assert entry["top_logprobs"][0].keys() == {"token", "bytes", "logprob"}
-    first, *others = deltas_of(llm.create_chat_completion(MESSAGES, max_tokens=4, stream=True))
+    first, *others = deltas_of(llm.create_chat_completion(MESSAGES, max_tokens=4, seed=7, stream=True))
     assert (first, others[-1]) == ({"role": "assistant"}, {})
     assert "".join(delta["content"] for delta in others[:-1]) == choice["message"]["content"]
 
 
 def test_openai_objects_have_the_fields_of_the_dict(llm: Llama) -> None:
     openai = pytest.importorskip("openai.types.chat")
-    response = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=4)
+    response = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=4, seed=7)
     assert isinstance(response, openai.ChatCompletion)
-    expected = llm.create_chat_completion(MESSAGES, max_tokens=4)
+    expected = llm.create_chat_completion(MESSAGES, max_tokens=4, seed=7)
     assert response.choices[0].message.content == content_of(expected)
     *_, last = llm.create_chat_completion_openai_v1(MESSAGES, max_tokens=4, stream=True)
     assert isinstance(last, openai.ChatCompletionChunk)
@@ -170,6 +185,21 @@ def test_json_schema_mode_follows_the_schema(llm: Llama, kind: str) -> None:
     assert json.loads(content_of(response))["team_name"] in ("Dodgers", "Rays")
 
 
+def test_remedy_for_an_unsupported_schema_is_accepted(llm: Llama) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
+    remedy: Any = {"type": "json_schema", "json_schema": {"schema": schema, "ignore_unsupported": True}}
+    with pytest.raises(
+        penstock.InvalidRequestError, match=r'pass \{"type": "json_schema", "json_schema": \{'
+    ):
+        llm("List:", grammar=LlamaGrammar.from_json_schema(json.dumps(schema)))
+    text = llm("List:", grammar=LlamaGrammar.from_json_schema(json.dumps(remedy)))["choices"][0]["text"]
+    assert len(json.loads(text)) <= 2
+    options: Any = {"messages": MESSAGES, "max_tokens": 20}
+    with pytest.raises(penstock.InvalidRequestError, match="ignore_unsupported"):
+        llm.create_chat_completion(**options, response_format={"type": "json_object", "schema": schema})
+    assert len(json.loads(content_of(llm.create_chat_completion(**options, response_format=remedy)))) <= 2
+
+
 def test_grammar_is_gbnf_of_a_text_or_a_file(llm: Llama, tmp_path: Path) -> None:
     source = 'root ::= answer ("\\n" answer)?\nanswer ::= "yes" | "no"'
     (tmp_path / "answers.gbnf").write_text(source)
@@ -183,7 +213,7 @@ def test_grammar_is_gbnf_of_a_text_or_a_file(llm: Llama, tmp_path: Path) -> None
 @pytest.mark.parametrize("chat_format", [None, "chatml-function-calling"])
 def test_named_function_is_called_with_its_schema(chat_format: str | None, demo_model: Path) -> None:
     with Llama(str(demo_model), n_ctx=512, chat_format=chat_format) as llm:
-        options: Any = {"messages": MESSAGES, "max_tokens": 60}
+        options: Any = {"messages": MESSAGES, "max_tokens": 60, "seed": 7}
         output = llm.create_chat_completion(**options, tools=[TOOL], tool_choice=CALL)
         old = llm.create_chat_completion(
             **options, functions=[TOOL["function"]], function_call={"name": "UserDetail"}
@@ -243,6 +273,31 @@ def test_embeddings_are_pooled_hidden_states(pooling_type: int, demo_model: Path
     np.testing.assert_allclose(normalised, pooled / norms, rtol=1e-5, atol=1e-6)
     assert found[1].shape[-1] == size
     assert response["usage"]["prompt_tokens"] == response["usage"]["total_tokens"] > len(states)
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [(3, 3), (0, 0), (None, 0)])
+def test_pooling_of_the_file_is_the_default(pooling: int | None, expected: int, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, Type.Q8_0, pooling=pooling)
+    with (
+        Llama(str(file), embedding=True) as llm,
+        Llama(str(file), embedding=True, pooling_type=expected) as other,
+    ):
+        assert llm.pooling_type() == expected
+        assert llm.embed("abc") == other.embed("abc")
+        vector = llm.create_embedding("abc")["data"][0]["embedding"]
+        assert isinstance(vector[0], float if expected else list)
+
+
+def test_pooling_of_the_file_can_be_unsupported(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", Type.Q8_0, pooling=2)
+    with (
+        Llama(str(tmp_path / "model.gguf"), embedding=True) as llm,
+        pytest.raises(
+            llama_cpp.UnsupportedError, match=r"pooling_type is -1.*ask for cls; pass one of 0, 1, 3"
+        ),
+    ):
+        llm.embed("abc")
 
 
 def test_tokens_are_those_of_the_tokenizer(llm: Llama, demo_model: Path) -> None:

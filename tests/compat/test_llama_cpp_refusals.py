@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,10 +90,23 @@ def test_value_of_an_argument_is_refused_by_name(
 
 
 def test_unknown_arguments_and_models_are_errors(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="n_contex"):
-        Llama(str(tiny_model), n_contex=1)
+    with pytest.raises(
+        TypeError, match=r"Llama\(\) got an unexpected .* 'n_thread'; did you mean n_threads\?$"
+    ):
+        Llama(str(tiny_model), n_thread=1)
     with pytest.raises(penstock.ModelLoadError, match=r"none\.gguf"):
         Llama(str(tmp_path / "none.gguf"))
+
+
+def test_unknown_argument_of_a_request_has_the_nearest_name(llm: Llama) -> None:
+    unknown: dict[str, Any] = {"temprature": 0.5}
+    hint = r"argument 'temprature'; did you mean temperature\?$"
+    with pytest.raises(TypeError, match=r"^Llama\.create_completion\(\) got an unexpected keyword " + hint):
+        llm("a", **unknown)
+    with pytest.raises(TypeError, match=hint):
+        llm.create_chat_completion([], **unknown)
+    with pytest.raises(TypeError, match=r"argument 'zzz'$"):
+        llm.generate([1], zzz=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -181,26 +193,6 @@ def test_module_that_is_not_provided_has_an_alternative(statement: str) -> None:
     name = statement.split()[1].split(".")[3]
     with pytest.raises(ImportError, match=rf"^llama_cpp\.{name} is not provided: "):
         exec(statement)  # noqa: S102
-
-
-def test_file_of_a_repository_is_found_by_its_pattern(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    downloads: list[tuple[Any, ...]] = []
-
-    def download(repo_id: str, name: str, **options: Any) -> str:
-        downloads.append((repo_id, name, options))
-        return str(demo_model)
-
-    names = ["README.md", "model-q4.gguf", "model-q8.gguf"]
-    hub = SimpleNamespace(list_repo_files=lambda _: names, hf_hub_download=download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    with Llama.from_pretrained("owner/name", "*q4*", cache_dir="cache", n_ctx=64, verbose=False) as llm:
-        assert llm.n_ctx() == 64
-    assert downloads == [("owner/name", "model-q4.gguf", {"local_dir": None, "cache_dir": "cache"})]
-    for pattern in ("*.bin", "*.gguf"):
-        with pytest.raises(ValueError, match=r"matches [02] files of owner/name"):
-            Llama.from_pretrained("owner/name", pattern)
 
 
 def test_openai_objects_need_the_package(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,7 @@ LEAVES = {
     "penstock._chat_sampling",
     "penstock._client",
     "penstock._hub_ids",
+    "penstock._hub_messages",
     "penstock._install",
     "penstock._json",
     "penstock._renderer",

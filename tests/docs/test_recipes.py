@@ -22,6 +22,8 @@ import uvicorn
 import penstock
 from penstock import _keywords
 from penstock._options import EngineOptions, SamplingOptions
+from penstock.server.application import _ROUTES
+from penstock.server.paths import _OTHER_PATHS, path_to_use
 from support.api.engines import make_engine, wait_until
 from support.paths import ROOT
 
@@ -224,6 +226,9 @@ def test_classes_have_the_probabilities_of_their_first_tokens(demo_model: Path) 
         result = engine.blocking.generate(
             [{"role": "user", "content": question}], max_tokens=1, output_logits="generation"
         )
+        names["CLASSES"] = ("politics", "positive", "weather")
+        total = sum(asyncio.run(names["classify"]("Rain.")).values())
+        assert 0.9 < total < 1, "a token that begins two classes counts for none"
         [logits] = np.asarray(result.choices[0].logits)
         texts = engine.token_bytes(range(len(logits)))
     weights = np.exp(logits.astype(float) - logits.max())
@@ -352,10 +357,27 @@ def test_notebook_cells_share_an_event_loop(demo_model: Path) -> None:
 # ---- the migration tables
 
 
-def migration_rows() -> list[tuple[str, str]]:
-    """Old and new name of each row."""
-    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", MIGRATION.read_text(), flags=re.MULTILINE)
+def migration_rows(*, of_servers: bool = False) -> list[tuple[str, str]]:
+    """Old and new name of each row, in the tables of servers or in the others."""
+    sections = re.split(r"^(?=## )", MIGRATION.read_text(), flags=re.MULTILINE)
+    chosen = [text for text in sections if text.startswith("## From llama-server or ollama") == of_servers]
+    rows = re.findall(r"^\| (.*?) \| (.*?) \|$", "".join(chosen), flags=re.MULTILINE)
     return [(old, new) for old, new in rows if new not in ("Penstock", "---")]
+
+
+def test_migration_tables_of_servers_lead_to_routes() -> None:
+    routes = {path for _, path, _, _ in _ROUTES}
+    rows = migration_rows(of_servers=True)
+    assert len(rows) > 20
+    hints = set()
+    for old, new in rows:
+        paths = {path for code in names_in(new) for path in re.findall(r"/[\w/-]+", code)}
+        assert paths <= routes, new
+        for path in (path for code in names_in(old) for path in re.findall(r"/[\w/-]+", code)):
+            hint = path_to_use(path)
+            hints.add(hint)
+            assert hint is None or hint in paths, f"the error for {path} says {hint}"
+    assert hints - {None} == set(_OTHER_PATHS.values())
 
 
 def names_in(cell: str) -> list[str]:

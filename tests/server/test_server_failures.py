@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock.server
+from penstock.server.state import Progress
 from support import hooks
 from support.api.engines import make_engine, wait_until
 from support.server import scripted
@@ -58,6 +59,22 @@ def test_text_without_memory_is_status_503(tiny_model: Path, monkeypatch: pytest
         status, answer, headers = server.ask(PATH, SHORT)
     assert (status, answer["error"]["code"]) == (503, "unavailable")
     assert headers["retry-after"] == "5"
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_request_for_a_model_that_is_not_open_is_status_503(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, *, is_loading: bool
+) -> None:
+    application = penstock.server.app(penstock.Engine(tiny_model))
+    application.state.models["default"].progress = Progress() if is_loading else None
+    reason = "the model is still loading" if is_loading else "the model is not available now"
+    with serving(application) as server:
+        for path, fields in ((PATH, SHORT), ("/tokenize", {"prompt": "a"})):
+            status, answer, headers = server.ask(path, fields)
+            assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "unavailable", "5")
+            assert answer["error"]["message"] == reason
+    assert ("request refused: the model is still loading" in caplog.messages) == is_loading
+    assert ("async with engine" in caplog.text) != is_loading
 
 
 @pytest.mark.parametrize("prompt", FAILING, ids=["one", "batch"])

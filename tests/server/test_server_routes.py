@@ -68,6 +68,22 @@ def test_invalid_field_is_status_400(server: Served, path: str, fields: dict[str
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+def test_unknown_field_of_a_text_to_tokenize_is_named(server: Served) -> None:
+    message = server.ask("/tokenize", {"content": "a"})[1]["error"]["message"]
+    assert message == "either prompt or messages must be given; the field 'content' is unknown"
+
+
+def test_paths_of_other_servers_name_the_path_to_use(server: Served) -> None:
+    for path, known in (
+        ("/completion", "/v1/completions"),
+        ("/api/chat/", "/v1/chat/completions"),
+        ("/props", "/v1/models"),
+    ):
+        status, answer, _ = server.ask(path, {})
+        assert (status, answer["error"]["message"]) == (404, f"there is no such path; use {known}")
+    assert server.ask("/other")[1]["error"]["message"] == "there is no such path"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl
@@ -10,6 +11,7 @@ import anyio
 import anyio.lowlevel
 from starlette.datastructures import Headers
 
+import penstock
 from penstock.server import orca
 from penstock.server.bodies import LARGE, decoded, size_of_values
 from penstock.server.disconnects import DisconnectedError
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from penstock.server.state import Generation, State
 
 __all__ = ["LARGE_PIECE", "Exchange", "too_large"]
+
+logger = logging.getLogger("penstock.server")
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -168,6 +172,9 @@ class Exchange:
 
     def error_of(self, error: BaseException) -> ApiError:
         """The response for an exception of the route."""
+        if self._state.is_loading and isinstance(error, penstock.EngineStoppedError):
+            logger.warning("request refused: the model is still loading")
+            return ApiError(503, "the model is still loading", code="unavailable", retry_after=5)
         return api_error(error) if self.generation is None else self.generation.error_of(error)
 
     async def send_error(self, error: ApiError) -> None:

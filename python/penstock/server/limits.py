@@ -18,6 +18,7 @@ from penstock.server.http import Exchange
 from penstock.server.keys import client_number, digest_of
 from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
 from penstock.server.measures import DISCONNECTED, PROBES
+from penstock.server.paths import path_to_use
 from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ class Endpoint:
         """Answer a request with another method, or for an unknown path."""
         method = exchange.scope["method"]
         if self._path is None:
-            raise ApiError(404, "there is no such path", code="not_found")
+            found = path_to_use(exchange.scope["path"])
+            hint = "" if found is None else f"; use {found}"
+            raise ApiError(404, f"there is no such path{hint}", code="not_found")
         if method != "OPTIONS":
             message = f"the method {method[:16]} is not allowed: it must be one of {self._allow}"
             raise ApiError(405, message, allow=self._allow)

@@ -8,7 +8,33 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["forms_of", "within"]
+__all__ = ["forms_of", "path_to_use", "within"]
+
+_CHATS, _COMPLETIONS, _EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+#: Paths of llama-server and ollama, and those of OpenAI's API without `/v1`. What differs is in
+#: docs/guide/move-from-another-engine.md.
+_OTHER_PATHS = {
+    "/api/chat": _CHATS,
+    "/api/embed": _EMBEDDINGS,
+    "/api/embeddings": _EMBEDDINGS,
+    "/api/generate": _COMPLETIONS,
+    "/api/ps": "/health",
+    "/api/show": "/v1/models",
+    "/api/tags": "/v1/models",
+    "/api/version": "/version",
+    "/apply-template": "/tokenize",
+    "/chat/completions": _CHATS,
+    "/completion": _COMPLETIONS,
+    "/completions": _COMPLETIONS,
+    "/embedding": _EMBEDDINGS,
+    "/embeddings": _EMBEDDINGS,
+    "/infill": _COMPLETIONS,
+    "/models": "/v1/models",
+    "/props": "/v1/models",
+    "/reranking": "/v1/rerank",
+    "/slots": "/metrics",
+    "/v1/reranking": "/v1/rerank",
+}
 
 
 def forms_of(path: str) -> tuple[str, ...]:
@@ -27,3 +53,8 @@ def within(path: str | Path, roots: Iterable[Path]) -> Path | None:
         return found if any(found.is_relative_to(root.resolve()) for root in roots) else None
     except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
         return None
+
+
+def path_to_use(path: str) -> str | None:
+    """The route for a path that llama-server, ollama, or a client without `/v1` has."""
+    return _OTHER_PATHS.get(path.rstrip("/"))

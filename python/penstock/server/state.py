@@ -398,6 +398,11 @@ class State:
             return [salt]
         return [self.cache_salt(key, salt) for key in (*self.keys, *self.admin_keys)]
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether the server still loads a model."""
+        return any(model.progress is not None for model in self.models.values())
+
     def select(self, name: str | None) -> Selection:
         """The model that a request names."""
         models = self.selected(None)

@@ -24,10 +24,13 @@ __all__ = ["detokenize", "tokenize"]
 
 async def tokenize(state: State, exchange: Exchange) -> None:
     """The token ids of a text or a chat, with the limit of the model."""
-    request = converted(await exchange.read_object(), TokenizeRequest)
+    fields = await exchange.read_object()
+    request = converted(fields, TokenizeRequest)
     model = state.select(request.model).model
     if (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "either prompt or messages must be given", param="prompt")
+        unknown = next((name for name in fields if name not in TokenizeRequest.__struct_fields__), None)
+        hint = "" if unknown is None else f"; the field {unknown[:64]!r} is unknown"
+        raise ApiError(400, f"either prompt or messages must be given{hint}", param="prompt")
     template = template_options(state.settings, request)
     work = partial(_answer, state, model.engine, request, template)
     await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import difflib
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from penstock.compat.errors import refuse, refuse_all
 from penstock.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock import EngineOptions
 
-__all__ = ["check_others", "engine_options"]
+__all__ = ["check_others", "engine_options", "with_hints"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Arguments that have no effect on results, there or here.
 WITHOUT_EFFECT = {
@@ -47,16 +53,35 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def check_others(others: Mapping[str, Any]) -> None:
-    """Check the arguments without a meaning here.
+def with_hints(method: Callable[P, R]) -> Callable[P, R]:
+    """The method with the nearest name in its error for an unknown argument."""
+    names = list(inspect.signature(method).parameters)
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in names:
+                raise _unexpected(method.__qualname__, name, names)
+        return method(*arguments, **keywords)
+
+    return call
+
+
+def _unexpected(function: str, keyword: str, names: Sequence[str]) -> TypeError:
+    similar = difflib.get_close_matches(keyword, names, 1)
+    hint = f"; did you mean {similar[0]}?" if similar else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}{hint}")
+
+
+def check_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check the arguments without a meaning here; `names` are those with one.
 
     Raises `UnsupportedError` for a value that would change results, `TypeError` for an unknown argument.
     """
     refuse_all(others, UNSUPPORTED)
     for name in others:
         if name not in UNSUPPORTED and name not in WITHOUT_EFFECT:
-            message = f"Llama() got an unexpected keyword argument {name!r}"
-            raise TypeError(message)
+            raise _unexpected("Llama", name, [*names, *UNSUPPORTED, *WITHOUT_EFFECT])
 
 
 def engine_options(

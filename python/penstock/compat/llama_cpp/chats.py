@@ -78,8 +78,7 @@ def response_grammar(
         return LlamaGrammar.from_json_schema(json.dumps(response_format.get("schema", {"type": "object"})))
     if kind != "json_schema":
         refuse("response_format", response_format, 'its type must be "text", "json_object" or "json_schema"')
-    given = response_format.get("json_schema") or {}
-    return LlamaGrammar.from_json_schema(json.dumps(given.get("schema", given)))
+    return LlamaGrammar.from_response_format(response_format)
 
 
 @dataclasses.dataclass(frozen=True)

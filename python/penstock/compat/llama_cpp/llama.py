@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
+import inspect
 import os
 import random
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import penstock
-from penstock._install import missing_extra
 from penstock.compat.errors import refuse
-from penstock.compat.llama_cpp import chats, embeddings
-from penstock.compat.llama_cpp.arguments import check_others, engine_options
+from penstock.compat.llama_cpp import chats, embeddings, hub
+from penstock.compat.llama_cpp.arguments import check_others, engine_options, with_hints
 from penstock.compat.llama_cpp.completions import Completion, usage
 from penstock.compat.llama_cpp.constants import (
     LLAMA_DEFAULT_SEED,
-    LLAMA_POOLING_TYPE_NONE,
     LLAMA_POOLING_TYPE_UNSPECIFIED,
 )
 from penstock.compat.llama_cpp.sampling import Sampling
@@ -73,7 +72,7 @@ class Llama:
         draft_model: object = None,
         **others: Any,
     ) -> None:
-        check_others(others)
+        check_others(others, inspect.signature(Llama).parameters)
         embeddings.check_pooling(pooling_type)
         if chat_format is not None and chat_format not in chats.CHAT_FORMATS:
             formats = ", ".join(chats.CHAT_FORMATS)
@@ -82,8 +81,9 @@ class Llama:
         self.n_batch = n_batch
         self.chat_format = chat_format
         self._seed = seed or LLAMA_DEFAULT_SEED
+        self._seed_lock = threading.Lock()
         self._embedding = embedding
-        self._pooling_type = max(pooling_type, LLAMA_POOLING_TYPE_NONE)
+        self._pooling_type = pooling_type
         self._has_adapter = lora_path is not None
         self._engine: penstock.Engine | None = None
         self._tokenizer = penstock.Tokenizer(self.model_path)
@@ -120,24 +120,13 @@ class Llama:
         """Download a file of a repository on the Hugging Face hub, and open it.
 
         `filename` and `additional_files` are names, or patterns that each match one file. Raises `ValueError`
-        if a pattern matches none or several.
+        if a pattern matches none or several. Files that were downloaded before are opened offline.
         """
-        try:
-            import huggingface_hub
-        except ImportError as error:
-            raise ImportError(missing_extra("from_pretrained", "huggingface_hub", "hub")) from error
-        names = huggingface_hub.list_repo_files(repo_id)
-        paths = []
-        for pattern in [filename, *(additional_files or ())]:
-            found = fnmatch.filter(names, pattern)
-            if len(found) != 1:
-                message = f"{pattern!r} matches {len(found)} files of {repo_id}, which has {sorted(names)}"
-                raise ValueError(message)
-            paths.append(
-                huggingface_hub.hf_hub_download(repo_id, found[0], local_dir=local_dir, cache_dir=cache_dir)
-            )
+        patterns = [filename, *(additional_files or ())]
+        paths = hub.download(repo_id, patterns, local_dir=local_dir, cache_dir=cache_dir)
         return cls(paths[0], **kwargs)
 
+    @with_hints
     def create_completion(
         self,
         prompt: str | Sequence[int],
@@ -199,6 +188,7 @@ class Llama:
 
     __call__ = create_completion
 
+    @with_hints
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -275,8 +265,9 @@ class Llama:
             return (ChatCompletionChunk(**chunk) for chunk in found)
         return ChatCompletion(**found)
 
+    @with_hints
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> dict[str, Any]:  # noqa: A002
-        """The embeddings of texts, as in OpenAI's API."""
+        """The embeddings of texts in the form of OpenAI's API: each is what `embed` returns."""
         found, num_tokens = self.embed([input] if isinstance(input, str) else input, return_count=True)
         data = [
             {"object": "embedding", "embedding": embedding, "index": index}
@@ -286,6 +277,7 @@ class Llama:
         del counts["completion_tokens"]
         return {"object": "list", "data": data, "model": model or self.model_path, "usage": counts}
 
+    @with_hints
     def embed(
         self,
         input: str | Sequence[str],  # noqa: A002
@@ -295,7 +287,7 @@ class Llama:
     ) -> Any:
         """The embedding of a text, or of each text of a list: floats, or a list of these for each token.
 
-        Without a `pooling_type`, a text has an embedding for each token. `truncate` cuts texts after
+        With `pooling_type()` 0, a text has an embedding for each token. `truncate` cuts texts after
         `n_batch` tokens; without it, longer ones raise `ValueError`. `return_count` adds the number of
         tokens.
         """
@@ -308,11 +300,14 @@ class Llama:
             message = f"a text has {longest} tokens; the limit is n_batch={self.n_batch}"
             raise ValueError(message)
         prompts = [prompt[: self.n_batch] for prompt in prompts]
-        found: Any = list(embeddings.embed(self._started(), prompts, self._pooling_type, normalize=normalize))
+        found: Any = list(
+            embeddings.embed(self._started(), prompts, self.pooling_type(), normalize=normalize)
+        )
         if isinstance(input, str):
             found = found[0]
         return (found, sum(map(len, prompts))) if return_count else found
 
+    @with_hints
     def generate(
         self,
         tokens: Sequence[int],
@@ -348,7 +343,7 @@ class Llama:
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
             mirostat_mode=mirostat_mode,
-            seed=self._seed,
+            seed=self._request_seed(None),
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
             grammar=grammar,
@@ -407,7 +402,9 @@ class Llama:
         return int(penstock.describe(self.model_path)["config"]["hidden_size"])
 
     def pooling_type(self) -> int:
-        """The pooling type of embeddings."""
+        """The pooling type of embeddings: that of the model's files unless one was given."""
+        if self._pooling_type == LLAMA_POOLING_TYPE_UNSPECIFIED:
+            return embeddings.pooling_of(self._info)
         return self._pooling_type
 
     @property
@@ -417,8 +414,9 @@ class Llama:
         return {name: value if isinstance(value, str) else repr(value) for name, value in config.items()}
 
     def set_seed(self, seed: int) -> None:
-        """Set the seed of requests without one."""
-        self._seed = seed
+        """Set the seed from which those of later requests follow."""
+        with self._seed_lock:
+            self._seed = seed
 
     def set_cache(self, cache: object) -> None:
         """Has no effect: prefixes of prompts are always cached."""
@@ -467,8 +465,10 @@ class Llama:
         return self._started().info
 
     def _request_seed(self, seed: int | None) -> int:
-        """The seed of a request. Without one, all requests have the same, which the model's seed chooses."""
-        return random.Random(self._seed).randint(0, 2**32) if seed is None else seed  # noqa: S311
+        """The seed of a request. Without one, it follows from that of the request before."""
+        with self._seed_lock:
+            self._seed = random.Random(self._seed).randint(0, 2**32) if seed is None else seed  # noqa: S311
+            return self._seed
 
     def _request(
         self,

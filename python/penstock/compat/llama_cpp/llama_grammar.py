@@ -9,6 +9,7 @@ from penstock import _json
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from penstock import SamplingOptions
 
@@ -22,9 +23,9 @@ class LlamaGrammar:
     names the rule.
     """
 
-    def __init__(self, _grammar: str, _schema: Any = None) -> None:
+    def __init__(self, _grammar: str, _response_format: Mapping[str, Any] | None = None) -> None:
         self._grammar = _grammar
-        self._schema = _schema
+        self._response_format = _response_format
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
@@ -38,14 +39,22 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
-        """The grammar of JSON that is valid under a schema, given as JSON text.
+        """The grammar of JSON that is valid under a schema, or of a response format of type `json_schema`.
 
-        Raises `ValueError` if it is none.
+        Both are JSON text; raises `ValueError` if it is none.
         """
-        return cls(_grammar=json_schema, _schema=_json.loads(json_schema))
+        schema = _json.loads(json_schema)
+        if isinstance(schema, dict) and schema.get("type") == "json_schema":
+            return cls.from_response_format(schema)
+        return cls.from_response_format({"type": "json_schema", "json_schema": {"schema": schema}})
+
+    @classmethod
+    def from_response_format(cls, response_format: Mapping[str, Any]) -> LlamaGrammar:
+        """The grammar of a response format of type `json_schema`; llama-cpp-python has no such method."""
+        return cls(_grammar="", _response_format=response_format)
 
     def options(self) -> SamplingOptions:
         """The sampling parameters with which an output has the format."""
-        if self._schema is None:
+        if self._response_format is None:
             return {"grammar": self._grammar}
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": self._schema}}}
+        return {"response_format": self._response_format}
