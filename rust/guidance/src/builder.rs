@@ -107,8 +107,7 @@ impl GrammarBuilder {
                 schema::prepare_embedded(kind, source, &schemas, &self.limits)?
             }
             GrammarSpec::Gbnf(source) => {
-                self.check_brackets(kind, source, Syntax::Gbnf)?;
-                let lark = gbnf::translate(kind, source, &self.vocabulary)?;
+                let lark = gbnf::translate(kind, source, &self.vocabulary, &self.limits)?;
                 self.check_brackets(kind, &lark, Syntax::Lark)?;
                 lark
             }
@@ -134,7 +133,7 @@ impl GrammarBuilder {
             let limit = self.limits.nesting;
             return too_complex(format!("brackets nested {} deep; the limit is {limit}", brackets.nesting));
         }
-        if matches!(syntax, Syntax::Lark | Syntax::Gbnf) {
+        if syntax == Syntax::Lark {
             // A chain of rules recurses through the brackets of each of them.
             if brackets.intersections > MAX_INTERSECTIONS {
                 return too_complex(format!(
@@ -142,14 +141,12 @@ impl GrammarBuilder {
                     brackets.intersections
                 ));
             }
-            let definition = if syntax == Syntax::Gbnf { "::=" } else { ":" };
-            let recursion = brackets.opened + source.matches(definition).count();
+            let recursion = brackets.opened + source.matches(':').count();
             if recursion > self.limits.recursion {
                 let limit = self.limits.recursion;
                 return too_complex(format!("{recursion} rules and brackets; the limit is {limit}"));
             }
-            // GBNF has no terminals; those of its translation are checked.
-            let chain = if syntax == Syntax::Lark { terminal_chain::longest(source) } else { 0 };
+            let chain = terminal_chain::longest(source);
             if chain > MAX_TERMINAL_CHAIN {
                 return too_complex(format!(
                     "{chain} terminals that refer to one another; the limit is {MAX_TERMINAL_CHAIN}"

@@ -22,8 +22,6 @@ pub(crate) enum Syntax {
     Regex,
     /// Like JSON, plus comments, plus regular expressions between slashes, whose brackets are counted.
     Lark,
-    /// Like JSON, plus comments, names of tokens and character classes, whose brackets are ignored.
-    Gbnf,
 }
 
 /// Keyword of a JSON schema in a Lark grammar.
@@ -34,16 +32,15 @@ pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
     let mut counted = BracketCounts::default();
     let mut open: usize = 0;
     let mut bytes = source.bytes().peekable();
-    let (lark, gbnf) = (syntax == Syntax::Lark, syntax == Syntax::Gbnf);
+    let lark = syntax == Syntax::Lark;
     let mut within_regex = syntax == Syntax::Regex;
     let mut within_class = false;
     while let Some(byte) = bytes.next() {
         match byte {
             b'\\' => drop(bytes.next()),
             b'/' if lark && within_regex => (within_regex, within_class) = (false, false),
-            b']' if within_regex || gbnf => within_class = false,
+            b']' if within_regex => within_class = false,
             _ if within_class => {}
-            b'[' if gbnf => within_class = true,
             b'[' if within_regex => {
                 within_class = true;
                 // A leading closing bracket is a member of the class.
@@ -52,9 +49,9 @@ pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
             }
             b'/' if lark && bytes.peek() == Some(&b'/') => skip_to(&mut bytes, b'\n'),
             b'/' if lark => within_regex = true,
-            b'#' if (lark || gbnf) && !within_regex => skip_to(&mut bytes, b'\n'),
+            b'#' if lark && !within_regex => skip_to(&mut bytes, b'\n'),
             // The name of a special token may contain any of these characters.
-            b'<' if (lark || gbnf) && !within_regex => skip_to(&mut bytes, b'>'),
+            b'<' if lark && !within_regex => skip_to(&mut bytes, b'>'),
             b'"' if !within_regex => skip_string(&mut bytes),
             b'%' if lark && !within_regex => {
                 let offset = source.len() - bytes.len() - 1;
@@ -114,11 +111,6 @@ mod tests {
     #[test]
     fn special_token_name_does_not_hide_later_brackets() {
         check(r#"start: <"> ((<//> (<#> "(""#, Syntax::Lark, 3, 3);
-    }
-
-    #[test]
-    fn gbnf_brackets_count_only_in_rules() {
-        check("root ::= (\"((\" [(\"] [[(] <(> !<[5]> \"\\\"(\") # ((\na ::= (b{2})", Syntax::Gbnf, 2, 3);
     }
 
     #[test]
