@@ -92,13 +92,17 @@ fn deep_nesting_is_rejected_before_recursion() {
             (lark(format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
             (lark(format!("start: /{}a{}/", "(".repeat(deep), ")".repeat(deep))), limit),
             (lark(format!("start: <\"> {}", "[".repeat(deep))), limit),
-            (lark(format!("start: %json {}", "[".repeat(deep))), limit),
+            (
+                lark(format!("start: %json {}{}", "[".repeat(100), "]".repeat(100))),
+                "brackets nested 100 deep",
+            ),
             (
                 gbnf(format!("root ::= {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))),
                 "brackets nested more than 64 deep",
             ),
         ],
     );
+    check(is_invalid, &[(lark(format!("start: %json {}", "[".repeat(deep))), "recursion limit exceeded")]);
 }
 
 #[test]
@@ -141,6 +145,17 @@ fn scattered_class(count: u32) -> String {
 fn long_translation_is_too_complex() {
     let source = format!("c ::= {}\nroot ::= {}(root | \"x\")", scattered_class(8), "c ".repeat(400_000));
     check(is_too_complex, &[(gbnf(source), "its translation has more than 1048576 bytes")]);
+}
+
+#[test]
+fn terminal_with_a_hyphen_is_a_part_of_a_chain() {
+    let chain = repeat(9_000, "\n", |index| format!("T-{index}: T-{} \"b\"?", index + 1));
+    let source = format!("start: T-0\n{chain}\nT-9000: \"a\"");
+    let limit = "9001 terminals that refer to one another; the limit is 400";
+    check(
+        is_too_complex,
+        &[(lark(source.clone()), limit), (lark(format!("start: %lark {{\n{source}\n}}")), limit)],
+    );
 }
 
 #[test]
