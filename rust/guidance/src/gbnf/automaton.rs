@@ -6,7 +6,7 @@ use super::places::Bits;
 use super::steps::Steps;
 
 /// Steps for a node that is added to an automaton.
-const STEPS_OF_A_NODE: usize = 8;
+const STEPS_OF_A_NODE: usize = 16;
 
 /// The positions of the characters of a terminal (Glushkov's automaton). Repetitions are unlimited.
 #[derive(Default)]

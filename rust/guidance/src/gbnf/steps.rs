@@ -2,8 +2,9 @@
 
 use super::TranslationError;
 
-/// Maximum work: operations on words of bit sets, and copies and comparisons of characters. At most about a second.
-const MAX_STEPS: usize = 20_000_000;
+/// Maximum work: operations on words of bit sets, and copies and comparisons of characters. It takes less than half a
+/// second.
+const MAX_STEPS: usize = 40_000_000;
 
 /// The work that is left.
 pub(super) struct Steps(usize);

@@ -19,7 +19,7 @@ use super::steps::Steps;
 const MAX_POSITIONS: usize = 500;
 
 /// Steps for a pair of leaves that is stored.
-const STEPS_OF_A_PAIR: usize = 4;
+const STEPS_OF_A_PAIR: usize = 8;
 
 pub(super) struct Terminals<'a> {
     grammar: &'a Grammar,
