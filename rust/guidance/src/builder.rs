@@ -8,8 +8,9 @@ use llguidance::earley::{CGrammar, CSymIdx, SlicedBiasComputer};
 use llguidance::{ParserFactory, TokenParser};
 use toktrie::InferenceCapabilities;
 
+use crate::lark_tokens::{self, LarkKind, LarkToken};
 use crate::matcher::CompiledGrammar;
-use crate::scan::{BracketCounts, Syntax, count_brackets};
+use crate::scan::{BracketCounts, Syntax, count_brackets, count_lark_brackets};
 use crate::{
     GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary, gbnf, lark, library, schema, terminal_chain,
 };
@@ -80,7 +81,8 @@ impl GrammarBuilder {
     /// Checks the spec and writes it in a notation of the library.
     fn write_source(&self, spec: &GrammarSpec) -> Result<TopLevelGrammar, GuidanceError> {
         let kind = spec.kind();
-        check_size(kind, spec.source_bytes(), self.limits.source_bytes)?;
+        let (bytes, limit) = (spec.source_bytes(), self.limits.source_bytes);
+        check(kind, bytes <= limit, || format!("{bytes} bytes; the limit is {limit}"))?;
         let source = match spec {
             GrammarSpec::JsonObject => {
                 return Ok(TopLevelGrammar::from_json_schema(schema::prepare_schema(
@@ -103,13 +105,12 @@ impl GrammarBuilder {
             }
             GrammarSpec::Choice(texts) => lark::choice(kind, texts)?,
             GrammarSpec::Lark(source) => {
-                let schemas = self.check_brackets(kind, source, Syntax::Lark)?.schemas;
-                schema::prepare_embedded(kind, source, &schemas, &self.limits)?
+                let tokens = self.check_lark(kind, source)?;
+                schema::prepare_embedded(kind, source, &tokens, &self.limits)?
             }
             GrammarSpec::Gbnf(source) => {
-                self.check_brackets(kind, source, Syntax::Gbnf)?;
-                let lark = gbnf::translate(kind, source, &self.vocabulary)?;
-                self.check_brackets(kind, &lark, Syntax::Lark)?;
+                let lark = gbnf::translate(kind, source, &self.vocabulary, &self.limits)?;
+                self.check_lark(kind, &lark)?;
                 lark
             }
             GrammarSpec::ToolCalls(calls) => {
@@ -122,49 +123,42 @@ impl GrammarBuilder {
         Ok(TopLevelGrammar::from_lark(source))
     }
 
-    fn check_brackets(
-        &self,
-        kind: &'static str,
-        source: &str,
-        syntax: Syntax,
-    ) -> Result<BracketCounts, GuidanceError> {
-        let brackets = count_brackets(source, syntax);
-        let too_complex = |limit: String| Err(GuidanceError::TooComplex { kind, limit });
-        if brackets.nesting > self.limits.nesting {
-            let limit = self.limits.nesting;
-            return too_complex(format!("brackets nested {} deep; the limit is {limit}", brackets.nesting));
-        }
-        if matches!(syntax, Syntax::Lark | Syntax::Gbnf) {
-            // A chain of rules recurses through the brackets of each of them.
-            if brackets.intersections > MAX_INTERSECTIONS {
-                return too_complex(format!(
-                    "{} intersections (&); the limit is {MAX_INTERSECTIONS}",
-                    brackets.intersections
-                ));
-            }
-            let definition = if syntax == Syntax::Gbnf { "::=" } else { ":" };
-            let recursion = brackets.opened + source.matches(definition).count();
-            if recursion > self.limits.recursion {
-                let limit = self.limits.recursion;
-                return too_complex(format!("{recursion} rules and brackets; the limit is {limit}"));
-            }
-            // GBNF has no terminals; those of its translation are checked.
-            let chain = if syntax == Syntax::Lark { terminal_chain::longest(source) } else { 0 };
-            if chain > MAX_TERMINAL_CHAIN {
-                return too_complex(format!(
-                    "{chain} terminals that refer to one another; the limit is {MAX_TERMINAL_CHAIN}"
-                ));
-            }
-        }
-        Ok(brackets)
+    fn check_brackets(&self, kind: &'static str, source: &str, syntax: Syntax) -> Result<(), GuidanceError> {
+        self.check_nesting(kind, &count_brackets(source, syntax))
+    }
+
+    fn check_nesting(&self, kind: &'static str, brackets: &BracketCounts) -> Result<(), GuidanceError> {
+        let (nesting, limit) = (brackets.nesting, self.limits.nesting);
+        check(kind, nesting <= limit, || format!("brackets nested {nesting} deep; the limit is {limit}"))
+    }
+
+    /// Divides a Lark grammar into its tokens and checks them.
+    fn check_lark(&self, kind: &'static str, source: &str) -> Result<Vec<LarkToken>, GuidanceError> {
+        let tokens = lark_tokens::divide(source).map_err(|reason| GuidanceError::Invalid { kind, reason })?;
+        let brackets = count_lark_brackets(source, &tokens);
+        self.check_nesting(kind, &brackets)?;
+        let count = |kind| tokens.iter().filter(|token| token.kind == kind).count();
+        let intersections = count(LarkKind::And);
+        check(kind, intersections <= MAX_INTERSECTIONS, || {
+            format!("{intersections} intersections (&); the limit is {MAX_INTERSECTIONS}")
+        })?;
+        // A chain of rules recurses through the brackets of each of them.
+        let (recursion, limit) = (brackets.opened + count(LarkKind::Colon), self.limits.recursion);
+        check(kind, recursion <= limit, || format!("{recursion} rules and brackets; the limit is {limit}"))?;
+        let chain = terminal_chain::longest(source, &tokens);
+        check(kind, chain <= MAX_TERMINAL_CHAIN, || {
+            format!("{chain} terminals that refer to one another; the limit is {MAX_TERMINAL_CHAIN}")
+        })?;
+        Ok(tokens)
     }
 }
 
-fn check_size(kind: &'static str, bytes: usize, limit: usize) -> Result<(), GuidanceError> {
-    if bytes <= limit {
-        return Ok(());
-    }
-    Err(GuidanceError::TooComplex { kind, limit: format!("{bytes} bytes; the limit is {limit}") })
+fn check(
+    kind: &'static str,
+    is_within_limit: bool,
+    limit: impl FnOnce() -> String,
+) -> Result<(), GuidanceError> {
+    if is_within_limit { Ok(()) } else { Err(GuidanceError::TooComplex { kind, limit: limit() }) }
 }
 
 /// The error of a source that the library cannot translate: too large or invalid.

@@ -3,8 +3,8 @@
 //! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until
 //! the library's own limits end it; its result is cached for later requests. Meanwhile its client gets no other grammar,
 //! and another thread serves those of other clients. Callers that ask for the same grammar in the meantime wait for the
-//! same compilation. A queued grammar without callers is removed from the queue. The clients of the queue take turns, so
-//! that many grammars of one do not delay those of another.
+//! same compilation. A queued grammar without callers is removed from the queue. The clients of the queue take turns, and
+//! one grammar of a client is compiled at a time, so that many grammars of one do not delay those of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -210,7 +210,7 @@ impl CompileWorkers {
     fn run(&self) {
         let mut queue = self.lock();
         loop {
-            let Some(spec) = queue.pending.pop() else {
+            let Some(spec) = queue.pop() else {
                 if queue.closed || queue.num_workers > self.limits.max_workers() {
                     queue.num_workers -= 1;
                     return;
@@ -291,9 +291,13 @@ impl CompileWorkers {
 }
 
 impl CompileJob {
+    fn is_compiling(&self) -> bool {
+        self.result.is_none() && self.started.is_some()
+    }
+
     /// Whether its compilation has exceeded the time limit and goes on.
     fn is_late(&self, limit: Duration) -> bool {
-        self.result.is_none() && self.started.is_some_and(|started| started.elapsed() > limit)
+        self.is_compiling() && self.started.is_some_and(|started| started.elapsed() > limit)
     }
 
     /// The start of the time limit for a caller that waits since `begin`. It restarts when compilation starts.
@@ -305,5 +309,12 @@ impl CompileJob {
 impl CompileQueue {
     fn job(&mut self, spec: &Arc<GrammarSpec>) -> &mut CompileJob {
         self.jobs.get_mut(spec).expect("a job with callers or a worker stays in the map; this is a bug")
+    }
+
+    /// Takes the next grammar of a client without one that is compiled now.
+    fn pop(&mut self) -> Option<Arc<GrammarSpec>> {
+        let jobs = &self.jobs;
+        let is_busy = |client| jobs.values().any(|job| job.client == client && job.is_compiling());
+        self.pending.pop(|client| client.is_none() || !is_busy(client))
     }
 }

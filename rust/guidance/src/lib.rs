@@ -21,6 +21,7 @@ mod error;
 mod gbnf;
 mod grammar;
 mod lark;
+mod lark_tokens;
 mod library;
 mod limits;
 mod matcher;

@@ -1,4 +1,6 @@
-//! One linear pass over a grammar's source that measures its brackets, before any recursive parser reads it.
+//! A linear pass over a grammar's source that measures its brackets, before any recursive parser reads it.
+
+use crate::lark_tokens::{LarkKind, LarkToken};
 
 /// Bracket counts of a source.
 #[derive(Default)]
@@ -7,10 +9,6 @@ pub(crate) struct BracketCounts {
     pub(crate) nesting: usize,
     /// Number of opening brackets.
     pub(crate) opened: usize,
-    /// Number of Lark's intersection operators (`&`) outside strings and regular expressions.
-    pub(crate) intersections: usize,
-    /// The offsets after Lark's keyword `%json` outside strings and regular expressions.
-    pub(crate) schemas: Vec<usize>,
 }
 
 /// The syntax of a source, as far as brackets are concerned.
@@ -20,48 +18,27 @@ pub(crate) enum Syntax {
     Json,
     /// Escaped brackets and brackets in character classes are ignored.
     Regex,
-    /// Like JSON, plus comments, plus regular expressions between slashes, whose brackets are counted.
-    Lark,
-    /// Like JSON, plus comments, names of tokens and character classes, whose brackets are ignored.
-    Gbnf,
 }
-
-/// Keyword of a JSON schema in a Lark grammar.
-const SCHEMA: &str = "%json";
 
 /// Counts the brackets of a source in one pass.
 pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
     let mut counted = BracketCounts::default();
     let mut open: usize = 0;
     let mut bytes = source.bytes().peekable();
-    let (lark, gbnf) = (syntax == Syntax::Lark, syntax == Syntax::Gbnf);
-    let mut within_regex = syntax == Syntax::Regex;
+    let is_regex = syntax == Syntax::Regex;
     let mut within_class = false;
     while let Some(byte) = bytes.next() {
         match byte {
             b'\\' => drop(bytes.next()),
-            b'/' if lark && within_regex => (within_regex, within_class) = (false, false),
-            b']' if within_regex || gbnf => within_class = false,
+            b']' if is_regex => within_class = false,
             _ if within_class => {}
-            b'[' if gbnf => within_class = true,
-            b'[' if within_regex => {
+            b'[' if is_regex => {
                 within_class = true;
                 // A leading closing bracket is a member of the class.
                 bytes.next_if_eq(&b'^');
                 bytes.next_if_eq(&b']');
             }
-            b'/' if lark && bytes.peek() == Some(&b'/') => skip_to(&mut bytes, b'\n'),
-            b'/' if lark => within_regex = true,
-            b'#' if (lark || gbnf) && !within_regex => skip_to(&mut bytes, b'\n'),
-            // The name of a special token may contain any of these characters.
-            b'<' if (lark || gbnf) && !within_regex => skip_to(&mut bytes, b'>'),
-            b'"' if !within_regex => skip_string(&mut bytes),
-            b'%' if lark && !within_regex => {
-                let offset = source.len() - bytes.len() - 1;
-                let is_schema = source[offset..].starts_with(SCHEMA);
-                counted.schemas.extend(is_schema.then_some(offset + SCHEMA.len()));
-            }
-            b'&' if !within_regex => counted.intersections += 1,
+            b'"' if !is_regex => skip_string(&mut bytes),
             b'(' | b'[' | b'{' => {
                 open += 1;
                 counted.opened += 1;
@@ -74,11 +51,7 @@ pub(crate) fn count_brackets(source: &str, syntax: Syntax) -> BracketCounts {
     counted
 }
 
-pub(crate) fn skip_to(bytes: &mut impl Iterator<Item = u8>, end: u8) {
-    bytes.find(|&byte| byte == end);
-}
-
-pub(crate) fn skip_string(bytes: &mut impl Iterator<Item = u8>) {
+fn skip_string(bytes: &mut impl Iterator<Item = u8>) {
     while let Some(byte) = bytes.next() {
         match byte {
             b'\\' => drop(bytes.next()),
@@ -88,49 +61,69 @@ pub(crate) fn skip_string(bytes: &mut impl Iterator<Item = u8>) {
     }
 }
 
+/// Counts the brackets of a Lark grammar, also those in its regular expressions and JSON values.
+pub(crate) fn count_lark_brackets(source: &str, tokens: &[LarkToken]) -> BracketCounts {
+    let mut counted = BracketCounts::default();
+    let mut open: usize = 0;
+    for token in tokens {
+        let text = &source[token.range.clone()];
+        let inner = match token.kind {
+            LarkKind::Open => {
+                open += 1;
+                BracketCounts { nesting: 0, opened: 1 }
+            }
+            LarkKind::Close => {
+                open = open.saturating_sub(1);
+                continue;
+            }
+            LarkKind::Regex => count_brackets(text, Syntax::Regex),
+            LarkKind::Json => count_brackets(text, Syntax::Json),
+            _ => continue,
+        };
+        counted.opened += inner.opened;
+        counted.nesting = counted.nesting.max(open + inner.nesting);
+    }
+    counted
+}
+
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
+    use crate::lark_tokens;
 
     fn check(source: &str, syntax: Syntax, nesting: usize, opened: usize) {
         let counted = count_brackets(source, syntax);
         assert_eq!((counted.nesting, counted.opened), (nesting, opened), "{source}");
     }
 
+    fn check_lark(source: &str, nesting: usize, opened: usize) {
+        let counted = count_lark_brackets(source, &lark_tokens::divide(source).unwrap());
+        assert_eq!((counted.nesting, counted.opened), (nesting, opened), "{source}");
+    }
+
     #[test]
     fn brackets_in_strings_and_comments_are_ignored() {
         check(r#"{"a": ["(((", "\"[["]}"#, Syntax::Json, 2, 2);
-        check("start: (\"((\" | \"[\") # ((((\n// ((((\na: [b]", Syntax::Lark, 1, 2);
+        check_lark("start: (\"((\" | \"[\") # ((((\n// ((((\na: [b]", 1, 2);
     }
 
     #[test]
     fn regex_brackets_count_unless_escaped_or_in_a_class() {
         check(r"(a(b)\(\()[(((]{2}", Syntax::Regex, 2, 3);
         check("[](]([^](](x))", Syntax::Regex, 2, 2);
-        check(r#"start: /\/((a")/ ("b")"#, Syntax::Lark, 2, 3);
-        check("start: /[(/ ((b))", Syntax::Lark, 2, 2);
+        check_lark(r#"start: /\/((a")/ ("b")"#, 2, 3);
+        check_lark("start: /[(/ ((b))", 2, 2);
     }
 
     #[test]
     fn special_token_name_does_not_hide_later_brackets() {
-        check(r#"start: <"> ((<//> (<#> "(""#, Syntax::Lark, 3, 3);
+        check_lark(r#"start: <"> ((<//> (<#> "(""#, 3, 3);
     }
 
     #[test]
-    fn gbnf_brackets_count_only_in_rules() {
-        check("root ::= (\"((\" [(\"] [[(] <(> !<[5]> \"\\\"(\") # ((\na ::= (b{2})", Syntax::Gbnf, 2, 3);
-    }
-
-    #[test]
-    fn intersections_in_strings_regexes_and_comments_are_ignored() {
-        assert_eq!(count_brackets("start: A & /b&c/ & \"&\" # &\n", Syntax::Lark).intersections, 2);
-    }
-
-    #[test]
-    fn schemas_in_strings_regexes_and_comments_are_ignored() {
-        let source = "start: %json {\"a\": \"%json\"} \"%json\" /%json/ <%json> # %json\na: %json true";
-        let schemas = count_brackets(source, Syntax::Lark).schemas;
-        assert_eq!(schemas.iter().map(|&at| &source[at..at + 3]).collect::<Vec<_>>(), [" {\"", " tr"]);
+    fn brackets_of_json_values_count_within_those_around_them() {
+        check_lark(r#"start: (%json {"a": ["(", [1]]} (%regex {"b": {}}))"#, 4, 7);
     }
 
     #[test]

@@ -3,11 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::scan::{skip_string, skip_to};
+use crate::lark_tokens::{LarkKind, LarkToken};
 
 /// The number of terminals in the longest chain. It is not exact if there is a cycle, which the library refuses.
-pub(crate) fn longest(source: &str) -> usize {
-    let terminals = references(source);
+pub(crate) fn longest(source: &str, tokens: &[LarkToken]) -> usize {
+    let terminals = references(source, tokens);
     let referred_by = |name: &str| terminals.get(name).map(Vec::as_slice).unwrap_or_default();
     let (mut found, mut lengths) = (HashSet::<&str>::new(), HashMap::<&str, usize>::new());
     // The path from a terminal to those that it refers to, with the number of references that were followed.
@@ -29,70 +29,64 @@ pub(crate) fn longest(source: &str) -> usize {
 }
 
 /// The terminals of a source, each with those that its definition names.
-fn references(source: &str) -> HashMap<&str, Vec<&str>> {
+fn references<'a>(source: &'a str, tokens: &[LarkToken]) -> HashMap<&'a str, Vec<&'a str>> {
     let mut terminals = HashMap::<&str, Vec<&str>>::new();
     let mut current = None;
-    let mut bytes = source.bytes().peekable();
-    let mut within_regex = false;
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'\\' => drop(bytes.next()),
-            b'/' if within_regex => within_regex = false,
-            _ if within_regex => {}
-            b'/' if bytes.peek() == Some(&b'/') => skip_to(&mut bytes, b'\n'),
-            b'/' => within_regex = true,
-            b'#' => skip_to(&mut bytes, b'\n'),
-            b'<' => skip_to(&mut bytes, b'>'),
-            b'"' => skip_string(&mut bytes),
-            _ if is_name(byte) => {
-                let start = source.len() - bytes.len() - 1;
-                while bytes.next_if(|byte| is_name(*byte)).is_some() {}
-                let name = &source[start..source.len() - bytes.len()];
-                let is_terminal =
-                    name.trim_start_matches('_').starts_with(|first: char| first.is_ascii_uppercase());
-                if byte.is_ascii_digit() {
-                    continue; // a priority or a number of repetitions
-                }
-                if is_definition(source[start + name.len()..].trim_start()) {
-                    current = is_terminal.then_some(name);
-                    terminals.entry(name).or_default();
-                } else if let Some(defined) = current.filter(|_| is_terminal) {
-                    terminals.entry(defined).or_default().push(name);
-                }
-            }
-            _ => {}
+    for (index, token) in tokens.iter().enumerate() {
+        let is_terminal = token.kind == LarkKind::Terminal;
+        if !is_terminal && token.kind != LarkKind::Rule {
+            continue;
+        }
+        let name = &source[token.range.clone()];
+        if is_definition(source, &tokens[index + 1..]) {
+            current = is_terminal.then_some(name);
+        }
+        if let (true, Some(defined)) = (is_terminal, current) {
+            let referred = terminals.entry(defined).or_default();
+            referred.extend((name != defined).then_some(name));
         }
     }
     terminals
 }
 
-fn is_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_'
-}
-
-/// Whether a name before this text is defined there: a colon follows, perhaps after a priority and attributes.
-fn is_definition(rest: &str) -> bool {
-    let rest = rest
-        .strip_prefix('.')
-        .map_or(rest, |rest| rest.trim_start_matches(|byte: char| byte.is_ascii_digit()));
-    let rest = rest.trim_start();
-    let rest = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')).map_or(rest, |(_, rest)| rest);
-    rest.trim_start().starts_with(':')
+/// Whether a name before these tokens is defined there: a colon follows, perhaps after a priority and attributes.
+fn is_definition(source: &str, rest: &[LarkToken]) -> bool {
+    let text = |token: &LarkToken| &source[token.range.clone()];
+    let mut rest = rest;
+    if let [dot, _, after @ ..] = rest
+        && text(dot) == "."
+    {
+        rest = after;
+    }
+    if let [open, after @ ..] = rest
+        && text(open) == "["
+        && let Some(close) = after.iter().position(|token| token.kind == LarkKind::Close)
+    {
+        rest = &after[close + 1..];
+    }
+    rest.first().is_some_and(|token| token.kind == LarkKind::Colon)
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::*;
+    use crate::lark_tokens;
+
+    fn longest(source: &str) -> usize {
+        super::longest(source, &lark_tokens::divide(source).unwrap())
+    }
 
     #[test]
     fn chain_has_the_terminals_that_definitions_name() {
         for (source, length) in [
-            ("start: a\na: \"x\"", 1),
-            ("start: A", 1),
+            ("start: a\na: \"x\"", 0),
+            ("start: A", 0),
+            ("start: A-0\nA-0: A-1\nA-1: \"a\"", 2),
+            ("start: %lark { start: A\n A: B # C\n B: /b/\n }", 2),
             ("start: A\nA: B B\nB: C | D\nC: \"c\"\nD: E\nE: \"e\"", 4),
             ("start: A\nA: \"B: C\" // D\n# E\n  | /F/ <G>\nB: \"b\"", 1),
             ("start: A\nA.2: (B)\n  | _C\nB[lazy]: \"b\"\n_C: B+", 3),
-            ("start: A\nA: B [C]\nB: \"b\"\nC\n: D [\"d\"]\nD: \"d\"", 3),
+            ("start: A\nA: B [C]\nB: \"b\"\nC: D [\"d\"]\nD: \"d\"", 3),
         ] {
             assert_eq!(longest(source), length, "{source}");
         }

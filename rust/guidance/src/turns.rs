@@ -36,9 +36,10 @@ impl<T: PartialEq> Turns<T> {
         }
     }
 
-    /// Takes the next item.
-    pub(crate) fn pop(&mut self) -> Option<T> {
-        let (client, mut items) = self.clients.pop_front()?;
+    /// Takes the next item of a client that may have a turn.
+    pub(crate) fn pop(&mut self, may_have: impl Fn(Option<u64>) -> bool) -> Option<T> {
+        let index = self.clients.iter().position(|&(client, _)| may_have(client))?;
+        let (client, mut items) = self.clients.remove(index)?;
         let item = items.pop_front()?;
         self.len -= 1;
         self.last = Some(client);
@@ -73,8 +74,22 @@ mod tests {
         assert_eq!(turns.len(), 7);
         turns.remove(&"b");
         turns.remove(&"b");
-        let order: Vec<_> = std::iter::from_fn(|| turns.pop()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| turns.pop(|_| true)).collect();
         assert_eq!(order, ["a", "d", "f", "c", "g", "e"]);
+        assert_eq!(turns.len(), 0);
+    }
+
+    #[test]
+    fn a_client_that_may_have_no_turn_keeps_its_place() {
+        let mut turns = Turns::default();
+        for (client, item) in [(1, "a"), (2, "b"), (2, "c"), (1, "d")] {
+            turns.push(Some(client), item);
+        }
+        let without_first = |client| client != Some(1);
+        assert_eq!(turns.pop(without_first), Some("b"));
+        assert_eq!(turns.pop(without_first), Some("c"));
+        assert_eq!(turns.pop(without_first), None);
+        assert_eq!([turns.pop(|_| true), turns.pop(|_| true)], [Some("a"), Some("d")]);
         assert_eq!(turns.len(), 0);
     }
 
@@ -86,13 +101,13 @@ mod tests {
         }
         let mut order = Vec::new();
         for item in ["b1", "b2"] {
-            order.extend(turns.pop());
+            order.extend(turns.pop(|_| true));
             turns.push(Some(2), item);
-            order.extend(turns.pop());
+            order.extend(turns.pop(|_| true));
         }
         turns.push(None, "c1");
         turns.push(Some(2), "b3");
-        order.extend(std::iter::from_fn(|| turns.pop()));
+        order.extend(std::iter::from_fn(|| turns.pop(|_| true)));
         assert_eq!(order, ["a1", "b1", "a2", "b2", "a3", "c1", "b3"]);
     }
 
@@ -103,6 +118,7 @@ mod tests {
         turns.push(Some(2), 2);
         turns.remove(&1);
         turns.push(Some(1), 3);
-        assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(2), Some(3), None]);
+        let order: Vec<_> = std::iter::from_fn(|| turns.pop(|_| true)).collect();
+        assert_eq!(order, [2, 3]);
     }
 }

@@ -1,8 +1,12 @@
 //! Automata of terminals, and the comparison of two of them.
 
+use super::TranslationError;
 use super::grammar::{CharacterSet, Grammar, Node, NodeId};
 use super::places::Bits;
-use super::terminals::{AnalysisError, Steps};
+use super::steps::Steps;
+
+/// Steps for a node that is added to an automaton.
+const STEPS_OF_A_NODE: usize = 16;
 
 /// The positions of the characters of a terminal (Glushkov's automaton). Repetitions are unlimited.
 #[derive(Default)]
@@ -32,7 +36,7 @@ impl<'a> Automaton<'a> {
         sizes: &[Option<usize>],
         node: NodeId,
         steps: &mut Steps,
-    ) -> Result<Self, AnalysisError> {
+    ) -> Result<Self, TranslationError> {
         let mut automaton = Self::default();
         let part = automaton.add(grammar, sizes, node, steps)?;
         automaton.first = part.first;
@@ -47,11 +51,11 @@ impl<'a> Automaton<'a> {
         sizes: &[Option<usize>],
         node: NodeId,
         steps: &mut Steps,
-    ) -> Result<Part, AnalysisError> {
+    ) -> Result<Part, TranslationError> {
+        steps.take(STEPS_OF_A_NODE)?;
         if sizes[node] == Some(0) {
             return Ok(Part { is_nullable: true, ..Part::default() });
         }
-        steps.take(1)?;
         match &grammar.nodes[node] {
             Node::Characters(set) => {
                 self.characters.push(set);
@@ -65,6 +69,7 @@ impl<'a> Automaton<'a> {
                 let mut whole = Part { is_nullable: true, ..Part::default() };
                 for &child in children {
                     let part = self.add(grammar, sizes, child, steps)?;
+                    steps.take(part.first.len() + part.last.len())?;
                     self.connect(&whole.last, &part.first, steps)?;
                     if whole.is_nullable {
                         whole.first.extend(&part.first);
@@ -81,6 +86,7 @@ impl<'a> Automaton<'a> {
                 let mut whole = Part::default();
                 for &child in children {
                     let part = self.add(grammar, sizes, child, steps)?;
+                    steps.take(part.first.len() + part.last.len())?;
                     whole.first.extend(&part.first);
                     whole.last.extend(&part.last);
                     whole.is_nullable |= part.is_nullable;
@@ -98,15 +104,15 @@ impl<'a> Automaton<'a> {
         }
     }
 
-    fn connect(&mut self, from: &[usize], to: &[usize], steps: &mut Steps) -> Result<(), AnalysisError> {
+    fn connect(&mut self, from: &[usize], to: &[usize], steps: &mut Steps) -> Result<(), TranslationError> {
         steps.take(4 * from.len() * to.len())?;
         from.iter().for_each(|&position| self.next[position].extend(to));
         Ok(())
     }
 
     /// The characters that a text can begin with.
-    pub(super) fn initial(&self) -> CharacterSet {
-        CharacterSet::union(self.first.iter().map(|&position| self.characters[position]))
+    pub(super) fn initial(&self, steps: &mut Steps) -> Result<CharacterSet, TranslationError> {
+        CharacterSet::union(self.first.iter().map(|&position| self.characters[position]), steps)
     }
 }
 
@@ -123,7 +129,7 @@ pub(super) fn compare(
     [left, right]: [&Automaton<'_>; 2],
     [after_left, after_right]: [&CharacterSet; 2],
     steps: &mut Steps,
-) -> Result<Comparison, AnalysisError> {
+) -> Result<Comparison, TranslationError> {
     let mut result = Comparison::default();
     // Pairs of positions that the same text leads to.
     let mut seen = Bits::table(left.next.len(), right.next.len(), steps)?;
@@ -133,11 +139,8 @@ pub(super) fn compare(
         for &first in firsts {
             for &second in seconds {
                 let sets = [left.characters[first], right.characters[second]];
-                if seen[first].insert(second) {
-                    steps.take(sets[0].ranges().len() + sets[1].ranges().len())?;
-                    if sets[0].intersects(sets[1]) {
-                        pending.push((first, second));
-                    }
+                if seen[first].insert(second) && sets[0].intersects(sets[1], steps)? {
+                    pending.push((first, second));
                 }
             }
         }
@@ -145,10 +148,12 @@ pub(super) fn compare(
     };
     let can_follow =
         |automaton: &Automaton<'_>, position: usize, follow: &CharacterSet, steps: &mut Steps| {
-            let next = &automaton.next[position];
-            let sets = next.iter().map(|&next| automaton.characters[next]);
-            steps.take(sets.clone().map(|set| set.ranges().len() + follow.ranges().len()).sum())?;
-            Ok(sets.into_iter().any(|set| set.intersects(follow)))
+            for &next in &automaton.next[position] {
+                if automaton.characters[next].intersects(follow, steps)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         };
     reach(&left.first, &right.first, &mut pending, steps)?;
     while let Some((first, second)) = pending.pop() {

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+use super::TranslationError;
+use super::steps::Steps;
+
 /// The index of a node in [`Grammar::nodes`].
 pub(super) type NodeId = usize;
 
@@ -114,6 +117,9 @@ impl TokenReference {
     }
 }
 
+/// Steps for a range that is sorted and stored.
+const STEPS_OF_A_RANGE: usize = 8;
+
 /// A set of characters: ranges of code points, both ends included, in ascending order, apart from each other.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(super) struct CharacterSet {
@@ -125,8 +131,8 @@ const MAX_CODE_POINT: u32 = char::MAX as u32;
 const SURROGATES: (u32, u32) = (0xd800, 0xdfff);
 
 impl CharacterSet {
-    pub(super) fn new(ranges: impl IntoIterator<Item = (u32, u32)>) -> Self {
-        let mut sorted: Vec<_> = ranges.into_iter().collect();
+    pub(super) fn new(mut sorted: Vec<(u32, u32)>, steps: &mut Steps) -> Result<Self, TranslationError> {
+        steps.take(sorted.len() * STEPS_OF_A_RANGE)?;
         sorted.sort_unstable();
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         for (first, last) in sorted {
@@ -135,18 +141,20 @@ impl CharacterSet {
                 _ => ranges.push((first, last)),
             }
         }
-        Self { ranges }
+        Ok(Self { ranges })
     }
 
     pub(super) fn all() -> Self {
-        Self::default().complement()
+        Self { ranges: vec![(0, SURROGATES.0 - 1), (SURROGATES.1 + 1, MAX_CODE_POINT)] }
     }
 
     /// The characters that are not in the set.
-    pub(super) fn complement(&self) -> Self {
+    pub(super) fn complement(&self, steps: &mut Steps) -> Result<Self, TranslationError> {
         let mut ranges = Vec::new();
         let mut next = 0;
-        let excluded = Self::new(self.ranges.iter().copied().chain([SURROGATES])).ranges;
+        steps.take(self.ranges.len() * STEPS_OF_A_RANGE)?;
+        let excluded = self.ranges.iter().copied().chain([SURROGATES]).collect();
+        let excluded = Self::new(excluded, steps)?.ranges;
         for (first, last) in excluded {
             if next < first {
                 ranges.push((next, first - 1));
@@ -156,18 +164,27 @@ impl CharacterSet {
         if next <= MAX_CODE_POINT {
             ranges.push((next, MAX_CODE_POINT));
         }
-        Self { ranges }
+        Ok(Self { ranges })
     }
 
-    pub(super) fn union<'a>(sets: impl IntoIterator<Item = &'a Self>) -> Self {
-        Self::new(sets.into_iter().flat_map(|set| set.ranges.iter().copied()))
+    pub(super) fn union<'a>(
+        sets: impl IntoIterator<Item = &'a Self>,
+        steps: &mut Steps,
+    ) -> Result<Self, TranslationError> {
+        let mut ranges = Vec::new();
+        for set in sets {
+            steps.take(1 + set.ranges.len() * STEPS_OF_A_RANGE)?;
+            ranges.extend_from_slice(&set.ranges);
+        }
+        Self::new(ranges, steps)
     }
 
-    pub(super) fn intersects(&self, other: &Self) -> bool {
+    pub(super) fn intersects(&self, other: &Self, steps: &mut Steps) -> Result<bool, TranslationError> {
+        steps.take(self.ranges.len() + other.ranges.len())?;
         let (mut left, mut right) = (self.ranges.iter().peekable(), other.ranges.iter().peekable());
         while let (Some(&&(first, last)), Some(&&(other_first, other_last))) = (left.peek(), right.peek()) {
             if first.max(other_first) <= last.min(other_last) {
-                return true;
+                return Ok(true);
             }
             if last < other_last {
                 left.next()
@@ -175,7 +192,7 @@ impl CharacterSet {
                 right.next()
             };
         }
-        false
+        Ok(false)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -188,25 +205,42 @@ impl CharacterSet {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
     fn set(ranges: &[(char, char)]) -> CharacterSet {
-        CharacterSet::new(ranges.iter().map(|&(first, last)| (u32::from(first), u32::from(last))))
+        let ranges = ranges.iter().map(|&(first, last)| (u32::from(first), u32::from(last)));
+        CharacterSet::new(ranges.collect(), &mut Steps::new()).unwrap()
     }
 
     #[test]
     fn complement_has_the_other_characters_and_no_surrogates() {
+        let complement = |set: &CharacterSet| set.complement(&mut Steps::new()).unwrap();
         let expected = [(0, 0x60), (0x7b, 0xd7ff), (0xe000, 0x10_ffff)];
-        assert_eq!(set(&[('b', 'z'), ('a', 'c')]).complement().ranges(), expected);
-        assert!(CharacterSet::all().complement().is_empty());
+        assert_eq!(complement(&set(&[('b', 'z'), ('a', 'c')])).ranges(), expected);
+        assert!(complement(&CharacterSet::all()).is_empty());
+        assert_eq!(complement(&CharacterSet::default()).ranges(), CharacterSet::all().ranges());
     }
 
     #[test]
     fn sets_intersect_if_a_character_is_in_both() {
         let digits_and_lower = set(&[('0', '9'), ('a', 'f')]);
-        assert!(digits_and_lower.intersects(&set(&[('A', 'Z'), ('f', 'z')])));
-        assert!(!digits_and_lower.intersects(&set(&[('A', 'Z'), ('g', 'z')])));
-        assert!(!digits_and_lower.intersects(&CharacterSet::default()));
+        let intersects =
+            |other: &CharacterSet| digits_and_lower.intersects(other, &mut Steps::new()).unwrap();
+        assert!(intersects(&set(&[('A', 'Z'), ('f', 'z')])));
+        assert!(!intersects(&set(&[('A', 'Z'), ('g', 'z')])));
+        assert!(!intersects(&CharacterSet::default()));
+    }
+
+    #[test]
+    fn every_operation_takes_steps_for_its_ranges() {
+        let ranges: Vec<_> = (0..1_000).map(|index| (3 * index, 3 * index + 1)).collect();
+        let set = CharacterSet::new(ranges.clone(), &mut Steps::new()).unwrap();
+        let few = || Steps::with(999);
+        assert!(CharacterSet::new(ranges, &mut few()).is_err());
+        assert!(set.complement(&mut few()).is_err());
+        assert!(CharacterSet::union([&set], &mut few()).is_err());
+        assert!(set.intersects(&CharacterSet::default(), &mut few()).is_err());
     }
 }

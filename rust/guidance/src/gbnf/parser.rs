@@ -2,25 +2,37 @@
 
 use std::collections::HashMap;
 
+use super::TranslationError;
 use super::grammar::{CharacterSet, Grammar, Node, NodeId, Rule, TokenReference};
-use crate::Vocabulary;
+use super::steps::Steps;
+use crate::{GuidanceLimits, Vocabulary};
 
 /// Maximum number of repetitions that can be written in a grammar.
 const MAX_REPETITIONS: u32 = 1_000_000;
 
-/// Parses a source. The brackets in it must not be nested too deeply for recursion.
+/// Parses a source.
 ///
 /// # Errors
-/// The line, the rule and the reason.
-pub(super) fn parse(source: &str, vocabulary: &Vocabulary) -> Result<Grammar, String> {
+/// [`TranslationError::Invalid`] with the line, the rule and the reason. [`TranslationError::TooComplex`] if the
+/// grammar is nested too deeply for recursion.
+pub(super) fn parse(
+    source: &str,
+    vocabulary: &Vocabulary,
+    limits: &GuidanceLimits,
+    steps: &mut Steps,
+) -> Result<Grammar, TranslationError> {
     let mut parser = Parser {
         source,
         position: 0,
         vocabulary,
+        limits,
+        steps,
         grammar: Grammar::default(),
         names: HashMap::new(),
         rule: String::new(),
         counted: (0, 1),
+        depth: 0,
+        num_levels: 0,
     };
     parser.parse()?;
     Ok(parser.grammar)
@@ -31,6 +43,8 @@ struct Parser<'a> {
     /// Offset of the next character, in bytes.
     position: usize,
     vocabulary: &'a Vocabulary,
+    limits: &'a GuidanceLimits,
+    steps: &'a mut Steps,
     grammar: Grammar,
     /// Indices of rules, also of those that are not defined yet.
     names: HashMap<&'a str, usize>,
@@ -38,28 +52,38 @@ struct Parser<'a> {
     rule: String,
     /// An offset and its line, from 1.
     counted: (usize, usize),
+    /// Number of open brackets.
+    depth: usize,
+    /// Number of rules, brackets, and repetitions of repetitions, which the translation puts in brackets.
+    num_levels: usize,
 }
 
 /// The body of a rule that has no definition yet.
 const UNDEFINED: NodeId = NodeId::MAX;
 
 impl<'a> Parser<'a> {
-    fn parse(&mut self) -> Result<(), String> {
+    fn parse(&mut self) -> Result<(), TranslationError> {
         self.skip_space(true);
         while self.peek().is_some() {
             self.parse_rule()?;
             self.skip_space(true);
         }
         if let Some(rule) = self.grammar.rules.iter().find(|rule| rule.body == UNDEFINED) {
-            return Err(format!("line {}: the rule {:?} is not defined", rule.line, rule.name));
+            let reason = format!("line {}: the rule {:?} is not defined", rule.line, rule.name);
+            return Err(TranslationError::Invalid(reason));
         }
-        self.grammar.root = *self.names.get("root").ok_or("the rule \"root\" is not defined")?;
+        let root = self.names.get("root").copied();
+        self.grammar.root =
+            root.ok_or_else(|| TranslationError::Invalid("the rule \"root\" is not defined".into()))?;
         Ok(())
     }
 
-    fn parse_rule(&mut self) -> Result<(), String> {
+    fn parse_rule(&mut self) -> Result<(), TranslationError> {
         let line = self.line();
-        let name = self.parse_name().ok_or_else(|| format!("line {line}: the name of a rule is missing"))?;
+        self.add_level()?;
+        let name = self.parse_name().ok_or_else(|| {
+            TranslationError::Invalid(format!("line {line}: the name of a rule is missing"))
+        })?;
         name.clone_into(&mut self.rule);
         self.skip_space(false);
         if !self.take("::=") {
@@ -81,7 +105,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn parse_choice(&mut self, is_nested: bool) -> Result<NodeId, String> {
+    fn parse_choice(&mut self, is_nested: bool) -> Result<NodeId, TranslationError> {
         let mut alternatives = vec![self.parse_sequence(is_nested)?];
         while self.take("|") {
             self.skip_space(true);
@@ -90,7 +114,7 @@ impl<'a> Parser<'a> {
         Ok(self.add_group(alternatives, Node::Choice))
     }
 
-    fn parse_sequence(&mut self, is_nested: bool) -> Result<NodeId, String> {
+    fn parse_sequence(&mut self, is_nested: bool) -> Result<NodeId, TranslationError> {
         let mut items: Vec<NodeId> = Vec::new();
         while let Some(character) = self.peek() {
             let repetitions = match character {
@@ -103,6 +127,9 @@ impl<'a> Parser<'a> {
             if let Some((min, max)) = repetitions {
                 self.position += 1;
                 let item = items.pop().ok_or_else(|| self.error("there is nothing to repeat"))?;
+                if matches!(self.grammar.nodes[item], Node::Repeat(..)) {
+                    self.add_level()?;
+                }
                 let repeat =
                     if max == Some(0) { Node::Sequence(Vec::new()) } else { Node::Repeat(item, min, max) };
                 items.push(self.add(repeat));
@@ -129,15 +156,32 @@ impl<'a> Parser<'a> {
         Ok(self.add_group(items, Node::Sequence))
     }
 
-    fn parse_group(&mut self) -> Result<NodeId, String> {
+    fn parse_group(&mut self) -> Result<NodeId, TranslationError> {
         self.position += 1;
+        self.add_level()?;
+        self.depth += 1;
+        let limit = self.limits.nesting;
+        if self.depth > limit {
+            return Err(TranslationError::TooComplex(format!("brackets nested more than {limit} deep")));
+        }
         self.skip_space(true);
         let group = self.parse_choice(true)?;
+        self.depth -= 1;
         if self.take(")") { Ok(group) } else { Err(self.error("\")\" is missing")) }
     }
 
+    /// Counts a level of recursion: a chain of rules recurses through the brackets of each of them.
+    fn add_level(&mut self) -> Result<(), TranslationError> {
+        self.num_levels += 1;
+        let limit = self.limits.recursion;
+        if self.num_levels > limit {
+            return Err(TranslationError::TooComplex(format!("more than {limit} rules and brackets")));
+        }
+        Ok(())
+    }
+
     /// Parses `{m}`, `{m,}` and `{m,n}` up to the closing bracket.
-    fn parse_repetitions(&mut self, is_nested: bool) -> Result<(u32, Option<u32>), String> {
+    fn parse_repetitions(&mut self, is_nested: bool) -> Result<(u32, Option<u32>), TranslationError> {
         self.position += 1;
         self.skip_space(is_nested);
         let min = self.parse_number(MAX_REPETITIONS, "the number of repetitions")?;
@@ -160,7 +204,7 @@ impl<'a> Parser<'a> {
         Ok((min, max))
     }
 
-    fn parse_number(&mut self, limit: u32, noun: &str) -> Result<u32, String> {
+    fn parse_number(&mut self, limit: u32, noun: &str) -> Result<u32, TranslationError> {
         let rest = &self.source[self.position..];
         let digits = &rest[..rest.bytes().take_while(u8::is_ascii_digit).count()];
         self.position += digits.len();
@@ -171,7 +215,7 @@ impl<'a> Parser<'a> {
         number.ok_or_else(|| self.error(&format!("{noun} is {digits:.20}; the limit is {limit}")))
     }
 
-    fn parse_literal(&mut self) -> Result<NodeId, String> {
+    fn parse_literal(&mut self) -> Result<NodeId, TranslationError> {
         self.position += 1;
         let mut items = Vec::new();
         while !self.take("\"") {
@@ -179,12 +223,13 @@ impl<'a> Parser<'a> {
             if char::from_u32(character).is_none() {
                 return Err(self.error(&format!("\\u{character:04x} is not a character")));
             }
-            items.push(self.add(Node::Characters(CharacterSet::new([(character, character)]))));
+            let set = CharacterSet::new(vec![(character, character)], self.steps)?;
+            items.push(self.add(Node::Characters(set)));
         }
         Ok(self.add_group(items, Node::Sequence))
     }
 
-    fn parse_class(&mut self) -> Result<NodeId, String> {
+    fn parse_class(&mut self) -> Result<NodeId, TranslationError> {
         self.position += 1;
         let is_negated = self.take("^");
         let mut ranges = Vec::new();
@@ -205,9 +250,9 @@ impl<'a> Parser<'a> {
             return Err(self.error("a character class is empty"));
         }
         // Twice the complement: without surrogates.
-        let mut set = CharacterSet::new(ranges).complement();
+        let mut set = CharacterSet::new(ranges, self.steps)?.complement(self.steps)?;
         if !is_negated {
-            set = set.complement();
+            set = set.complement(self.steps)?;
         }
         if set.is_empty() {
             return Err(self.error("a character class matches no character"));
@@ -216,7 +261,7 @@ impl<'a> Parser<'a> {
     }
 
     /// A character of a string or class, as a code point; an escape can be that of a surrogate.
-    fn parse_character(&mut self, within: &str) -> Result<u32, String> {
+    fn parse_character(&mut self, within: &str) -> Result<u32, TranslationError> {
         let character = self.next(within)?;
         if character != '\\' {
             return Ok(character.into());
@@ -245,7 +290,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses `<[id]>`, `<text>`, and either after `!`.
-    fn parse_token(&mut self) -> Result<NodeId, String> {
+    fn parse_token(&mut self) -> Result<NodeId, TranslationError> {
         let negated = self.take("!");
         let start = self.position;
         let id = if self.take("<[") {
@@ -309,7 +354,7 @@ impl<'a> Parser<'a> {
         self.source[self.position..].chars().next()
     }
 
-    fn next(&mut self, within: &str) -> Result<char, String> {
+    fn next(&mut self, within: &str) -> Result<char, TranslationError> {
         let character = self.peek().ok_or_else(|| self.error(&format!("{within} is not closed")))?;
         self.position += character.len_utf8();
         Ok(character)
@@ -346,7 +391,7 @@ impl<'a> Parser<'a> {
         self.counted.1
     }
 
-    fn error(&mut self, reason: &str) -> String {
-        format!("line {}, rule {:?}: {reason}", self.line(), self.rule)
+    fn error(&mut self, reason: &str) -> TranslationError {
+        TranslationError::Invalid(format!("line {}, rule {:?}: {reason}", self.line(), self.rule))
     }
 }

@@ -1,7 +1,9 @@
 //! The terminals and tokens that can begin, and those that can follow, at the places of a GBNF grammar.
 
+use super::TranslationError;
 use super::grammar::{Grammar, Node, NodeId};
-use super::terminals::{AnalysisError, Steps, Terminals};
+use super::steps::Steps;
+use super::terminals::Terminals;
 
 /// Steps for a word of memory.
 const STEPS_OF_A_WORD: usize = 8;
@@ -14,7 +16,7 @@ pub(super) struct Bits {
 
 impl Bits {
     /// Sets of integers below `size`.
-    pub(super) fn table(count: usize, size: usize, steps: &mut Steps) -> Result<Vec<Self>, AnalysisError> {
+    pub(super) fn table(count: usize, size: usize, steps: &mut Steps) -> Result<Vec<Self>, TranslationError> {
         let words = size.div_ceil(64);
         steps.take(count.saturating_mul(words).saturating_mul(STEPS_OF_A_WORD))?;
         Ok(vec![Self { words: vec![0; words] }; count])
@@ -45,12 +47,10 @@ impl Bits {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.words.iter().enumerate().flat_map(|(index, &word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index * 64 + bit)
+            let without_lowest = |rest: &u64| Some(rest & (rest - 1)).filter(|&rest| rest != 0);
+            std::iter::successors(Some(word).filter(|&word| word != 0), without_lowest)
+                .map(move |rest| index * 64 + rest.trailing_zeros() as usize)
         })
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
     pub(super) fn num_words(&self) -> usize {
@@ -77,9 +77,9 @@ impl Places {
         terminals: &Terminals<'_>,
         nullable: &[bool],
         steps: &mut Steps,
-    ) -> Result<Self, AnalysisError> {
-        let reached = Reached::new(grammar, terminals);
+    ) -> Result<Self, TranslationError> {
         steps.take(grammar.nodes.len())?;
+        let reached = Reached::new(grammar, terminals);
         let (num_places, num_leaves) = (reached.nodes.len(), reached.leaves.len());
         let mut first = Bits::table(num_places, num_leaves, steps)?;
         let mut follow = Bits::table(num_places, num_leaves, steps)?;
@@ -157,7 +157,7 @@ impl Reached {
         while let Some(&node) = reached.nodes.get(reached.parts.len()) {
             let place = reached.parts.len();
             let children = match &grammar.nodes[node] {
-                _ if terminals.terminal(node) == Some(node) => {
+                _ if terminals.is_terminal(node) => {
                     reached.leaves.push(place);
                     &[]
                 }

@@ -9,70 +9,59 @@
 //! The check overestimates: a terminal is followed by all that follows it anywhere in the grammar, and repetitions count
 //! as unlimited.
 
+use super::TranslationError;
 use super::automaton::{Automaton, compare};
 use super::grammar::{CharacterSet, Grammar, Node, NodeId};
 use super::places::{Bits, Places};
+use super::steps::Steps;
 
 /// Maximum number of characters in a terminal that another can follow, each repetition counted once.
 const MAX_POSITIONS: usize = 500;
 
-/// Maximum work of the analysis: operations on words of bit sets, and comparisons of characters.
-const MAX_STEPS: usize = 20_000_000;
+/// Steps for a pair of leaves that is stored.
+const STEPS_OF_A_PAIR: usize = 8;
 
 pub(super) struct Terminals<'a> {
     grammar: &'a Grammar,
     /// By node: the number of characters in it, each repetition counted once. None if it contains recursion or tokens.
     sizes: Vec<Option<usize>>,
+    /// By rule without recursion: its body, or the body of the rule that it only refers to.
+    bodies: Vec<NodeId>,
     /// By node: whether it is divided into its parts.
     divided: Vec<bool>,
-}
-
-pub(super) enum AnalysisError {
-    /// The reason, with line and rule.
-    Ambiguous(String),
-    /// The limit.
-    TooComplex(String),
-}
-
-/// The work that is left.
-pub(super) struct Steps(usize);
-
-impl Steps {
-    pub(super) fn take(&mut self, count: usize) -> Result<(), AnalysisError> {
-        self.0 = self.0.checked_sub(count).ok_or_else(|| {
-            let limit = format!("the choice of its terminals takes more than {MAX_STEPS} steps");
-            AnalysisError::TooComplex(limit)
-        })?;
-        Ok(())
-    }
 }
 
 impl<'a> Terminals<'a> {
     /// Chooses the terminals.
     ///
     /// # Errors
-    /// [`AnalysisError::Ambiguous`] for a reference to a token where the same token can also be text.
-    pub(super) fn choose(grammar: &'a Grammar) -> Result<Self, AnalysisError> {
+    /// [`TranslationError::Invalid`] for a reference to a token where the same token can also be text.
+    pub(super) fn choose(grammar: &'a Grammar, steps: &mut Steps) -> Result<Self, TranslationError> {
         let divided = vec![false; grammar.nodes.len()];
         let nullable = grammar.matches_finite(true);
-        let mut terminals = Self { grammar, sizes: sizes(grammar), divided };
-        let mut steps = Steps(MAX_STEPS);
+        let (sizes, bodies) = measure_rules(grammar);
+        let mut terminals = Self { grammar, sizes, bodies, divided };
         // Nothing follows a terminal that is the whole text.
-        while terminals.terminal(grammar.root_body()).is_none() && terminals.divide(&nullable, &mut steps)? {}
+        while terminals.terminal(grammar.root_body()).is_none() && terminals.divide(&nullable, steps)? {}
         Ok(terminals)
     }
 
     /// The node that is a terminal, if the node is one or refers to one.
-    pub(super) fn terminal(&self, mut node: NodeId) -> Option<NodeId> {
+    pub(super) fn terminal(&self, node: NodeId) -> Option<NodeId> {
         self.sizes[node].filter(|&size| size > 0)?;
-        while let Node::Rule(rule) = self.grammar.nodes[node] {
-            node = self.grammar.rules[rule].body;
-        }
+        let node = match self.grammar.nodes[node] {
+            Node::Rule(rule) => self.bodies[rule],
+            _ => node,
+        };
         (!self.divided[node]).then_some(node)
     }
 
+    pub(super) fn is_terminal(&self, node: NodeId) -> bool {
+        self.terminal(node) == Some(node)
+    }
+
     /// Divides the terminals for which the longest match could be the wrong one. Returns whether there were any.
-    fn divide(&mut self, nullable: &[bool], steps: &mut Steps) -> Result<bool, AnalysisError> {
+    fn divide(&mut self, nullable: &[bool], steps: &mut Steps) -> Result<bool, TranslationError> {
         let places = Places::new(self.grammar, self, nullable, steps)?;
         let mut found = Vec::new();
         let mut automata = Vec::with_capacity(places.leaves.len());
@@ -98,10 +87,10 @@ impl<'a> Terminals<'a> {
         automata: &[Automaton],
         found: &mut Vec<NodeId>,
         steps: &mut Steps,
-    ) -> Result<(), AnalysisError> {
+    ) -> Result<(), TranslationError> {
         let following = self.following(places, automata, steps)?;
         let mut pairs = Pairs::new(places.leaves.len(), steps)?;
-        pairs.add(places.start(), places.start());
+        pairs.add([places.start(); 2], steps)?;
         while let Some([left, right]) = pairs.pending.pop() {
             let [left_node, right_node] = [left, right].map(|leaf| places.leaves[leaf]);
             let is_same_text = match [left_node, right_node].map(|node| &self.grammar.nodes[node]) {
@@ -127,9 +116,7 @@ impl<'a> Terminals<'a> {
                 }
             };
             if is_same_text || left == right {
-                let follow = [left, right].map(|leaf| places.follow_of_leaf(leaf));
-                steps.take(follow.iter().map(|bits| bits.count() * bits.num_words()).sum())?;
-                pairs.add(follow[0], follow[1]);
+                pairs.add([left, right].map(|leaf| places.follow_of_leaf(leaf)), steps)?;
             }
         }
         Ok(())
@@ -141,25 +128,27 @@ impl<'a> Terminals<'a> {
         places: &Places,
         automata: &[Automaton],
         steps: &mut Steps,
-    ) -> Result<Vec<CharacterSet>, AnalysisError> {
-        let initial = |leaf: usize| match &self.grammar.nodes[places.leaves[leaf]] {
-            Node::Token(token) if token.matches_text => CharacterSet::all(),
-            _ => automata[leaf].initial(),
-        };
-        let initial: Vec<CharacterSet> = (0..places.leaves.len()).map(initial).collect();
+    ) -> Result<Vec<CharacterSet>, TranslationError> {
+        let mut initial = Vec::with_capacity(places.leaves.len());
+        for (&leaf, automaton) in places.leaves.iter().zip(automata) {
+            initial.push(match &self.grammar.nodes[leaf] {
+                Node::Token(token) if token.matches_text => CharacterSet::all(),
+                _ => automaton.initial(steps)?,
+            });
+        }
         let mut following = Vec::with_capacity(places.leaves.len());
         for leaf in 0..places.leaves.len() {
-            let sets: Vec<_> = places.follow_of_leaf(leaf).iter().map(|other| &initial[other]).collect();
-            steps.take(sets.iter().map(|set| set.ranges().len()).sum())?;
-            following.push(CharacterSet::union(sets));
+            let follow = places.follow_of_leaf(leaf);
+            steps.take(follow.num_words())?;
+            following.push(CharacterSet::union(follow.iter().map(|other| &initial[other]), steps)?);
         }
         Ok(following)
     }
 
-    fn ambiguous(&self, node: NodeId, other: &str) -> AnalysisError {
+    fn ambiguous(&self, node: NodeId, other: &str) -> TranslationError {
         let rule = self.grammar.rule_of(node);
         let (line, name) = (rule.line, &rule.name);
-        AnalysisError::Ambiguous(format!(
+        TranslationError::Invalid(format!(
             "line {line}, rule {name:?}: a reference to a token stands where {other} can stand, too"
         ))
     }
@@ -174,27 +163,32 @@ struct Pairs {
 }
 
 impl Pairs {
-    fn new(num_leaves: usize, steps: &mut Steps) -> Result<Self, AnalysisError> {
+    fn new(num_leaves: usize, steps: &mut Steps) -> Result<Self, TranslationError> {
         let together = Bits::table(num_leaves, num_leaves, steps)?;
         Ok(Self { together, pending: Vec::new() })
     }
 
     /// Adds each pair of a leaf in one set and a leaf in the other.
-    fn add(&mut self, left: &Bits, right: &Bits) {
+    fn add(&mut self, [left, right]: [&Bits; 2], steps: &mut Steps) -> Result<(), TranslationError> {
+        steps.take(left.num_words())?;
         for first in left.iter() {
+            steps.take(2 * right.num_words())?;
             for second in right.without(&self.together[first]).iter() {
+                steps.take(STEPS_OF_A_PAIR)?;
                 self.together[first].insert(second);
                 self.together[second].insert(first);
                 self.pending.push([first, second]);
             }
         }
+        Ok(())
     }
 }
 
-/// By node: the number of characters in it, each repetition counted once. None if it contains recursion or tokens.
-fn sizes(grammar: &Grammar) -> Vec<Option<usize>> {
+/// [`Terminals::sizes`] and [`Terminals::bodies`].
+fn measure_rules(grammar: &Grammar) -> (Vec<Option<usize>>, Vec<NodeId>) {
     let rules = &grammar.rules;
     let mut sizes = vec![None; grammar.nodes.len()];
+    let mut bodies: Vec<NodeId> = rules.iter().map(|rule| rule.body).collect();
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
     // Per rule: the number of references to rules whose sizes are not known.
     let mut missing = vec![0; rules.len()];
@@ -211,6 +205,9 @@ fn sizes(grammar: &Grammar) -> Vec<Option<usize>> {
     while let Some(rule) = known.pop() {
         is_known[rule] = true;
         measure(grammar, rule, &mut sizes);
+        if let Node::Rule(used) = grammar.nodes[rules[rule].body] {
+            bodies[rule] = bodies[used];
+        }
         for &user in &users[rule] {
             missing[user] -= 1;
             if missing[user] == 0 {
@@ -220,7 +217,7 @@ fn sizes(grammar: &Grammar) -> Vec<Option<usize>> {
     }
     // The other rules are recursive, or use recursive ones.
     (0..rules.len()).filter(|&rule| !is_known[rule]).for_each(|rule| measure(grammar, rule, &mut sizes));
-    sizes
+    (sizes, bodies)
 }
 
 fn measure(grammar: &Grammar, rule: usize, sizes: &mut [Option<usize>]) {

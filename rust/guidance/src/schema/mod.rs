@@ -10,8 +10,9 @@ mod walk;
 
 use std::collections::HashSet;
 
-use serde_json::{Deserializer, Value, json};
+use serde_json::{Value, json};
 
+use crate::lark_tokens::{LarkKind, LarkToken};
 use crate::{GuidanceError, GuidanceLimits};
 
 /// Parses and checks a schema and adds the library's options. The caller has checked the nesting depth of the source.
@@ -38,22 +39,25 @@ pub(crate) fn prepare_schema(
     Ok(schema)
 }
 
-/// Prepares the schemas in the source of a Lark grammar, which follow `%json` at these offsets. They keep their
-/// options.
+/// Prepares the JSON schemas in the source of a Lark grammar. They keep their options.
 pub(crate) fn prepare_embedded(
     kind: &'static str,
     source: &str,
-    offsets: &[usize],
+    tokens: &[LarkToken],
     limits: &GuidanceLimits,
 ) -> Result<String, GuidanceError> {
     let mut prepared = String::with_capacity(source.len());
     let mut written = 0;
-    for &offset in offsets.iter() {
-        let mut values = Deserializer::from_str(&source[offset..]).into_iter::<Value>();
-        let Some(Ok(mut schema)) = values.next() else { break }; // the library gives the position
+    for pair in tokens.windows(2) {
+        let [keyword, value] = [0, 1].map(|index| pair[index].range.clone());
+        if pair[0].kind != LarkKind::JsonKeyword || &source[keyword] != "%json" {
+            continue;
+        }
+        let mut schema = serde_json::from_str(&source[value.clone()])
+            .map_err(|error| GuidanceError::Invalid { kind, reason: format!("not JSON: {error}") })?;
         check_and_rewrite(kind, &mut schema, limits)?;
-        prepared.extend([&source[written..offset], " ", &schema.to_string()]);
-        written = offset + values.byte_offset();
+        prepared.extend([&source[written..value.start], " ", &schema.to_string()]);
+        written = value.end;
     }
     prepared.push_str(&source[written..]);
     Ok(prepared)

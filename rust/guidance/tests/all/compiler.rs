@@ -1,12 +1,13 @@
 //! Compilation: shared between callers, limited in time, cached within limits.
 
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use penstock_guidance::{
     Caller, CompiledGrammar, GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits,
-    Vocabulary,
+    TokenText, Vocabulary,
 };
 
 use crate::common::{bytes, compiler, compiler_with, schema, untimed_limits};
@@ -150,6 +151,68 @@ fn late_grammar_of_a_client_holds_up_that_client_only() {
     assert_eq!(compiler.cache_usage().grammars, 1, "the slow one is not compiled yet");
     while compiler.compile_for(&slow(), &mut Client(1)).is_err() {}
     compiler.compile_for(&number(2), &mut Client(1)).unwrap();
+}
+
+/// A caller of a client, which is asked at intervals whether it waits on.
+struct Waiting<'a>(u64, &'a dyn Fn() -> bool);
+
+impl Caller for Waiting<'_> {
+    fn client(&self) -> Option<u64> {
+        Some(self.0)
+    }
+
+    fn is_wanted(&mut self) -> bool {
+        self.1()
+    }
+}
+
+#[test]
+fn one_grammar_of_a_client_is_compiled_at_a_time() {
+    // The compilation of a reference to a token that begins with `<held` does not go on before the gate is open.
+    let gate = Arc::new(Mutex::new(()));
+    let num_held = Arc::new(AtomicUsize::new(0));
+    let (sender, held) = mpsc::channel();
+    let encode = {
+        let (gate, num_held) = (Arc::clone(&gate), Arc::clone(&num_held));
+        move |text: &str| {
+            if text.starts_with("<held") {
+                num_held.fetch_add(1, Ordering::Relaxed);
+                sender.send(()).unwrap();
+                drop(gate.lock().unwrap());
+            }
+            Vec::new()
+        }
+    };
+    let table = (0..=255).map(|byte| Some(TokenText { bytes: vec![byte], special: byte == 255 })).collect();
+    let vocabulary = Vocabulary::new(table, &[255], Arc::new(encode)).unwrap();
+    let limits = GuidanceLimits { workers: 2, ..untimed_limits() };
+    let compiler = GrammarCompiler::new(Arc::new(vocabulary), limits).unwrap();
+    let closed = gate.lock().unwrap();
+    thread::scope(|scope| {
+        let queued: Vec<_> = (0..2)
+            .map(|index| {
+                let (sender, queued) = mpsc::channel();
+                let grammar = GrammarSpec::Gbnf(format!("root ::= <held{index}>"));
+                let compiler = &compiler;
+                scope.spawn(move || {
+                    let is_wanted = || {
+                        _ = sender.send(());
+                        true
+                    };
+                    let mut caller = Waiting(1, &is_wanted);
+                    assert!(compiler.compile_for(&grammar, &mut caller).is_err());
+                });
+                queued
+            })
+            .collect();
+        queued.iter().for_each(|queued| queued.recv().unwrap());
+        held.recv().unwrap();
+        let has_worker = || num_held.load(Ordering::Relaxed) < 2;
+        let other = compiler.compile_for(&number(1), &mut Waiting(2, &has_worker));
+        drop(closed);
+        assert!(other.is_ok(), "{:?}", other.err());
+    });
+    assert_eq!(num_held.load(Ordering::Relaxed), 2);
 }
 
 #[test]

@@ -92,8 +92,94 @@ fn deep_nesting_is_rejected_before_recursion() {
             (lark(format!("start: {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
             (lark(format!("start: /{}a{}/", "(".repeat(deep), ")".repeat(deep))), limit),
             (lark(format!("start: <\"> {}", "[".repeat(deep))), limit),
-            (lark(format!("start: %json {}", "[".repeat(deep))), limit),
-            (gbnf(format!("root ::= {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))), limit),
+            (
+                lark(format!("start: %json {}{}", "[".repeat(100), "]".repeat(100))),
+                "brackets nested 100 deep",
+            ),
+            (
+                gbnf(format!("root ::= {}\"a\"{}", "(".repeat(deep), ")".repeat(deep))),
+                "brackets nested more than 64 deep",
+            ),
+        ],
+    );
+    check(is_invalid, &[(lark(format!("start: %json {}", "[".repeat(deep))), "recursion limit exceeded")]);
+}
+
+#[test]
+fn comment_with_another_end_of_line_hides_no_brackets() {
+    let deep = "(".repeat(1_000_000);
+    check(
+        is_too_complex,
+        &[(gbnf(format!("root ::= \"a\"\n#\rb ::= {deep}")), "brackets nested more than 64 deep")],
+    );
+}
+
+#[test]
+fn deep_recursion_of_gbnf_stays_within_the_stack() {
+    let chain = repeat(10_000, "", |index| format!("a{index} ::= (a{}* \"\" | \"\")+\n", index + 1));
+    check(
+        is_too_complex,
+        &[
+            (gbnf(format!("root ::= \"a\"{}", "*".repeat(1_000_000))), "more than 20000 rules and brackets"),
+            (
+                gbnf(format!("root ::= \"a\"{}", "*".repeat(19_000))),
+                "brackets nested 18999 deep; the limit is 64",
+            ),
+            (
+                gbnf(format!("root ::= \"(\" root | \"a\"{}", "*".repeat(19_000))),
+                "its translation takes more than",
+            ),
+            (gbnf(format!("root ::= \"(\" root | a0\n{chain}a10000 ::= \"a\"")), "rules and brackets"),
+        ],
+    );
+}
+
+/// A class of this many characters, which are apart from each other.
+fn scattered_class(count: u32) -> String {
+    let members =
+        (0..).map(|index| 0x100 + 2 * index).filter(|code_point| !(0xd7ff..0xe001).contains(code_point));
+    format!("[{}]", members.filter_map(char::from_u32).take(count as usize).collect::<String>())
+}
+
+#[test]
+fn long_translation_is_too_complex() {
+    let source = format!("c ::= {}\nroot ::= {}(root | \"x\")", scattered_class(8), "c ".repeat(400_000));
+    check(is_too_complex, &[(gbnf(source), "its translation has more than 1048576 bytes")]);
+}
+
+#[test]
+fn terminal_with_a_hyphen_is_a_part_of_a_chain() {
+    let chain = repeat(9_000, "\n", |index| format!("T-{index}: T-{} \"b\"?", index + 1));
+    let source = format!("start: T-0\n{chain}\nT-9000: \"a\"");
+    let limit = "9001 terminals that refer to one another; the limit is 400";
+    check(
+        is_too_complex,
+        &[(lark(source.clone()), limit), (lark(format!("start: %lark {{\n{source}\n}}")), limit)],
+    );
+}
+
+#[test]
+fn every_part_of_the_choice_of_terminals_takes_steps() {
+    let (list, limit) = ("root ::= \"(\" root \")\" | ", "its translation takes more than 40000000 steps");
+    let names = |count| repeat(count, "|", |index| format!("t{index}"));
+    let rules = |count, body: &str| repeat(count, "", |index| format!("t{index} ::= {body} \"x\"\n"));
+    let choice = vec!["c"; 490].join("|");
+    let empty = "\"\" ".repeat(100_000);
+    check(
+        is_too_complex,
+        &[
+            // The characters that each terminal begins with.
+            (
+                gbnf(format!(
+                    "c ::= {}\n{}{list}{}",
+                    scattered_class(15_000),
+                    rules(400, &format!("({choice})")),
+                    names(400)
+                )),
+                limit,
+            ),
+            // Parts of terminals that match only the empty text.
+            (gbnf(format!("e ::= {empty} \"a\"\n{}{list}{}", rules(400, "e"), names(400))), limit),
         ],
     );
 }
@@ -233,11 +319,11 @@ fn expensive_grammars_are_rejected_as_too_complex() {
                     "root ::= \"(\" root | {}",
                     repeat(20_000, "|", |index| format!("\"{index}\""))
                 )),
-                "the choice of its terminals takes more than",
+                "its translation takes more than",
             ),
             (
                 gbnf(format!("root ::= root {} |", "[ab]{0,1000}".repeat(400))),
-                "the choice of its terminals takes more than",
+                "its translation takes more than",
             ),
             (regex("a?".repeat(250_000)), "too big"),
             (regex("a?".repeat(5_000) + &"a".repeat(5_000)), "out of fuel"),
