@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.server.threads import Threads
 
 NUM_LINES, LINE_BYTES = 40, 100 << 10
-URL = "/v1/completions"
+URL: Any = "/v1/completions"
 
 
 def line(number: int) -> bytes:

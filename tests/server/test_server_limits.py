@@ -283,8 +283,8 @@ def test_headers_beyond_the_limit_are_not_looked_at(engine: penstock.Engine, mou
     if mount:
         application = Starlette(routes=[Mount(mount, application)])
     headers = Counted([(b"a", b"b")] * 101)
-    scope = {"type": "http", "method": "POST", "path": f"{mount}/v1/completions", "headers": headers}
-    scope |= {"query_string": b"", "http_version": "1.1"}
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "headers": headers}
+    scope |= {"path": f"{mount}/v1/completions", "query_string": b"", "http_version": "1.1"}
     sent: list[Any] = []
 
     async def receive() -> Any:
