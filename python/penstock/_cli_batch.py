@@ -15,13 +15,14 @@ from penstock._cli_engine import open_engine, served_name
 from penstock._cli_lora import lora_modules
 from penstock._cli_options import Command, engine_options
 from penstock._install import missing_extra
+from penstock._threads import run_in_thread
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
-    from penstock.server.batch.lines import CheckedFile, Line
+    from penstock.server.batch.lines import FileCheck, Line
     from penstock.server.batch.results import Results
 
 __all__ = ["batch"]
@@ -49,11 +50,13 @@ def batch(source: Path, target: Path, model: str, names: Sequence[str], **option
     has failed.
     """
     try:
-        from penstock.server.batch.lines import check_file
+        from penstock.server.batch.lines import FileCheck
         from penstock.server.batch.results import OutputError, Results
     except ModuleNotFoundError as error:
         raise click.ClickException(missing_extra("the batch", error.name, "server")) from error
-    checked = check_file(source)
+    checked = FileCheck(source)
+    while checked.advance():
+        pass
     if checked.problems:
         places = (f"{source}, line {found.line}" if found.line else source for found in checked.problems)
         problems = zip(places, checked.problems, strict=True)
@@ -61,6 +64,8 @@ def batch(source: Path, target: Path, model: str, names: Sequence[str], **option
     begin = time.monotonic()
     try:
         with Results(target) as results:
+            while results.advance():
+                pass
             results.check(checked.custom_ids)
             results.resume()
             num_before, total = len(results.custom_ids), len(checked.custom_ids)
@@ -80,12 +85,12 @@ def batch(source: Path, target: Path, model: str, names: Sequence[str], **option
 
 
 def _run(
-    engine: penstock.Engine, names: Sequence[str], source: Path, results: Results, checked: CheckedFile
+    engine: penstock.Engine, names: Sequence[str], source: Path, results: Results, checked: FileCheck
 ) -> None:
     """Answer the requests without a line, with a progress bar on a terminal."""
     from tqdm import tqdm
 
-    from penstock.server.batch.lines import Requester, answer_line, decoded_lines
+    from penstock.server.batch.lines import LineReader, Requester, answer_line
     from penstock.server.batch.runner import concurrency, run_lines
     from penstock.server.state import State
 
@@ -95,7 +100,8 @@ def _run(
             bar.update()
 
     async def answer() -> None:
-        await run_lines(decoded_lines(source), concurrency(engine.info, checked.longest), work)
+        read = partial(run_in_thread, LineReader(source).read)
+        await run_lines(read, concurrency(engine.info, checked.longest), work)
 
     state = State(dict.fromkeys(names, engine), ServerSettings(store_responses=False))
     total, done = len(checked.custom_ids), len(results.custom_ids)

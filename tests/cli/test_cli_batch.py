@@ -227,6 +227,7 @@ def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
         (json.dumps(request("b") | {"method": "GET"}), "line 2: method='GET' is not allowed"),
         (json.dumps(request("b", "/v1/images")), "line 2: url='/v1/images' is not allowed"),
         (json.dumps(request("a")), "line 2: custom_id='a' is not allowed"),
+        (json.dumps(request("b" * 257)), "it must be a text of at most 256 characters"),
     ],
 )
 def test_invalid_line_is_invalid_usage(line: str, message: str, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_no_module_imports_a_heavy_library_at_import_time() -> None:
 SHARED = {
     f"penstock.server.{name}"
     for name in (
-        *("connection", "disconnects", "errors", "families", "hosts", "keys"),
+        *("connection", "disconnects", "errors", "families", "heads", "hosts", "keys"),
         *("listener", "logs", "measures", "paths", "settings"),
     )
 }

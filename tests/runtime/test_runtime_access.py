@@ -225,3 +225,18 @@ def test_request_id_is_echoed_unless_it_is_malformed() -> None:
     with runtime_of(FakeEngine()) as runtime:
         assert runtime.ask("/healthz", headers={"X-Request-Id": "abc-1"})[2]["x-request-id"] == "abc-1"
         assert len(runtime.ask("/healthz", headers={"X-Request-Id": "a b"})[2]["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/model/list", {str(number): "a" for number in range(100)}, 431),
+        ("/healthz", {str(number): "a" for number in range(100)}, 431),
+        ("/v1/model/list?local_dir=" + "a" * 4096, {}, 414),
+        ("/v1/model/list?" + "a=1&" * 64, {}, 414),
+    ],
+)
+def test_head_has_limits_by_number(path: str, headers: dict[str, str], status: int) -> None:
+    with runtime_of(FakeEngine(), tokens=("secret",)) as runtime:
+        found, answer, _ = runtime.ask(path, headers=headers)
+        assert (found, answer["type"]) == (status, "HeadTooLargeError")

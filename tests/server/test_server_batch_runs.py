@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import openai
 import pytest
 
+from penstock.server.batch.attempts import Attempts
 from penstock.server.protocol import objects
 from support.api.engines import make_engine, wait_until
 from support.server.process import Process, started
@@ -30,10 +31,12 @@ KEY = {"Authorization": "Bearer key"}
 
 
 @contextmanager
-def serving(model: Path, folder: Path, *options: object) -> Iterator[tuple[Process, openai.OpenAI]]:
+def serving(
+    model: Path, folder: Path, *options: object, **process: Any
+) -> Iterator[tuple[Process, openai.OpenAI]]:
     arguments = ("--files-dir", folder, "--api-key", "key", "--served-model-name", "tiny", *options)
     with (
-        started(model, *arguments) as server,
+        started(model, *arguments, **process) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0) as client,
     ):
         yield server, client
@@ -128,6 +131,7 @@ def test_failed_requests_are_in_the_error_file(client: openai.OpenAI) -> None:
         ([request("a", COMPLETIONS, prompt="a")], [("mismatched_endpoint", 1)]),
         ([request("a") | {"method": "GET"}], [("invalid_method", 1)]),
         ([b"\n"], [("empty_file", None)]),
+        ([request("a" * 256), request("ä" * 257)], [("invalid_custom_id", 2)]),
         ([b"{" * 1000] * 30, [("invalid_json_line", 1)]),
     ],
 )  # fmt: skip
@@ -278,6 +282,90 @@ def test_killed_server_continues_its_batches(tiny_model: Path, tmp_path: Path) -
             assert sorted(int(line["custom_id"]) for line in found) == list(range(60))
             assert [line["custom_id"] for line in lines_of(client, batch.error_file_id)] == ["hot"]
     assert output.read_bytes().startswith(before + b'{"id":"batch_req_')
+
+
+#: A request that kills its server.
+DEADLY = """
+import os, signal
+from penstock.server.batch import batches
+answer_line = batches.answer_line
+async def answer_or_die(state, line, *rest):
+    if line.custom_id == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return await answer_line(state, line, *rest)
+batches.answer_line = answer_or_die
+"""
+
+
+def has_ended(server: Process) -> bool:
+    return server.process.poll() is not None
+
+
+def test_request_that_kills_the_server_twice_is_an_error(tiny_model: Path, tmp_path: Path) -> None:
+    names = ["a", "b", "deadly", "c", "d", "e"]
+    lines = [request(name, COMPLETIONS, prompt="a", max_tokens=4) for name in names]
+    options = ("--max-num-seqs", 2)
+    with serving(tiny_model, tmp_path, *options, setup=DEADLY) as (server, client):
+        with suppress(openai.APIConnectionError):
+            create(client, lines, COMPLETIONS)
+        server.process.wait()
+    with serving(tiny_model, tmp_path, *options, setup=DEADLY, is_ready=has_ended):
+        [output] = [
+            path for path in tmp_path.glob("*/file-*") if path.read_bytes().startswith(b'{"id":"batch_req')
+        ]
+        assert output.read_bytes().count(b"\n") == 5  # the request was the last one
+    with serving(tiny_model, tmp_path, *options, setup=DEADLY) as (_, client):
+        [made] = client.batches.list()
+        batch = ended(client, made.id)
+        assert (batch.status, counts(batch)) == ("completed", (6, 5, 1))
+        [line] = lines_of(client, batch.error_file_id)
+        assert (line["custom_id"], line["response"], line["error"]["code"]) == (
+            "deadly",
+            None,
+            "server_error",
+        )
+        assert "ended 2 times while this request ran" in line["error"]["message"]
+    assert not list(tmp_path.glob("*/*.attempts"))
+
+
+def test_terminated_server_counts_no_attempt(tiny_model: Path, tmp_path: Path) -> None:
+    names = [str(index) for index in range(40)]
+    with serving(tiny_model, tmp_path, "--max-num-seqs", 1) as (server, client):
+        made = create(client, [request(name, COMPLETIONS, **LONG) for name in names], COMPLETIONS)
+        wait_until(lambda: counts(client.batches.retrieve(made.id))[1] >= 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    [path] = tmp_path.glob("*/*.attempts")
+    assert path.stat().st_size > 0
+    output = "".join(path.read_text() for path in tmp_path.glob("*/file-*") if not path.suffix)
+    unanswered = [name for name in names if f'"custom_id":"{name}"' not in output]
+    assert unanswered
+    attempts = Attempts(path)
+    assert [attempts.num_deaths(name) for name in unanswered] == [0] * len(unanswered)
+    attempts.close()
+
+
+#: Names the operations on files of clients that are made in the thread of the event loop.
+WATCHING = """
+import sys, threading
+def watch(event, arguments):
+    if event in ("open", "os.remove") and threading.current_thread() is threading.main_thread():
+        if "/file-" in str(arguments[0]):
+            sys.stderr.write(f"{event} in the event loop\\n")
+sys.addaudithook(watch)
+"""
+
+
+def test_event_loop_opens_no_file_of_a_client(tiny_model: Path, tmp_path: Path) -> None:
+    with serving(tiny_model, tmp_path, setup=WATCHING) as (server, client):
+        batch = ended(client, create(client, [request("a")]).id)
+        assert len(lines_of(client, batch.output_file_id)) == 1
+        client.files.delete(batch.input_file_id)
+        with pytest.raises(openai.BadRequestError):
+            client.files.create(file=("a", b"a" * 1000), purpose="vision")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert b"in the event loop" not in server.log()
 
 
 def test_terminated_server_leaves_batches_for_the_next(tiny_model: Path, tmp_path: Path) -> None:

@@ -226,6 +226,20 @@ def test_upload_needs_a_form(kind: str, server: Served) -> None:
     assert post(server, form(FILE, PURPOSE), kind)[0] == 415
 
 
+@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 415)])
+def test_content_type_of_a_form_has_a_limit(excess: int, status: int, server: Served) -> None:
+    kind = "multipart/form-data; boundary=b"
+    assert post(server, form(FILE, PURPOSE), kind + ";" * (256 + excess - len(kind)))[0] == status
+
+
+@pytest.mark.parametrize(("excess", "status"), [(0, 200), (1, 400)])
+def test_headers_of_a_part_have_a_limit(excess: int, status: int, server: Served) -> None:
+    rest = form(FILE, PURPOSE).removeprefix(b"--b")
+    size = 1024 + excess - rest.index(b"\r\n\r\n")
+    body = b"--b" + rest.replace(b"\r\n\r\n", b";" * size + b"\r\n\r\n", 1)
+    assert post(server, body)[0] == status
+
+
 def test_upload_that_is_broken_off_leaves_no_file(server: Served, folder: Path) -> None:
     body = form(PURPOSE, ("file", "a", bytes(2_000_000)))
     with server.send(head(len(body)) + body[:-1000]):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -240,6 +241,61 @@ def test_body_beyond_the_limit_is_status_413(open_server: Served) -> None:
 def test_headers_beyond_the_limit_are_refused(open_server: Served) -> None:
     status, answer, _ = open_server.ask("/v1/models", headers={"X-Long": "a" * 9000})
     assert (status, answer["error"]["type"]) == (431, "invalid_request_error")
+
+
+def head(num_headers: int = 1, query: str = "") -> bytes:
+    """A request with this number of headers."""
+    lines = (f"GET /ping?{query} HTTP/1.1", "Host: localhost", *["a: b"] * (num_headers - 1))
+    return "\r\n".join((*lines, "", "")).encode()
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (head(num_headers=100), 200),
+        (head(num_headers=101), 431),
+        (head(query="a" * 4096), 200),
+        (head(query="a" * 4097), 414),
+        (head(query="a=1&" * 63), 200),
+        (head(query="a=1&" * 64), 414),
+    ],
+    ids=["headers", "too-many-headers", "query", "too-long-query", "fields", "too-many-fields"],
+)
+def test_head_has_limits_by_number(open_server: Served, request_head: bytes, status: int) -> None:
+    with open_server.send(request_head) as connection:
+        assert connection.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+class Counted(list[tuple[bytes, bytes]]):
+    """Headers that count how often they are looked through."""
+
+    num_reads = 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        self.num_reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("mount", ["", "/mounted"])
+def test_headers_beyond_the_limit_are_not_looked_at(engine: penstock.Engine, mount: str) -> None:
+    settings = penstock.server.ServerSettings(cors_origins=("http://a",), api_keys=("secret",))
+    application: Any = penstock.server.app(engine, settings)
+    if mount:
+        application = Starlette(routes=[Mount(mount, application)])
+    headers = Counted([(b"a", b"b")] * 101)
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "headers": headers}
+    scope |= {"path": f"{mount}/v1/completions", "query_string": b"", "http_version": "1.1"}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    anyio.run(application, scope, receive, send)
+    assert (sent[0]["status"], headers.num_reads) == (431, 0)
+    assert b"the request has 101 headers: the limit is 100" in sent[1]["body"]
 
 
 def test_body_that_does_not_arrive_is_status_408(engine: penstock.Engine) -> None:

@@ -32,8 +32,10 @@ from penstock.runtime.metrics import metrics
 from penstock.runtime.settings import RuntimeSettings
 from penstock.runtime.state import State
 from penstock.server.disconnects import DisconnectedError
+from penstock.server.heads import bounded, refusal_of
 from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
 from penstock.server.paths import forms_of
+from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +96,11 @@ def _described_routes() -> tuple[tuple[str, str, Handler, Level], ...]:
     return (("GET", "/openapi.json", openapi, "read"), ("GET", "/docs", docs, "read"))
 
 
+def _check_head(request: Request) -> None:
+    if (refusal := refusal_of(request.scope)) is not None:
+        raise ApiError(refusal.status, "HeadTooLargeError", refusal.message)
+
+
 class _Endpoint:
     """The methods of a path as an ASGI application; `HEAD` is answered as `GET`."""
 
@@ -132,6 +139,7 @@ class _Endpoint:
     async def _answer(self, request: Request) -> Response:
         state = self._state
         try:
+            _check_head(request)
             action = self._actions.get(request.method)
             state.access.check(request, "read" if action is None else action.level)
             if action is None:
@@ -207,7 +215,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        await self._router(scope, receive, send)
+        await self._router(bounded(scope, ServerSettings.max_header_bytes), receive, send)
 
 
 def app(settings: RuntimeSettings | None = None) -> Application:

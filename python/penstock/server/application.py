@@ -38,6 +38,7 @@ from penstock.server.chat import chat_completions
 from penstock.server.completions import completions
 from penstock.server.embeddings import embeddings
 from penstock.server.errors import ApiError
+from penstock.server.heads import bounded
 from penstock.server.limits import Action, Endpoint, RouteRow
 from penstock.server.metrics import metrics
 from penstock.server.openapi import openapi_handler
@@ -159,6 +160,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        scope = bounded(scope, self.state.settings.max_header_bytes)
         await self._application(scope, receive, send)
 
 

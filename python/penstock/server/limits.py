@@ -14,6 +14,7 @@ from penstock._renderer import renderer
 from penstock.server.addresses import network_of
 from penstock.server.disconnects import DisconnectedError
 from penstock.server.errors import ApiError
+from penstock.server.heads import refusal_of
 from penstock.server.http import Exchange
 from penstock.server.keys import client_number, digest_of
 from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
@@ -153,10 +154,8 @@ class Endpoint:
 
     def _check(self, exchange: Exchange, access: Access) -> bytes:
         """Check what can be checked without the body; returns the digest of a known key."""
-        size = sum(len(name) + len(value) for name, value in exchange.scope["headers"])
-        size += len(exchange.scope.get("raw_path") or b"") + len(exchange.scope["query_string"])
-        if size > (limit := self._state.settings.max_header_bytes):
-            raise ApiError(431, f"the headers are too large: the limit is {limit} bytes")
+        if (refusal := refusal_of(exchange.scope)) is not None:
+            raise ApiError(*refusal)
         self._state.hosts.check(exchange.request_headers)
         return self._check_key(exchange, access)
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["Multipart", "Part"]
 
 _MAX_BOUNDARY = 70  # of RFC 2046
-_MAX_HEADERS = 8 << 10
+#: Bytes of headers: the time that the parser takes grows with their square.
+_MAX_CONTENT_TYPE = 256
+_MAX_HEADERS = 1 << 10
 _MAX_PARTS = 16
 _HEADERS_END = b"\r\n\r\n"
 
@@ -31,6 +33,8 @@ class Multipart:
 
     def __init__(self, content_type: str, next_piece: Callable[[], Awaitable[bytes | None]]) -> None:
         """`next_piece` returns the next piece of the body, or nothing after the last one."""
+        if len(content_type) > (limit := _MAX_CONTENT_TYPE):
+            raise ApiError(415, f"the content type is too long: the limit is {limit} bytes")
         header = Message()
         header["content-type"] = content_type
         boundary = header.get_boundary("")
@@ -55,10 +59,7 @@ class Multipart:
         self._num_parts += 1
         if self._num_parts > _MAX_PARTS:
             raise ApiError(400, f"the body has too many parts: the limit is {_MAX_PARTS}")
-        while (end := self._buffer.find(_HEADERS_END)) < 0:
-            if len(self._buffer) > _MAX_HEADERS:
-                raise ApiError(400, f"the headers of a part are too large: the limit is {_MAX_HEADERS} bytes")
-            await self._fill()
+        end = await self._find_end_of_headers()
         headers = HeaderParser().parsestr(self._buffer[:end].decode(errors="replace").lstrip())
         del self._buffer[: end + len(_HEADERS_END)]
         self._is_in_part = True
@@ -66,6 +67,14 @@ class Multipart:
         if not isinstance(name, str):
             raise ApiError(400, "a part of the body has no name")
         return Part(name, headers.get_filename())
+
+    async def _find_end_of_headers(self) -> int:
+        most = _MAX_HEADERS + len(_HEADERS_END)
+        while (end := self._buffer.find(_HEADERS_END, 0, most)) < 0:
+            if len(self._buffer) >= most:
+                raise ApiError(400, f"the headers of a part are too large: the limit is {_MAX_HEADERS} bytes")
+            await self._fill()
+        return end
 
     async def read(self) -> bytes:
         """The next bytes of the current part; empty at its end."""

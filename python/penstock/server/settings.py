@@ -109,7 +109,9 @@ class ServerSettings:
     max_file_bytes: Annotated[int, "Maximum size of a file that a client uploads."] = 200 << 20
     max_files: Annotated[int, "Maximum number of files of an API key, and of its batches."] = 1000
     max_total_file_bytes: Annotated[int, "Maximum size of all files of an API key."] = 4 << 30
-    max_batch_requests: Annotated[int, "Maximum number of requests of a batch."] = 50_000
+    max_batch_requests: Annotated[
+        int, "Maximum number of lines of the input of a batch, blank ones included."
+    ] = 50_000
     request_templates: Annotated[bool, "Accept chat templates in requests."] = False
     lora_roots: Annotated[
         tuple[str, ...],

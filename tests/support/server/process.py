@@ -49,11 +49,14 @@ def is_healthy(server: Process) -> bool:
 
 @contextmanager
 def started(
-    *arguments: object, is_ready: Callable[[Process], bool] = is_healthy, is_fast: bool = True
+    *arguments: object,
+    is_ready: Callable[[Process], bool] = is_healthy,
+    is_fast: bool = True,
+    setup: str = "",
 ) -> Iterator[Process]:
-    """`penstock serve` with a model that is loaded, with or without the extra `fast`."""
+    """`penstock serve` with a model that is loaded, with or without the extra `fast`; first, `setup` runs."""
     code = "" if is_fast else "import sys; sys.modules |= dict.fromkeys(['httptools', 'uvloop']); "
-    code += "from penstock.cli import main; main()"
+    code += f"{setup}\nfrom penstock.cli import main; main()"
     process = start_python(code, "serve", *arguments, "--port", 0, "--threads", 1)
     try:
         assert process.stderr is not None

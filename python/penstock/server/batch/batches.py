@@ -6,23 +6,26 @@ import fcntl
 import logging
 import math
 import time
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 import penstock
-from penstock._client import client
+from penstock._client import TurnLimiter, client
 from penstock._renderer import renderer
+from penstock.server.batch.attempts import Attempts
 from penstock.server.batch.lines import (
+    Answer,
+    FileCheck,
     Line,
+    LineReader,
     Problem,
     Requester,
     answer_line,
-    check_file,
-    decoded_lines,
     unanswered,
 )
 from penstock.server.batch.results import Results
@@ -34,6 +37,8 @@ from penstock.server.logs import request_id
 from penstock.server.threads import Threads
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
     from anyio.abc import TaskGroup, TaskStatus
 
     from penstock.server.state import State
@@ -44,6 +49,8 @@ logger = logging.getLogger("penstock.server")
 
 #: The least priority value of the requests of batches: other requests are served before them.
 _PRIORITY = 1000
+#: The number of processes that may end while a request runs.
+_MAX_DEATHS = 2
 #: Seconds between two looks for an open model.
 _MODEL_INTERVAL = 0.2
 #: The folder of the clients of a server without keys.
@@ -71,8 +78,11 @@ class Batches:
         self._root = Path(root)
         self._clients: dict[bytes, _Client] = {}
         self._group: TaskGroup | None = None
-        #: Threads that write, and those that read whole files.
+        #: Threads that write, and those that read.
         self.write_threads, self.read_threads = Threads(1), Threads(1)
+        #: Of the requests that ran when an earlier process ended, one runs at a time: it is the cause if this
+        #: process ends, too.
+        self._alone = TurnLimiter(1)
 
     # ---- the routes
 
@@ -181,7 +191,7 @@ class Batches:
             return "cancelled"
         if window.cancelled_caught:
             if batch.status != "validating":  # else its lines were not checked
-                await self.read_threads.run(self._expire, found.folder, batch)
+                await self._expire(found.folder, batch)
             return "expired"
         batch.set_status("finalizing")
         await self._save(found.folder, batch)
@@ -189,12 +199,12 @@ class Batches:
 
     async def _check(self, folder: Folder, batch: Batch) -> bool:
         """Check the lines of the input; returns whether they can be answered."""
-        checked = await self.read_threads.run(
-            check_file,
+        checked = FileCheck(
             folder.path_of(batch.fields["input_file_id"]),
             endpoint=batch.fields["endpoint"],
             max_lines=self._state.settings.max_batch_requests,
         )
+        await self._finish_reading(checked.advance)
         if checked.problems:
             batch.fail(checked.problems)
             return False
@@ -205,27 +215,83 @@ class Batches:
         return True
 
     async def _answer(self, found: _Client, batch: Batch) -> None:
-        """Answer the requests that have no line in the output."""
+        """Answer the requests that have no line in the output.
+
+        Those that ran when an earlier process ended run last, and alone: one of them can be the cause.
+        """
         folder = found.folder
         limit = await self._concurrency(batch.longest)
-        results = await self.read_threads.run(_results, folder, batch)
+        async with self._results(folder, batch) as results, self._attempts(folder, batch) as attempts:
+            num_left = 0
 
-        async def work(line: Line) -> None:
-            if line.custom_id in results.custom_ids:
-                await anyio.lowlevel.checkpoint()
-                return
-            answer = await answer_line(self._state, line, found.requester, lambda: None)
-            folder.take_bytes(batch.file_of(answer), len(answer.text))
-            with anyio.CancelScope(shield=True):  # its bytes are counted, so it is written
-                await self.write_threads.run(results.add, line.custom_id, answer)
+            async def add(line: Line, answer: Answer) -> None:
+                folder.take_bytes(batch.file_of(answer), len(answer.text))
+                with anyio.CancelScope(shield=True):  # its bytes are counted, so it is written
+                    await self.write_threads.run(results.add, line.custom_id, answer)
+                _count(batch, results)
+
+            async def run(line: Line) -> None:
+                await self.write_threads.run(attempts.begin, line.custom_id)
+                try:
+                    answer = await answer_line(self._state, line, found.requester, lambda: None)
+                except BaseException:
+                    with anyio.CancelScope(shield=True):
+                        await self.write_threads.run(attempts.withdraw, line.custom_id)
+                    raise
+                await add(line, answer)
+
+            async def run_together(line: Line) -> None:
+                nonlocal num_left
+                if line.custom_id in results.custom_ids:
+                    return
+                if attempts.num_deaths(line.custom_id):
+                    num_left += 1
+                    return
+                await run(line)
+
+            async def run_alone(line: Line) -> None:
+                if line.custom_id in results.custom_ids:
+                    return
+                if attempts.num_deaths(line.custom_id) >= _MAX_DEATHS:
+                    message = f"the server ended {_MAX_DEATHS} times while this request ran"
+                    await add(line, unanswered(line, "server_error", message))
+                    return
+                async with self._alone:
+                    await run(line)
+
             _count(batch, results)
+            await run_lines(self._reader(folder, batch), limit, run_together)
+            if num_left:
+                await run_lines(self._reader(folder, batch), 1, run_alone)
 
+    def _reader(self, folder: Folder, batch: Batch) -> Callable[[], Awaitable[list[Line] | None]]:
+        """Reads the next requests of a batch in the thread."""
+        return partial(self.read_threads.run, LineReader(folder.path_of(batch.fields["input_file_id"])).read)
+
+    async def _finish_reading(self, advance: Callable[[], bool]) -> None:
+        """Read a file piece by piece: the files of other clients have turns."""
+        while await self.read_threads.run(advance):
+            pass
+
+    @asynccontextmanager
+    async def _results(self, folder: Folder, batch: Batch) -> AsyncIterator[Results]:
+        paths = folder.path_of(batch.output_id), folder.path_of(batch.error_id)
+        results = await self.read_threads.run(Results, *paths)
         try:
-            _count(batch, results)
-            await run_lines(decoded_lines(folder.path_of(batch.fields["input_file_id"])), limit, work)
+            await self._finish_reading(results.advance)
+            await self.read_threads.run(results.resume)
+            yield results
         finally:
             with anyio.CancelScope(shield=True):
                 await self.read_threads.run(results.close)
+
+    @asynccontextmanager
+    async def _attempts(self, folder: Folder, batch: Batch) -> AsyncIterator[Attempts]:
+        attempts = await self.read_threads.run(Attempts, folder.attempts_path(batch))
+        try:
+            yield attempts
+        finally:
+            attempts.close()
 
     async def _concurrency(self, longest: int) -> int:
         """The number of requests of a batch that are unfinished, once a model is open."""
@@ -236,15 +302,15 @@ class Batches:
                 return max(concurrency(info, longest) for info in infos)
             await anyio.sleep(_MODEL_INTERVAL)
 
-    def _expire(self, folder: Folder, batch: Batch) -> None:
+    async def _expire(self, folder: Folder, batch: Batch) -> None:
         """Write errors for the requests that were not answered."""
-        message = "the request was not answered within the completion window"
-        with _results(folder, batch) as results:
-            for line in decoded_lines(folder.path_of(batch.fields["input_file_id"])):
-                if line.custom_id not in results.custom_ids:
-                    answer = unanswered(line, "batch_expired", message)
-                    folder.take_bytes(batch.file_of(answer), len(answer.text))
-                    results.add(line.custom_id, answer)
+        async with self._results(folder, batch) as results:
+            read = self._reader(folder, batch)
+            while (lines := await read()) is not None:
+                lines = [line for line in lines if line.custom_id not in results.custom_ids]
+                answers = await self.read_threads.run(_expired, lines)
+                folder.take_bytes(batch.error_id, sum(len(answer.text) for answer in answers))
+                await self.write_threads.run(_add_all, results, lines, answers)
             _count(batch, results)
 
     async def _finish(self, folder: Folder, batch: Batch, status: str) -> None:
@@ -265,10 +331,14 @@ class Batches:
         await self.write_threads.run(folder.save, batch)
 
 
-def _results(folder: Folder, batch: Batch) -> Results:
-    results = Results(folder.path_of(batch.output_id), folder.path_of(batch.error_id))
-    results.resume()
-    return results
+def _expired(lines: Sequence[Line]) -> list[Answer]:
+    message = "the request was not answered within the completion window"
+    return [unanswered(line, "batch_expired", message) for line in lines]
+
+
+def _add_all(results: Results, lines: Sequence[Line], answers: Sequence[Answer]) -> None:
+    for line, answer in zip(lines, answers, strict=True):
+        results.add(line.custom_id, answer)
 
 
 def _count(batch: Batch, results: Results) -> None:

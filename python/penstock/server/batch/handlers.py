@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,10 +18,14 @@ from penstock.server.pages import read_page
 from penstock.server.protocol.openai_batches import BatchRequest
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
     from penstock.server.batch.batches import Batches
     from penstock.server.batch.store import Batch, Folder
     from penstock.server.http import Exchange
     from penstock.server.state import State
+    from penstock.server.threads import Threads
 
 __all__ = [
     "cancel_batch",
@@ -78,7 +83,8 @@ async def create_file(state: State, exchange: Exchange) -> None:
     try:
         found = await upload.read()
     except BaseException:
-        folder.remove(upload.file_id)
+        with anyio.CancelScope(shield=True):
+            await batches.write_threads.run(folder.remove, upload.file_id)
         raise
     await exchange.send_json(found)
 
@@ -95,9 +101,9 @@ class _Upload:
         self._max_bytes = state.settings.max_file_bytes + _MAX_FORM
         self._num_read = 0
         self._begin = anyio.current_time()
-        self._form = Multipart(exchange.request_headers.get("content-type", ""), self._next_piece)
         exchange.check_length(self._max_bytes)
         exchange.hold(2 * _PIECE)
+        self._form = Multipart(exchange.request_headers.get("content-type", ""), self._next_piece)
 
     async def _next_piece(self) -> bytes | None:
         """The next bytes of the body: a client has `receive_timeout` for each `_PIECE` of them."""
@@ -141,7 +147,7 @@ class _Upload:
     async def _write(self) -> None:
         size, limit = 0, self._settings.max_file_bytes
         buffer = bytearray()
-        with self._folder.path_of(self.file_id).open("wb") as file:
+        async with _open(self._batches.write_threads, self._folder.path_of(self.file_id), "wb") as file:
             while True:
                 piece = await self._form.read()
                 size += len(piece)
@@ -154,6 +160,17 @@ class _Upload:
                     buffer.clear()
                 if not piece:
                     return
+
+
+@asynccontextmanager
+async def _open(threads: Threads, path: Path, mode: str) -> AsyncIterator[IO[bytes]]:
+    """An open file: these threads open and close it."""
+    file = await threads.run(path.open, mode)
+    try:
+        yield file
+    finally:
+        with anyio.CancelScope(shield=True):
+            await threads.run(file.close)
 
 
 async def list_files(state: State, exchange: Exchange) -> None:
@@ -174,7 +191,7 @@ async def read_file(state: State, exchange: Exchange) -> None:
 async def file_content(state: State, exchange: Exchange) -> None:
     """The contents of a file."""
     batches, folder, found = _file(state, exchange)
-    with folder.path_of(found["id"]).open("rb") as file:
+    async with _open(batches.read_threads, folder.path_of(found["id"]), "rb") as file:
 
         async def read(size: int) -> bytes:
             return await batches.read_threads.run(file.read, size)

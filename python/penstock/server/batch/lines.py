@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ENDPOINTS",
     "ID_PREFIX",
+    "PIECE_BYTES",
     "Answer",
-    "CheckedFile",
+    "FileCheck",
     "Line",
+    "LineReader",
     "Requester",
     "answer_line",
-    "check_file",
-    "decoded_lines",
     "unanswered",
 ]
 
@@ -59,6 +59,9 @@ ENDPOINTS = tuple(_HANDLERS)
 ID_PREFIX = "batch_req_"
 #: Above the largest body by default. A body that is too large for the server is an error of its line.
 _MAX_LINE_BYTES = 33 << 20
+#: Bytes of lines that are read at once; a longer line is read whole.
+PIECE_BYTES = 1 << 20
+_MAX_ID_CHARS = 256
 #: The number of errors that are listed of a file.
 _MAX_ERRORS = 20
 
@@ -81,54 +84,77 @@ class Problem(NamedTuple):
     param: str | None = None
 
 
-class CheckedFile:
-    """The ids of the requests of a file, the bytes of its longest line, and its first errors, if any."""
-
-    def __init__(self) -> None:
-        self.custom_ids = set[str]()
-        self.longest = 0
-        self.problems: list[Problem] = []
-
-
 _decode = msgspec.json.Decoder(Line).decode
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers. One that is too long ends the file."""
+    """The lines with their numbers. One that is too long ends the file."""
     with path.open("rb") as file:
         for number in count(1):
             line = file.readline(_MAX_LINE_BYTES + 1)
             if not line:
                 return
-            if not line.isspace():
-                yield number, line
+            yield number, line
             if len(line) > _MAX_LINE_BYTES:
                 return
 
 
-def decoded_lines(path: Path) -> Iterator[Line]:
-    """The requests of a file that has been checked."""
-    for _, line in _lines(path):
-        yield _decode(line)
+class LineReader:
+    """Reads the requests of a file that has been checked."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = _lines(path)
+
+    def read(self) -> list[Line] | None:
+        """The requests of the next lines, `PIECE_BYTES` of them or one more; nothing at the end."""
+        found: list[Line] = []
+        size = 0
+        for _, text in self._lines:
+            if not text.isspace():
+                found.append(_decode(text))
+            size += len(text)
+            if size >= PIECE_BYTES:
+                break
+        return found if size else None
 
 
-def check_file(path: Path, *, endpoint: str | None = None, max_lines: int | None = None) -> CheckedFile:
-    """Check the lines of a file. With `endpoint`, all must have that one."""
-    found = CheckedFile()
-    for number, text in _lines(path):
-        if max_lines is not None and len(found.custom_ids) >= max_lines:
-            message = f"the file has too many requests: the limit is {max_lines}"
-            found.problems.append(Problem("too_many_requests", message))
-            break
-        found.longest = max(found.longest, len(text))
-        problem = _problem(number, text, endpoint, found.custom_ids)
+class FileCheck:
+    """Checks the lines of a file. With `endpoint`, all must have that one."""
+
+    def __init__(self, path: Path, *, endpoint: str | None = None, max_lines: int | None = None) -> None:
+        self._lines = _lines(path)
+        self._endpoint = endpoint
+        self._max_lines = max_lines
+        self.custom_ids = set[str]()
+        #: Bytes of the longest line.
+        self.longest = 0
+        #: The first errors.
+        self.problems: list[Problem] = []
+
+    def advance(self) -> bool:
+        """Check the next lines, `PIECE_BYTES` of them or one more; returns whether there can be others."""
+        size = 0
+        for number, text in self._lines:
+            if self._max_lines is not None and number > self._max_lines:
+                message = f"the file has too many lines: the limit is {self._max_lines}, blank ones included"
+                self.problems.append(Problem("too_many_requests", message))
+                return False
+            if not text.isspace():
+                self._check(number, text)
+            if len(self.problems) == _MAX_ERRORS:
+                return False
+            size += len(text)
+            if size >= PIECE_BYTES:
+                return True
+        if not (self.custom_ids or self.problems):
+            self.problems.append(Problem("empty_file", "the file has no request"))
+        return False
+
+    def _check(self, number: int, text: bytes) -> None:
+        self.longest = max(self.longest, len(text))
+        problem = _problem(number, text, self._endpoint, self.custom_ids)
         if problem is not None:
-            found.problems.append(problem)
-        if len(found.problems) == _MAX_ERRORS:
-            break
-    if not (found.custom_ids or found.problems):
-        found.problems.append(Problem("empty_file", "the file has no request"))
-    return found
+            self.problems.append(problem)
 
 
 def _problem(number: int, text: bytes, endpoint: str | None, custom_ids: set[str]) -> Problem | None:
@@ -140,6 +166,10 @@ def _problem(number: int, text: bytes, endpoint: str | None, custom_ids: set[str
         line = _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Problem("invalid_json_line", f"the line is not a request: {error}", number)
+    if len(line.custom_id) > _MAX_ID_CHARS:
+        limit = f"a text of at most {_MAX_ID_CHARS} characters"
+        message = f"custom_id={line.custom_id[:64]!r} is not allowed: it must be {limit}"
+        return Problem("invalid_custom_id", message, number, "custom_id")
     if line.method != "POST":
         message = f"method={line.method[:64]!r} is not allowed: it must be POST"
         return Problem("invalid_method", message, number, "method")

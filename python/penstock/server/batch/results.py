@@ -9,11 +9,12 @@ import fcntl
 import os
 import stat
 from http import HTTPStatus
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from penstock.server.batch.lines import ID_PREFIX
+from penstock.server.batch.lines import ID_PREFIX, PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,18 +67,19 @@ class _File:
         except BlockingIOError:
             raise OutputError(f"{self._path}: another process writes this file") from None
 
-    def read(self) -> Iterator[_Line]:
-        """The whole lines of an earlier process."""
+    def read(self) -> Iterator[tuple[_Line, int]]:
+        """The whole lines of an earlier process, with their sizes."""
         with open(self._descriptor, "rb", closefd=False) as file:
             for number, text in enumerate(file, 1):
                 if not text.endswith(b"\n") and (text.startswith(_BEGIN) or _BEGIN.startswith(text)):
                     return
                 try:
-                    yield _decode(text)
+                    line = _decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     message = f"{self._path}, line {number}: this is not the output of a batch"
                     raise OutputError(message) from None
                 self._end += len(text)
+                yield line, len(text)
 
     def remove_rest(self) -> None:
         """Remove the part of a line at the end."""
@@ -103,8 +105,8 @@ class _File:
 class Results:
     """The lines of successful requests in a file, and those of failed ones in the same or in another file.
 
-    Opening reads the lines of an earlier process. Raises `OutputError` for a file with other contents, and
-    for one that another process writes. No file is changed before `resume`.
+    First, `advance` reads the lines of an earlier process. Raises `OutputError` for a file with other
+    contents, and for one that another process writes. No file is changed before `resume`.
     """
 
     def __init__(self, output: Path, errors: Path | None = None) -> None:
@@ -114,11 +116,20 @@ class Results:
         try:
             for path in (output,) if errors is None else (output, errors):
                 self._files.append(_File(path))
-                for line in self._files[-1].read():
-                    self._count(line.custom_id, is_ok=_is_ok(line))
         except BaseException:
             self.close()
             raise
+        self._lines = chain.from_iterable([file.read() for file in self._files])
+
+    def advance(self) -> bool:
+        """Read the next lines, `PIECE_BYTES` of them or one more; returns whether there can be others."""
+        total = 0
+        for line, size in self._lines:
+            self._count(line.custom_id, is_ok=_is_ok(line))
+            total += size
+            if total >= PIECE_BYTES:
+                return True
+        return False
 
     def _count(self, custom_id: str, *, is_ok: bool) -> None:
         self.custom_ids.add(custom_id)

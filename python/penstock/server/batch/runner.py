@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     import penstock
     from penstock.server.batch.lines import Line
@@ -31,14 +32,30 @@ def concurrency(info: penstock.ModelInfo, longest: int) -> int:
     return min(info.max_num_seqs + waiting, max(_MAX_BYTES // longest, 1))
 
 
-async def run_lines(lines: Iterable[Line], number: int, work: Callable[[Line], Awaitable[None]]) -> None:
-    """Call `work` for each line, `number` of them at the same time. The first error ends it."""
-    rest = iter(lines)
+async def run_lines(
+    read: Callable[[], Awaitable[list[Line] | None]], number: int, work: Callable[[Line], Awaitable[None]]
+) -> None:
+    """Call `work` for each line, `number` of them at the same time. The first error ends it.
+
+    `read` returns the next lines, or nothing at the end.
+    """
+    lines: deque[Line] = deque()
+    reading = anyio.Lock()
+    is_ended = False
     errors: list[Exception] = []
+
+    async def next_line() -> Line | None:
+        nonlocal is_ended
+        async with reading:
+            while not (lines or is_ended):
+                found = await read()
+                is_ended = found is None
+                lines.extend(found or ())
+            return lines.popleft() if lines else None
 
     async def run() -> None:
         try:
-            for line in rest:
+            while (line := await next_line()) is not None:
                 await work(line)
         except Exception as error:  # noqa: BLE001 - raised below, outside the task group
             errors.append(error)

@@ -107,6 +107,10 @@ class Folder:
         """The path of a file with an id of the server."""
         return self._path / file_id
 
+    def attempts_path(self, batch: Batch) -> Path:
+        """The path of the file about the requests of a batch that run."""
+        return self._path / f"{batch.id}.attempts"
+
     def check_room(self) -> None:
         """Raise if the client has as many files as it may have."""
         if len(self.files) >= (limit := self._settings.max_files):
@@ -172,6 +176,7 @@ class Folder:
                 batch.fields[f"{kind}_file_id"] = file_id
             else:
                 self.remove(file_id)
+        self.attempts_path(batch).unlink(missing_ok=True)
 
     def save(self, batch: Batch) -> None:
         """Write the record of a batch to the disk."""
