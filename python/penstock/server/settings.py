@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import penstock
 
-__all__ = ["ServerSettings"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ServerSettings", "check_keys"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +138,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("api_keys", "admin_api_keys"):
             keys = getattr(self, name)
-            limit = "a tuple of keys: printable ASCII characters without blanks"
-            if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
-                message = f"{name} is not allowed: it must be {limit}"
-                raise penstock.ConfigError(message, name, None, limit)
+            if not isinstance(keys, tuple):
+                message = f"{name} is not allowed: it must be a tuple of keys"
+                raise penstock.ConfigError(message, name, None, "a tuple of keys")
+            check_keys(name, keys)
         for name in ("allowed_hosts", "cors_origins", "lora_roots"):
             values = getattr(self, name)
             limit = "a tuple of texts"
@@ -157,6 +160,15 @@ class ServerSettings:
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
                 raise penstock.ConfigError(message, name, value, "a finite number above 0")
+
+
+def check_keys(source: str, keys: Iterable[object]) -> None:
+    """Raise if no request can have one of these keys, which come from `source`."""
+    limit = "printable ASCII characters without blanks"
+    for key in keys:
+        if not _is_key(key):
+            fault = "an empty key" if key == "" else "a key with other characters"
+            raise penstock.ConfigError(f"{source} has {fault}: a key must be {limit}", source, None, limit)
 
 
 def _are_proxies(text: str) -> bool:
