@@ -460,7 +460,10 @@ def test_scrape_needs_a_key_and_works_in_a_drain(engine: penstock.Engine) -> Non
     with serving(application) as server:
         assert server.ask("/metrics")[0] == 401
         application.state.is_draining = True
-        assert "vllm:prompt_tokens" in families_of(server, **KEY)
+        families = families_of(server, **KEY)
+        assert "vllm:prompt_tokens" in families
+        states = {s.labels["state"]: s.value for s in families["penstock:engine_state"].samples}
+        assert {state for state, value in states.items() if value} == {"draining"}
         assert application.state.num_active == 0
 
 
