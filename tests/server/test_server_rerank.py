@@ -163,9 +163,26 @@ def test_model_that_is_no_reranker_is_refused_with_a_remedy(tiny_model: Path, pa
     assert "--rerank qwen3" in answer["error"]["message"]
 
 
-def test_unknown_recipe_is_refused_at_the_start() -> None:
-    with pytest.raises(penstock.ConfigError, match="rerank"):
-        penstock.server.ServerSettings(rerank="bert")
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("bert", "rerank='bert' is not allowed: it must be 'qwen3', or a mapping"),
+        ({"prompt": "{query}{document}"}, r"rerank\['positive'\]=None"),
+    ],
+)
+def test_unknown_recipe_is_refused_at_the_start(recipe: Any, message: str) -> None:
+    with pytest.raises(penstock.ConfigError, match=message) as caught:
+        penstock.server.ServerSettings(rerank=recipe)
+    assert caught.value.field == "rerank"
+
+
+def test_recipe_can_be_described_by_a_mapping(engine: penstock.Engine) -> None:
+    family = {"prompt": "{query} {document}", "positive": "yes"}
+    settings = penstock.server.ServerSettings(rerank=family)
+    expected = engine.blocking.rerank(QUERY, DOCUMENTS, family=family)
+    with serving(penstock.server.app({"demo": engine}, settings)) as server:
+        results = ask(server, "/rerank", **BODY)["results"]
+    assert [item["relevance_score"] for item in results] == [item.score for item in expected.items]
 
 
 def test_routes_need_a_key_and_keys_share_no_prefix(engine: penstock.Engine) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Mapping  # noqa: TC003 - read at run time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import penstock
 
@@ -95,9 +96,10 @@ class ServerSettings:
         int, "Maximum number of tokens of a request for embeddings or scores."
     ] = 300_000
     rerank: Annotated[
-        str | None,
-        "Prompts of /v1/rerank and /v1/score: qwen3, with which Qwen3-Reranker was trained. Default: that of "
-        "models with Qwen3-Reranker in their names.",
+        Literal["qwen3"] | Mapping[str, str] | None,
+        "Prompts and answers of /v1/rerank and /v1/score: qwen3, with which Qwen3-Reranker was trained, or a "
+        "JSON object with prompt, positive and negative. Default: those of models with Qwen3-Reranker in "
+        "their names.",
     ] = None
     store_responses: Annotated[bool, "Keep responses in memory, for previous_response_id. Default: on."] = (
         True
@@ -152,10 +154,12 @@ class ServerSettings:
             limit = "addresses and networks with commas between them, or *"
             message = f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not allowed: it must be {limit}"
             raise penstock.ConfigError(message, "forwarded_allow_ips", self.forwarded_allow_ips, limit)
-        if self.rerank not in (None, *penstock.Reranker.FAMILIES):
-            limit = " or ".join(map(repr, penstock.Reranker.FAMILIES))
-            message = f"rerank={self.rerank!r} is not allowed: it must be {limit}"
-            raise penstock.ConfigError(message, "rerank", self.rerank, limit)
+        if self.rerank is not None:
+            try:
+                penstock.Reranker.check_family(self.rerank)
+            except penstock.InvalidRequestError as error:
+                message = str(error).replace("family", "rerank", 1)
+                raise penstock.ConfigError(message, "rerank", error.value, error.limit) from error
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
