@@ -197,6 +197,15 @@ def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
     assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
 
 
+def test_open_engine_logs_what_it_reserves(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="penstock")
+    with make_engine(tiny_model, kv_cache_blocks=40) as engine:
+        reserved = engine.info.memory.kv_cache
+    [message] = [record.message for record in caplog.records if " loaded: " in record.message]
+    assert f", {reserved / 1024:.0f} KiB reserved for a KV cache of 40 blocks (limit " in message
+    assert "), no host tier, warm-up " in message
+
+
 def test_missing_max_tokens_of_a_long_model_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
