@@ -98,11 +98,13 @@ def _open(
         if not names and not engine.info.has_sampling_defaults:
             params = params.replace(**defaults)
             names = list(defaults)
-        shown = [f"{name} {getattr(params, name):g}" for name in names]
-        click.echo(
-            f"{_summary(model, engine.info)}; {', '.join(shown) or 'sampled as its files say'}", err=True
-        )
+        shown = _shown({name: getattr(params, name) for name in names})
+        click.echo(f"{_summary(model, engine.info)}; {shown or 'sampled as its files say'}", err=True)
         yield engine, params
+
+
+def _shown(fields: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in fields.items())
 
 
 def _summary(model: str, info: penstock.ModelInfo) -> str:
@@ -208,6 +210,8 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
         return
     key = api_key(options["api_key"], options["api_key_file"])
     remote = RemoteModel(options["url"], options["served_name"], key, given(SamplingOptions, options))
+    if remote.chat_sampling:
+        click.echo(f"{remote.label}: {_shown(remote.chat_sampling)}", err=True)
 
     def answer(messages: list[dict[str, Any]]) -> Reply:
         reply = remote.answer(messages, is_silent=as_json)
@@ -235,7 +239,8 @@ def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: 
     With a PROMPT, or text from a pipe or a file, the model answers once; the text follows a PROMPT after a
     blank line. `-` as PROMPT reads standard input. Otherwise the chat is interactive: /help lists its
     commands, Ctrl-C stops an answer, Ctrl-D leaves. If the files of MODEL have no parameters for sampling,
-    the temperature is 0.7 and min-p 0.05.
+    the temperature is 0.7 and min-p 0.05; with --url, the parameters are those that the server lists for
+    chats with its model.
     """
     if options["url"] is not None and prompt is None:
         model, prompt = None, model

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ import click
 
 from penstock._cli_chat import Reply
 from penstock._cli_options import given
-from penstock._options import EngineOptions
+from penstock._options import FILTERS, EngineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ _MAX_ERROR = 64 << 10
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Sampling parameters that are one field of the API, as vLLM has it.
 _CONSTRAINTS = ("regex", "choice", "grammar")
+#: Sampling parameters that select tokens.
+_SELECTION = ("temperature", *FILTERS)
 
 
 #: Control characters but tab and line feed: a server must not control the terminal.
@@ -54,7 +57,10 @@ class _SameServer(urllib.request.HTTPRedirectHandler):
 
 
 class RemoteModel:
-    """A model of a server. `fields` are the sampling parameters of its requests."""
+    """A model of a server. `fields` are the sampling parameters of its requests.
+
+    Without one that selects tokens, those of `chat_sampling` apply, which the server may list for the model.
+    """
 
     def __init__(self, url: str, name: str | None, api_key: str | None, fields: Mapping[str, Any]) -> None:
         try:
@@ -73,7 +79,23 @@ class RemoteModel:
         self._fields = {name: value for name, value in fields.items() if name not in _CONSTRAINTS}
         if constraints:
             self._fields["structured_outputs"] = constraints
-        self._name = name or self._first_name()
+        self.chat_sampling: dict[str, float] = {}
+        selects = not fields.keys().isdisjoint(_SELECTION)
+        if name is None:
+            card = next(iter(self._cards()), {})
+            if not isinstance(card.get("id"), str):
+                raise RemoteError("the server lists no model: use --model")
+            name = card["id"]
+        elif not selects:
+            card = self._card(name)
+        self._name: str = name
+        if not selects:
+            self.chat_sampling = _chat_sampling_of(card)
+
+    @property
+    def label(self) -> str:
+        """The name of the model without control characters."""
+        return self._name.translate(_CONTROLS)
 
     def answer(self, messages: Messages, *, is_silent: bool = False) -> Reply:
         """Stream the answer to standard output, and the reasoning to standard error.
@@ -81,6 +103,7 @@ class RemoteModel:
         Ctrl-C after the first text ends the request and returns the answer so far.
         """
         body = {
+            **self.chat_sampling,
             **self._fields,
             "model": self._name,
             "messages": messages,
@@ -111,14 +134,22 @@ class RemoteModel:
         reply.total = time.perf_counter() - begin
         return reply
 
-    def _first_name(self) -> str:
+    def _cards(self) -> list[dict[str, Any]]:
+        """The models that the server lists."""
         with self._open("models") as response:
             try:
-                return str(json.loads(response.read(_MAX_LINE))["data"][0]["id"])
-            except (LookupError, TypeError, ValueError):
-                raise RemoteError("the server lists no model: use --model") from None
+                cards = json.loads(response.read(_MAX_LINE))["data"]
+                return [card for card in cards if isinstance(card, dict)]
+            except (LookupError, TypeError, ValueError, RecursionError):
+                return []
             except (OSError, http.client.HTTPException) as error:
                 raise _lost(error) from error
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """The entry of a model; empty if the server lists none, because it can have the model still."""
+        with suppress(RemoteError):
+            return next((card for card in self._cards() if card.get("id") == name), {})
+        return {}
 
     def _open(self, path: str, body: object = None) -> closing[IO[bytes]]:
         data = None if body is None else json.dumps(body).encode()
@@ -132,6 +163,15 @@ class RemoteModel:
         except (OSError, http.client.HTTPException) as error:
             raise _lost(error) from error
         return response
+
+
+def _chat_sampling_of(card: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters for chats in the entry of a model."""
+    found = card.get("chat_sampling")
+    if not isinstance(found, dict):
+        return {}
+    numbers = {name: found[name] for name in _SELECTION if name in found}
+    return {name: value for name, value in numbers.items() if type(value) in (int, float)}
 
 
 def check_source(model: str | None, options: Mapping[str, Any]) -> None:

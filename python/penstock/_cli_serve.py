@@ -16,7 +16,7 @@ from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock._install import missing_extra
 from penstock._options import EngineOptions
-from penstock.server.settings import ServerSettings
+from penstock.server.settings import ServerSettings, check_keys
 from penstock.server.tracing import endpoint_of_environment
 
 if TYPE_CHECKING:
@@ -141,10 +141,11 @@ def serve(
     if not paths or (model is None and names):
         raise click.UsageError("Missing argument 'MODEL'.")
     adapters = _modules_of(modules, paths, aliases)
-    keys = [*options.pop("api_keys"), *lines_of(options["api_key_file"])]
-    if "PENSTOCK_API_KEY" in os.environ:
-        keys.append(os.environ["PENSTOCK_API_KEY"])
-    admin_keys = [*options.pop("admin_api_keys"), *lines_of(options["admin_api_key_file"])]
+    keys = _keys_of(options, "api_key")
+    if (key := os.environ.get("PENSTOCK_API_KEY")) is not None:
+        check_keys("PENSTOCK_API_KEY", [key])
+        keys.append(key)
+    admin_keys = _keys_of(options, "admin_api_key")
     chosen = {field.name: options[field.name] for field in fields(ServerSettings) if field.name in options}
     folders = [str(Path(module.path).expanduser().absolute()) for module in modules]
     chosen["lora_roots"] = (*chosen["lora_roots"], *folders)
@@ -180,6 +181,15 @@ def serve(
         tls=None if tls["certfile"] is None else Tls(**tls),
         drain_timeout=options["drain_timeout"],
     )
+
+
+def _keys_of(options: dict[str, Any], name: str) -> list[str]:
+    """The keys of an option, and of the option for a file of them."""
+    keys, file = options.pop(f"{name}s"), options[f"{name}_file"]
+    check_keys(f"--{name.replace('_', '-')}", keys)
+    lines = lines_of(file)
+    check_keys(str(file), lines)
+    return [*keys, *lines]
 
 
 def _modules_of(

@@ -795,8 +795,9 @@ class SamplingParams:
       to 1048576 characters. Default: none.
     - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is
       `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or a Python function, of
-      which the name, the docstring and the annotations of the parameters are used. Not allowed when
-      `num_beams` is above 1: beam search does not support it. Range: 1 to 128 tools. Default: none.
+      which the name, the docstring and the annotations of the parameters are used. `"ignore_unsupported":
+      true` beside `parameters` ignores keywords that are not supported. Not allowed when `num_beams` is
+      above 1: beam search does not support it. Range: 1 to 128 tools. Default: none.
     - `tool_choice`: Tools that the model must or can call. `"none"`, `"auto"`, `"required"`, or `{"type":
       "function", "function": {"name": ...}}`. Not allowed when `tools` is not given: there are no tools.
       Default: `"auto"`.
@@ -1270,7 +1271,8 @@ class SamplingParams:
 
         Only for chat prompts. Each is `{"type": "function", "function": {"name": ..., "parameters":
         {...}}}`, or a Python function, of which the name, the docstring and the annotations of the
-        parameters are used. Not allowed when `num_beams` is above 1: beam search does not support it.
+        parameters are used. `"ignore_unsupported": true` beside `parameters` ignores keywords that are not
+        supported. Not allowed when `num_beams` is above 1: beam search does not support it.
 
         Range: 1 to 128 tools. Default: none.
         """
@@ -2265,6 +2267,7 @@ class Stats:
 
     - `running`: Sequences that hold a slot, paused ones included.
     - `waiting`: Sequences that wait for a slot or for blocks, preempted ones included.
+    - `swapped`: Those among `waiting` that have blocks in the host tier.
     - `paused`: Those among `running` and `waiting` that compute nothing because their consumer does not
       read.
     - `blocks_total`: Blocks of the KV cache.
@@ -2314,6 +2317,7 @@ class Stats:
         *,
         running: int,
         waiting: int,
+        swapped: int,
         paused: int,
         blocks_total: int,
         blocks_used: int,
@@ -2355,6 +2359,10 @@ class Stats:
     @property
     def waiting(self) -> int:
         """Sequences that wait for a slot or for blocks, preempted ones included."""
+
+    @property
+    def swapped(self) -> int:
+        """Those among `waiting` that have blocks in the host tier."""
 
     @property
     def paused(self) -> int:
@@ -3162,6 +3170,8 @@ class ModelInfo:
     - `weight_formats`: Formats of the weight matrices, by module.
     - `kv_cache_dtype`: Type of the KV cache.
     - `memory`: Use of the memory.
+    - `memory_ratio`: Share of the available memory that `memory.limit` is: that of the configuration, or
+      the default.
     - `host_tier`: Costs of the host tier; `None` without one.
     - `warm_up_seconds`: Duration of the warm-up.
     - `block_size`: Number of tokens in a block of the KV cache.
@@ -3204,6 +3214,7 @@ class ModelInfo:
         weight_formats: Sequence[WeightFormatInfo],
         kv_cache_dtype: str,
         memory: MemoryInfo,
+        memory_ratio: float,
         host_tier: HostTierInfo | None,
         warm_up_seconds: float,
         block_size: int,
@@ -3275,6 +3286,10 @@ class ModelInfo:
     @property
     def memory(self) -> MemoryInfo:
         """Use of the memory."""
+
+    @property
+    def memory_ratio(self) -> float:
+        """Share of the available memory that `memory.limit` is: that of the configuration, or the default."""
 
     @property
     def host_tier(self) -> HostTierInfo | None:

@@ -403,7 +403,7 @@ class Session:
     def _warn_of_length(self, params: SamplingParams) -> None:
         """Log once that a request without `max_tokens` can generate very much."""
         limit = params.max_tokens
-        if limit is not None and limit > _LONG_OUTPUT:
+        if limit is not None and limit > _LONG_OUTPUT and params.choice is None:
             self._warns_of_length = False
             logger.warning("a request without max_tokens can generate %d tokens: set max_tokens", limit)
 

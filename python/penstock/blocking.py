@@ -16,7 +16,7 @@ from penstock.request import BlockingRequest, BlockingStream
 from penstock.reranking import Documents, Reranker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Literal, NoReturn, Unpack
 
     from penstock._core import Adapter, Result, SamplingParams, Score
@@ -208,7 +208,7 @@ class Blocking:
         *,
         instruction: str | None = None,
         top_n: int | None = None,
-        family: Literal["qwen3"] | None = None,
+        family: Literal["qwen3"] | Mapping[str, str] | None = None,
         adapter: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,

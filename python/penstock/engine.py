@@ -466,7 +466,7 @@ class Engine(metaclass=_attributes.Hinted):
         *,
         instruction: str | None = None,
         top_n: int | None = None,
-        family: Literal["qwen3"] | None = None,
+        family: Literal["qwen3"] | Mapping[str, str] | None = None,
         adapter: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
@@ -479,7 +479,8 @@ class Engine(metaclass=_attributes.Hinted):
 
         The score is the probability of the answer `yes` against `no` to the question that the model was
         trained with. `instruction` is the task in one sentence, in English, by default a web search. `family`
-        says how the model was trained; without it, the name of the model has to contain `Qwen3-Reranker`.
+        says how the model was trained, by a name or as a mapping that `Reranker` describes; without it, the
+        name of the model has to contain `Qwen3-Reranker`.
 
         The prompts of the documents are computed as by `generate_many`, and share their beginning through the
         prefix cache.

@@ -1,11 +1,12 @@
-"""`Reranker`: scores of documents for a query, by models that answer `yes` or `no`."""
+"""`Reranker`: scores of documents for a query, by models that answer with a token such as `yes` or `no`."""
 
 from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock._batch_items import error_at
@@ -21,21 +22,22 @@ if TYPE_CHECKING:
 __all__ = ["Ranking", "Relevance", "Reranker"]
 
 
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
 class _Family(NamedTuple):
     """The prompt that a family of rerankers was trained with, and the tokens of its answers."""
 
-    #: A part of the names of such models, in lower case.
-    name: str
-    instruction: str
     prompt: str
     positive: str
-    negative: str
+    #: Without one, the score is the probability of the positive answer among all tokens.
+    negative: str | None = None
 
 
+#: By the name; a part of the names of such models, in lower case.
+_NAMES = {"qwen3": "qwen3-reranker"}
 _FAMILIES = {
     "qwen3": _Family(
-        name="qwen3-reranker",
-        instruction="Given a web search query, retrieve relevant passages that answer the query",
         prompt=(
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
             'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -59,7 +61,7 @@ class Relevance:
 
     __slots__ = {  # noqa: RUF023 - in the order of the fields
         "index": "The position of the document in the call, from 0.",
-        "score": "The probability of the answer `yes` against `no`, from 0 to 1.",
+        "score": "The probability of the positive answer, such as `yes` against `no`, from 0 to 1.",
         "document": "The text of the document.",
     }
 
@@ -80,8 +82,14 @@ class Ranking:
 class Reranker:
     """The prompts of a reranker and the score of a result. `Engine.rerank` runs both.
 
-    `engine` is open. `family` says how its model was trained: `qwen3` for Qwen3-Reranker. By default, the
-    name of the model has to say it.
+    `engine` is open. `family` says how its model was trained: `qwen3` for Qwen3-Reranker, or a mapping with
+
+    - `prompt`: the text of a prompt with `{query}`, `{document}` and, optionally, `{instruction}`, as
+      `str.format` takes it: other braces are doubled.
+    - `positive` and, optionally, `negative`: the answers, of which each is one token. The score is the
+      probability of the positive one against the other or, without the other, among all tokens.
+
+    By default, the name of the model has to say it.
 
     Raises `InvalidRequestError` if the model is not known as a reranker or lacks the tokens of the answers.
     """
@@ -89,20 +97,22 @@ class Reranker:
     #: The values of `family`.
     FAMILIES = tuple(_FAMILIES)
 
-    def __init__(self, engine: Engine | Session, family: str | None = None) -> None:
+    def __init__(self, engine: Engine | Session, family: str | Mapping[str, str] | None = None) -> None:
         self._family = _family_of(engine, family)
-        answers = self._family.positive, self._family.negative
+        answers = list(filter(None, (self._family.positive, self._family.negative)))
         token_ids = [engine.encode(answer, add_special_tokens=False) for answer in answers]
         if any(len(ids) != 1 for ids in token_ids):
             limit = "left out: this model's tokenizer has no single token for " + " and ".join(answers)
             raise _invalid("family", family, limit)
-        self._positive, negative = (ids[0] for ids in token_ids)
-        #: The parameters of the requests: the distribution over the two answers, without any filter.
+        answer_ids = [ids[0] for ids in token_ids]
+        self._positive = answer_ids[0]
+        #: The parameters of the requests: the distribution over the answers, without any filter. That of a
+        #: single answer is over all tokens.
         self.params = SamplingParams(
             max_tokens=1,
-            allowed_token_ids=[self._positive, negative],
+            allowed_token_ids=answer_ids,
             logprobs=True,
-            logprobs_mode="processed",
+            logprobs_mode="raw" if self._family.negative is None else "processed",
             temperature=1.0,
             top_k=0,
             top_p=1.0,
@@ -113,10 +123,30 @@ class Reranker:
             seed=0,
         )
 
+    @staticmethod
+    def check_family(family: str | Mapping[str, str]) -> None:
+        """Check a value of `family` without a model. Raises `InvalidRequestError`."""
+        if isinstance(family, str) and family in _FAMILIES:
+            return
+        if not isinstance(family, Mapping):
+            limit = f"{' or '.join(map(repr, _FAMILIES))}, or a mapping with prompt, positive and negative"
+            raise _invalid("family", family, limit)
+        for name in family.keys() - set(_Family._fields):
+            raise _invalid(f"family[{name!r}]", family[name], f"one of {', '.join(_Family._fields)}")
+        for name in _Family._fields:
+            value = family.get(name)
+            if (name, value) != ("negative", None) and not (isinstance(value, str) and value):
+                raise _invalid(f"family[{name!r}]", value, "a text that is not empty")
+        if family["positive"] == family.get("negative"):
+            raise _invalid("family['negative']", family["negative"], "another text than positive")
+        if not _is_template(family["prompt"]):
+            limit = "a text with {query}, {document} and no other name in braces but {instruction}"
+            raise _invalid("family['prompt']", family["prompt"], limit)
+
     def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt for a document. `instruction` is the task in one sentence, by default a web search."""
         return self._family.prompt.format(
-            instruction=self._family.instruction if instruction is None else instruction,
+            instruction=_INSTRUCTION if instruction is None else instruction,
             query=query,
             document=document,
         )
@@ -129,7 +159,7 @@ class Reranker:
         return _Prompts(self, pairs, instruction)
 
     def score(self, result: Result) -> float:
-        """The probability of `yes`, from the result of a prompt with `params`.
+        """The probability of the positive answer, from the result of a prompt with `params`.
 
         Raises `GenerationError` if the request ended without an answer.
         """
@@ -201,20 +231,29 @@ class Documents:
         return Ranking(tuple(found[: self._top_n]), Usage(**totals))
 
 
-def _family_of(engine: Engine | Session, name: str | None) -> _Family:
-    if name is not None:
-        if name not in _FAMILIES:
-            raise _invalid("family", name, " or ".join(map(repr, _FAMILIES)))
-        return _FAMILIES[name]
+def _family_of(engine: Engine | Session, family: str | Mapping[str, str] | None) -> _Family:
+    if family is not None:
+        Reranker.check_family(family)
+        return _FAMILIES[family] if isinstance(family, str) else _Family(**family)
     model = engine.name.lower()
-    for family in _FAMILIES.values():
-        if family.name in model:
-            return family
+    for name, part in _NAMES.items():
+        if part in model:
+            return _FAMILIES[name]
     message = (
         f"{engine.name!r} is not known as a reranker; if it was trained as Qwen3-Reranker was, pass "
         "family='qwen3', or start the server with --rerank qwen3"
     )
     raise InvalidRequestError(message, "family", None, "'qwen3'")
+
+
+def _is_template(prompt: str) -> bool:
+    try:
+        parts = [part for part in Formatter().parse(prompt) if part[1] is not None]
+    except ValueError:
+        return False
+    names = {name for _, name, _, _ in parts}
+    is_plain = not any(spec or conversion for _, _, spec, conversion in parts)
+    return is_plain and {"query", "document"} <= names <= {"query", "document", "instruction"}
 
 
 def _invalid(name: str, value: object, limit: str) -> InvalidRequestError:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import penstock
 from support import hooks
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import PROMPT, SHORT, make_engine
@@ -20,6 +19,8 @@ from support.api.engines import PROMPT, SHORT, make_engine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    import penstock
 
 CAPACITY = 256
 
@@ -196,15 +197,26 @@ def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
     assert len(engine.blocking.generate(PROMPT, SHORT).token_ids) == 8
 
 
+def test_open_engine_logs_what_it_reserves(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="penstock")
+    with make_engine(tiny_model, kv_cache_blocks=40) as engine:
+        reserved = engine.info.memory.kv_cache
+    [message] = [record.message for record in caplog.records if " loaded: " in record.message]
+    assert f", {reserved / 1024:.0f} KiB reserved for a KV cache of 40 blocks (limit " in message
+    assert "), no host tier, warm-up " in message
+
+
 def test_missing_max_tokens_of_a_long_model_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make_config("llama", max_position_embeddings=8192)
     model = write_checkpoint(tmp_path, config)
     with make_engine(model, max_model_len=8192, kv_cache_blocks=600) as engine:
-        limits = [penstock.SamplingParams(max_tokens=4), penstock.SamplingParams(max_length=40)]
-        for params in (*limits, None, None):
-            engine.blocking.start_request(PROMPT, params).cancel()
+        for params in ({"max_tokens": 4}, {"max_length": 40}, {"choice": ["a"]}):
+            engine.blocking.start_request(PROMPT, **params).cancel()
+        assert not [record for record in caplog.records if "max_tokens" in record.message]
+        for _ in range(2):
+            engine.blocking.start_request(PROMPT).cancel()
     messages = [record.message for record in caplog.records if "max_tokens" in record.message]
     assert messages == [
         f"a request without max_tokens can generate {8192 - len(PROMPT)} tokens: set max_tokens"

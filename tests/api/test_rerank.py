@@ -59,6 +59,25 @@ async def test_scores_are_those_of_the_logits(engine: penstock.Engine, instructi
         assert item.score == pytest.approx(expected_score(engine, prompt), abs=1e-5)
 
 
+OWN = {"prompt": "{document}: does it answer {query}? {instruction} {{Answer}}:", "positive": "yes"}
+
+
+@pytest.mark.parametrize("negative", [None, "maybe"])
+def test_family_can_be_described_by_a_mapping(engine: penstock.Engine, negative: str | None) -> None:
+    family = {**OWN, **({} if negative is None else {"negative": negative})}
+    ranking = engine.blocking.rerank(QUERY, DOCUMENTS, instruction="Be brief.", family=family)
+    for item in ranking.items:
+        prompt = f"{item.document}: does it answer {QUERY}? Be brief. {{Answer}}:"
+        result = engine.blocking.generate(prompt, max_tokens=1, output_logits="generation")
+        weights = np.exp(np.asarray(result.logits)[-1].astype(np.float64))
+        [yes] = engine.encode("yes", add_special_tokens=False)
+        total = weights.sum()
+        if negative is not None:
+            [other] = engine.encode(negative, add_special_tokens=False)
+            total = weights[yes] + weights[other]
+        assert item.score == pytest.approx(weights[yes] / total, abs=1e-5)
+
+
 def test_documents_are_in_descending_order_of_scores(engine: penstock.Engine) -> None:
     rerank = engine.blocking.rerank
     everything = rerank(QUERY, [*DOCUMENTS, DOCUMENTS[0]], family="qwen3").items
@@ -106,6 +125,17 @@ def test_name_of_the_model_makes_it_a_reranker(demo_model: Path, tmp_path: Path)
     [
         ({"family": None}, "family"),
         ({"family": "bert"}, "family"),
+        ({"family": 7}, "family"),
+        ({"family": {**OWN, "other": "a"}}, "family['other']"),
+        ({"family": {"prompt": OWN["prompt"]}}, "family['positive']"),
+        ({"family": {**OWN, "negative": ""}}, "family['negative']"),
+        ({"family": {**OWN, "negative": "yes"}}, "family['negative']"),
+        ({"family": {**OWN, "prompt": "{query}"}}, "family['prompt']"),
+        ({"family": {**OWN, "prompt": "{query} {document} {other}"}}, "family['prompt']"),
+        ({"family": {**OWN, "prompt": "{query.x} {query} {document}"}}, "family['prompt']"),
+        ({"family": {**OWN, "prompt": "{query!r} {document}"}}, "family['prompt']"),
+        ({"family": {**OWN, "prompt": "{query} {document} {"}}, "family['prompt']"),
+        ({"family": {**OWN, "positive": "yes and no"}}, "family"),
         ({"query": 7}, "query"),
         ({"instruction": 7}, "instruction"),
         ({"documents": "text"}, "documents"),

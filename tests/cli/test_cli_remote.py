@@ -117,6 +117,26 @@ def test_request_has_the_model_and_the_parameters(monkeypatch: pytest.MonkeyPatc
     }
 
 
+@pytest.mark.parametrize("name", [(), ("--model", "m")])
+@pytest.mark.parametrize("options", [(), ("--temperature", 1), ("--top-k", 5)])
+def test_sampling_of_the_server_applies_by_default(
+    name: tuple[str, ...], options: tuple[object, ...]
+) -> None:
+    event = {"choices": [{"delta": {"content": "Yes"}, "finish_reason": "stop"}]}
+    card = {"id": "m", "chat_sampling": {"temperature": 0.7, "min_p": 0.05, "other": 1, "top_k": "x"}}
+    stream = ok(f"data: {json.dumps(event)}\n\n")
+    with scripted(stream, models=[{"id": "other"}, card] if name else [card]) as (url, requests):
+        done = chat("--url", url, *name, "Hi", *options)
+    body = json.loads(requests[-1].partition(b"\r\n\r\n")[2])
+    found = {field: body[field] for field in ("temperature", "min_p", "top_k", "other") if field in body}
+    if options:
+        assert found.keys() == {str(options[0])[2:].replace("-", "_")}
+        assert "0.7" not in done.stderr
+    else:
+        assert found == {"temperature": 0.7, "min_p": 0.05}
+        assert done.stderr.startswith("m: temperature 0.7, min_p 0.05\n")
+
+
 def test_reasoning_goes_to_standard_error() -> None:
     deltas = [{"reasoning_content": "I think"}, {"reasoning": " so."}, {"content": "Yes"}]
     events = [{"choices": [{"delta": delta}]} for delta in deltas]
@@ -317,21 +337,27 @@ def ok(stream: str) -> bytes:
 
 
 @contextmanager
-def scripted(response: bytes) -> Iterator[tuple[str, list[bytes]]]:
-    """The address of a server that answers one request, and the list of its requests."""
+def scripted(
+    response: bytes, models: list[dict[str, Any]] | None = None
+) -> Iterator[tuple[str, list[bytes]]]:
+    """The address of a server that lists these models and answers one request, and its requests."""
     requests: list[bytes] = []
 
     def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.settimeout(60)
-            received = connection.recv(1 << 16)
-            if not received:
-                return
-            while b"\r\n\r\n" not in received or not received.endswith(b"}"):
-                received += connection.recv(1 << 16)
-            requests.append(received)
-            connection.sendall(response)
+        while not requests:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(60)
+                received = connection.recv(1 << 16)
+                if not received:
+                    return
+                if received.startswith(b"GET "):
+                    connection.sendall(ok(json.dumps({"data": models})))
+                    continue
+                while b"\r\n\r\n" not in received or not received.endswith(b"}"):
+                    received += connection.recv(1 << 16)
+                requests.append(received)
+                connection.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()

@@ -9,8 +9,9 @@ import anthropic
 import pytest
 
 import penstock.server
+from penstock.server.anthropic.conversion import chat_tools
 from penstock.server.anthropic.handlers import LABELS, UNSUPPORTED
-from penstock.server.protocol.anthropic import MessagesRequest
+from penstock.server.protocol.anthropic import MessagesRequest, Tool
 from penstock.server.sampling import SAMPLING_FIELDS
 from support.api.engines import make_engine, wait_until
 from support.server import scripted
@@ -155,6 +156,12 @@ def error_of(answer: dict[str, Any]) -> tuple[str, str]:
 
 
 # ---- responses
+
+
+def test_tool_passes_on_how_its_schema_is_read() -> None:
+    tool = Tool("f", input_schema={"not": {}}, strict=True, ignore_unsupported=False)
+    expected = {"name": "f", "parameters": {"not": {}}, "strict": True, "ignore_unsupported": False}
+    assert chat_tools([tool]) == [{"type": "function", "function": expected}]
 
 
 def test_message_has_the_output_of_the_engine(server: Served, engine: penstock.Engine) -> None:

@@ -76,9 +76,9 @@ def test_other_name_is_status_403_without_keys(server: Served, host: str, path: 
     status, answer, _ = server.ask(path, body, headers={"Host": host})
     assert (status, answer["error"]["code"]) == (403, "host_not_allowed")
     assert (
-        "allowed_hosts; if it is yours, start penstock serve with --allowed-host "
-        in answer["error"]["message"]
-    )
+        "allowed_hosts; if it is yours, add it to allowed_hosts of ServerSettings, "
+        "or start penstock serve with --allowed-host "
+    ) in answer["error"]["message"]
 
 
 def test_second_host_is_checked_too(server: Served) -> None:
@@ -112,6 +112,8 @@ def test_origin_of_another_site_is_status_403(server: Served) -> None:
     for origin in ("https://evil.example", "null", "http://localhost", f"{SITE}.evil.example", "localhost"):
         status, answer, headers = server.ask(PATH, SHORT, headers={"Origin": origin})
         assert (status, answer["error"]["code"]) == (403, "origin_not_allowed"), origin
+        for name in ("cors_origins of ServerSettings", f"--cors-origin {origin}"):
+            assert name in answer["error"]["message"]
         assert "access-control-allow-origin" not in headers
 
 
@@ -126,7 +128,8 @@ def test_allowed_site_reads_answers_and_errors(server: Served) -> None:
     for body, expected in ((SHORT, 200), ({}, 400)):
         status, _, headers = server.ask(PATH, body, headers={"Origin": SITE})
         assert (status, headers["access-control-allow-origin"]) == (expected, SITE)
-        assert headers["access-control-expose-headers"] == "X-Request-Id"
+        exposed = headers["access-control-expose-headers"].split(", ")
+        assert exposed == ["X-Request-Id", "Request-Id", "Retry-After"]
         assert headers["vary"] == "Origin"
 
 

@@ -164,6 +164,15 @@ def test_only_generating_requests_count(engine: penstock.Engine) -> None:
         wait_until(lambda: state.num_active == 0)
 
 
+def test_refusal_in_a_drain_ends_the_connection_once(engine: penstock.Engine) -> None:
+    application = penstock.server.app(engine)
+    application.state.is_draining = True
+    with serving(application) as server, server.send(post(PATH, SHORT)) as connection:
+        received = connection.recv(1 << 16).lower()
+    assert received.startswith(b"http/1.1 503 ")
+    assert received.count(b"connection: close\r\n") == 1
+
+
 # ---- malformed requests
 
 

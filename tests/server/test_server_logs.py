@@ -99,6 +99,26 @@ def test_request_is_logged_when_it_ends(
     assert "secret" not in str(found)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": ["Hello", "world"]}),
+        ("/v1/completions", {"prompt": "Hello", "echo": True, "max_tokens": 0}),
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 3, "n": 2, "ignore_eos": True}),
+    ],
+)
+def test_logged_tokens_are_those_of_the_response(
+    server: Served, caplog: pytest.LogCaptureFixture, path: str, fields: dict[str, Any]
+) -> None:
+    _, answer, _ = server.ask(path, fields, headers=KEY)
+    [found] = access(caplog)
+    usage = answer["usage"]
+    assert (found.prompt_tokens, found.completion_tokens) == (
+        usage["prompt_tokens"],
+        usage.get("completion_tokens", 0),
+    )
+
+
 def test_bytes_are_those_of_the_body(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     _, _, headers = server.ask("/v1/models", headers=KEY)
     assert access(caplog)[0].bytes == int(headers["content-length"])

@@ -160,12 +160,49 @@ def test_collector_adds_the_engines_to_a_registry(server: Served, engine: pensto
         registry.register(penstock.server.EngineCollector(engine))
 
 
-def test_swapped_requests_are_counted_only_where_none_can_be(tiny_model: Path) -> None:
+@pytest.mark.parametrize(("mode", "swapped"), [("swap", 1), ("recompute", 0)])
+def test_preempted_requests_in_the_host_tier_are_counted(tiny_model: Path, mode: str, swapped: int) -> None:
     with (
-        make_engine(tiny_model, preemption_mode="swap") as engine,
+        make_engine(tiny_model, preemption_mode=mode, max_num_seqs=1, prefix_cache=False) as engine,
         serving(penstock.server.app({"tiny": engine})) as server,
     ):
-        assert "vllm:num_requests_swapped" not in families_of(server)
+        params = penstock.SamplingParams(max_tokens=400, ignore_eos=True, priority=1)
+        with engine.blocking.stream([1, 2], params) as request:
+            next(iter(request))
+            with held(engine):  # its request has the priority 0
+                wait_until(lambda: (engine.stats().running, engine.stats().waiting) == (1, 1))
+                during = Scrape(server)
+            request.cancel()
+        wait_until(lambda: at_rest(engine))
+        after = Scrape(server)
+    for name in ("vllm:num_requests_swapped", "penstock:swapped"):
+        assert (during(name), after(name)) == (swapped, 0)
+
+
+def test_configuration_of_the_cache_has_the_values_in_effect(tiny_model: Path) -> None:
+    options = {"block_size": 32, "kv_cache_blocks": 40, "host_cache_blocks": 5, "max_num_seqs": 2}
+    with (
+        make_engine(tiny_model, kv_cache_dtype="int8", **options) as engine,
+        serving(penstock.server.app({"tiny": engine})) as server,
+    ):
+        [sample] = families_of(server)["vllm:cache_config_info"].samples
+        host_bytes = engine.info.memory.host_cache
+    assert host_bytes > 0
+    assert sample.labels == {
+        **MODEL,
+        "block_size": "32",
+        "cache_dtype": "int8",
+        "calculate_kv_scales": "True",
+        "cpu_offload_gb": "0",
+        "enable_prefix_caching": "True",
+        "gpu_memory_utilization": "0.9",
+        "is_attention_free": "False",
+        "num_cpu_blocks": "5",
+        "num_gpu_blocks": "40",
+        "num_gpu_blocks_override": "40",
+        "sliding_window": "None",
+        "swap_space_bytes": str(host_bytes),
+    }
 
 
 def test_scrape_has_all_stats_with_their_kinds(server: Served) -> None:
@@ -460,7 +497,10 @@ def test_scrape_needs_a_key_and_works_in_a_drain(engine: penstock.Engine) -> Non
     with serving(application) as server:
         assert server.ask("/metrics")[0] == 401
         application.state.is_draining = True
-        assert "vllm:prompt_tokens" in families_of(server, **KEY)
+        families = families_of(server, **KEY)
+        assert "vllm:prompt_tokens" in families
+        states = {s.labels["state"]: s.value for s in families["penstock:engine_state"].samples}
+        assert {state for state, value in states.items() if value} == {"draining"}
         assert application.state.num_active == 0
 
 

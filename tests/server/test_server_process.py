@@ -137,9 +137,27 @@ def test_key_file_or_variable_without_a_key_is_invalid_usage(tiny_model: Path, t
         result = CliRunner().invoke(main, ["serve", str(tiny_model), option, str(tmp_path / "keys")])
         assert result.exit_code == 2, result.output
         assert "has no key" in result.output
-    result = CliRunner().invoke(main, ["serve", str(tiny_model)], env={"PENSTOCK_API_KEY": ""})
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "source"),
+    [
+        ([], "", "PENSTOCK_API_KEY has an empty key"),
+        ([], "se cret", "PENSTOCK_API_KEY has a key with other characters"),
+        (["--api-key", "se cret"], None, "--api-key has a key with other characters"),
+        (["--admin-api-key", ""], None, "--admin-api-key has an empty key"),
+        (["--api-key-file", "keys"], None, "keys has a key with other characters"),
+    ],
+)
+def test_source_of_a_key_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], key: str | None, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("one\nse cret\n")
+    result = CliRunner().invoke(main, ["serve", "model", *options], env={"PENSTOCK_API_KEY": key})
     assert result.exit_code == 2, result.output
-    assert "api_keys" in result.output
+    assert f"{source}: a key must be printable ASCII characters without blanks" in result.output
+    assert "cret" not in result.output
 
 
 def test_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 import penstock.server
 from penstock.server.protocol import objects
+from penstock.server.rerank import UNSUPPORTED
 from support.api.engines import make_engine, wait_until
 from support.server.serving import Served, at_rest, held, post, serving
 
@@ -57,6 +59,7 @@ def test_ranking_is_that_of_the_engine(server: Served, engine: penstock.Engine, 
         for item in expected.items
     ]
     assert answer["model"] == "demo"
+    assert re.fullmatch("rerank-[0-9a-f]{32}", answer["id"])
     tokens = expected.usage.prompt_tokens
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
@@ -83,6 +86,7 @@ def test_scores_are_in_the_order_of_the_pairs(server: Served, path: str, names: 
     for queries in (QUERY, [QUERY], [QUERY] * 3):
         answer = ask(server, path, **{names[0]: queries, names[1]: DOCUMENTS})
         assert answer["object"] == "list"
+        assert re.fullmatch("score-[0-9a-f]{32}", answer["id"])
         assert [entry["score"] for entry in answer["data"]] == expected
         assert [(entry["index"], entry["object"]) for entry in answer["data"]] == [
             (index, "score") for index in range(3)
@@ -116,6 +120,25 @@ def test_invalid_field_is_named(server: Served, fields: dict[str, Any], name: st
     assert name in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("path", [*RERANK, *SCORE])
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_field_that_would_have_no_effect_is_refused(server: Served, path: str, name: str) -> None:
+    body = {"text_1": QUERY, "text_2": DOCUMENTS} if path in SCORE else BODY
+    status, answer, _ = server.ask(path, {**body, name: [1]})
+    assert (status, answer["error"]["param"]) == (400, name)
+
+
+def test_defaults_of_fields_without_effect_are_accepted(server: Served) -> None:
+    defaults = {
+        "use_activation": True,
+        "add_special_tokens": True,
+        "truncate_prompt_tokens": None,
+        "max_tokens_per_doc": 0,
+        "truncation_side": "left",
+    }
+    assert ask(server, "/rerank", **BODY, **defaults)["results"] == ask(server, "/rerank", **BODY)["results"]
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -140,9 +163,26 @@ def test_model_that_is_no_reranker_is_refused_with_a_remedy(tiny_model: Path, pa
     assert "--rerank qwen3" in answer["error"]["message"]
 
 
-def test_unknown_recipe_is_refused_at_the_start() -> None:
-    with pytest.raises(penstock.ConfigError, match="rerank"):
-        penstock.server.ServerSettings(rerank="bert")
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("bert", "rerank='bert' is not allowed: it must be 'qwen3', or a mapping"),
+        ({"prompt": "{query}{document}"}, r"rerank\['positive'\]=None"),
+    ],
+)
+def test_unknown_recipe_is_refused_at_the_start(recipe: Any, message: str) -> None:
+    with pytest.raises(penstock.ConfigError, match=message) as caught:
+        penstock.server.ServerSettings(rerank=recipe)
+    assert caught.value.field == "rerank"
+
+
+def test_recipe_can_be_described_by_a_mapping(engine: penstock.Engine) -> None:
+    family = {"prompt": "{query} {document}", "positive": "yes"}
+    settings = penstock.server.ServerSettings(rerank=family)
+    expected = engine.blocking.rerank(QUERY, DOCUMENTS, family=family)
+    with serving(penstock.server.app({"demo": engine}, settings)) as server:
+        results = ask(server, "/rerank", **BODY)["results"]
+    assert [item["relevance_score"] for item in results] == [item.score for item in expected.items]
 
 
 def test_routes_need_a_key_and_keys_share_no_prefix(engine: penstock.Engine) -> None:

@@ -109,6 +109,14 @@ def test_items_become_messages_of_the_chat_template(split: int) -> None:
     assert chat_messages("Be brief.", items[:split], items[split:]) == MESSAGES
 
 
+def test_unsupported_keywords_can_be_ignored() -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"not": {}}, "ignore_unsupported": True}
+    fields = sampling_fields(request_of(tools=[{**TOOL, "ignore_unsupported": True}], text={"format": form}))
+    assert fields["tools"][0]["function"]["ignore_unsupported"] is True
+    expected = {"name": "a", "schema": {"not": {}}, "ignore_unsupported": True}
+    assert fields["response_format"]["json_schema"] == expected
+
+
 def test_tools_and_formats_have_the_form_of_chats() -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
     request = request_of(

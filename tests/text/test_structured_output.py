@@ -159,15 +159,24 @@ async def test_answers_validate_under_their_pydantic_models(
 @pytest.mark.anyio
 async def test_unsupported_keyword_is_ignored_only_on_request(engine: penstock.Engine) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
-    with pytest.raises(
-        penstock.InvalidRequestError, match=r'\["uniqueItems"\]\); .*"ignore_unsupported": true'
-    ):
+    message = (
+        r'^response_format: keywords that are not supported: \["uniqueItems"\]; .*"ignore_unsupported": true'
+    )
+    with pytest.raises(penstock.InvalidRequestError, match=message) as caught:
         await engine.generate("List:", response_format=schema)
+    assert (caught.value.field, caught.value.value) == ("response_format", schema)
     holder = {"schema": schema, "ignore_unsupported": True}
     result = await engine.generate(
         "List:", response_format={"type": "json_schema", "json_schema": holder}, max_tokens=20
     )
     assert len(json.loads(result.text)) <= 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("keyword", ["if", "not", "contains", "propertyNames", "unevaluatedProperties"])
+async def test_schema_of_an_unsupported_keyword_alone_is_named(engine: penstock.Engine, keyword: str) -> None:
+    with pytest.raises(penstock.InvalidRequestError, match=f'^response_format: .*"{keyword}"'):
+        await engine.generate("List:", response_format={keyword: {}})
 
 
 @pytest.mark.anyio

@@ -173,6 +173,33 @@ async def test_strict_tool_gets_only_its_parameters(hermes: penstock.Engine) -> 
     assert json.loads(result.tool_calls[0].arguments) == {"pair": {"a": 1}}
 
 
+UNIQUE = {
+    "type": "object",
+    "properties": {"days": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}},
+    "required": ["days"],
+}
+
+
+@pytest.mark.anyio
+async def test_unsupported_keyword_of_a_tool_is_ignored_on_request(hermes: penstock.Engine) -> None:
+    def tools(**fields: Any) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "f", "parameters": UNIQUE, **fields}}]
+
+    message = (
+        r'^tools: keywords that are not supported: \["uniqueItems"\]; .*"ignore_unsupported": true beside'
+    )
+    for fields in ({}, {"ignore_unsupported": False}):
+        with pytest.raises(penstock.InvalidRequestError, match=message) as raised:
+            await hermes.generate(ASKED, max_tokens=1, tools=tools(**fields), tool_choice="required")
+        assert (raised.value.field, raised.value.value) == ("tools", tools(**fields))
+    lenient = tools(ignore_unsupported=True)
+    result = await hermes.generate(ASKED, max_tokens=60, tools=lenient, tool_choice="required", temperature=0)
+    assert set(json.loads(result.tool_calls[0].arguments)["days"]) <= {1, 2}
+    misplaced = [{**tools()[0], "ignore_unsupported": True}]
+    with pytest.raises(penstock.InvalidRequestError, match="'ignore_unsupported' in the function"):
+        await hermes.generate(ASKED, max_tokens=1, tools=misplaced, tool_choice="required")
+
+
 @pytest.mark.anyio
 async def test_tools_not_rendered_need_a_required_or_named_call(demo: penstock.Engine) -> None:
     for choice in ("auto", None):

@@ -115,6 +115,10 @@ _PAGE_ROUTES: tuple[RouteRow, ...] = (
 )
 
 
+#: Headers of responses that a web page of another origin can read.
+_EXPOSED_HEADERS = ("X-Request-Id", "Request-Id", "Retry-After")
+
+
 def _error_body(path: str) -> Callable[[ApiError], dict[str, Any]]:
     """The form of the errors of a route."""
     return ApiError.anthropic_body if path.startswith("/v1/messages") else ApiError.body
@@ -155,7 +159,7 @@ class Application:
                 allow_origins=origins,
                 allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
-                expose_headers=("X-Request-Id",),
+                expose_headers=_EXPOSED_HEADERS,
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

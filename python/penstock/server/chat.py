@@ -82,7 +82,7 @@ async def _send(
     state: State, exchange: Exchange, generation: Generation, request: ChatRequest, result: penstock.Result
 ) -> None:
     """Send a response that is not streamed."""
-    answer = answer_of(generation, "chat.completion", [result]) | {"prompt_logprobs": None}
+    answer = answer_of(generation, "chat.completion") | {"prompt_logprobs": None}
     params = generation.call.params
     if params.prompt_logprobs is not None:
         tokens = Tokens(generation.model.engine, as_ids=request.return_tokens_as_token_ids)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
-from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,14 +87,14 @@ def _numbers_by_token(params: penstock.SamplingParams) -> tuple[int, int]:
     return by_prompt_token, (1 + (params.top_logprobs or 0) if params.logprobs else 0)
 
 
-def answer_of(generation: Generation, kind: str, results: Sequence[penstock.Result]) -> dict[str, Any]:
-    """A response of OpenAI's API without its choices."""
+def answer_of(generation: Generation, kind: str) -> dict[str, Any]:
+    """The response of OpenAI's API for a generation that has ended, without its choices."""
     return {
         "id": generation.id,
         "object": kind,
         "created": generation.created,
         "model": generation.name,
-        "usage": usage_of(*(result.usage for result in results)),
+        "usage": generation.usage(),
         "system_fingerprint": None,
     }
 

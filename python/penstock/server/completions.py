@@ -51,7 +51,7 @@ async def completions(state: State, exchange: Exchange) -> None:
     with fields_named({**names, **beam_names(fields)}):
         params = await exchange.in_body_thread(_params, request, fields)
         prompts = await _prepared(state, exchange, request)
-        call = Call(prompts, params)
+        call = Call(prompts, params, returns_tokens=not request.only_scores)
         generation = begin(state, exchange, "cmpl-", request.model, call, prompt="prompt")
         fields.clear()
         if request.echo or request.return_token_ids:
@@ -60,10 +60,7 @@ async def completions(state: State, exchange: Exchange) -> None:
             await stream(state, generation, _CompletionEvents(generation, request), exchange)
             return
         results = await generate(state, generation, exchange)
-    answer = answer_of(generation, "text_completion", results)
-    if request.only_scores:
-        usage = answer["usage"]
-        usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+    answer = answer_of(generation, "text_completion")
     size = num_logprobs(params, results)
     await send_choices(state, exchange, answer, _choices(generation, request, results), size)
 

@@ -45,7 +45,7 @@ async def embeddings(state: State, exchange: Exchange) -> None:
     """Answer with an embedding of each text."""
     _, request = await read_request(state, exchange, EmbeddingsRequest, (), UNSUPPORTED)
     prompts = text_prompts("input", request.input, state.max_prompts)
-    call = Call(prompts, _PARAMS.replace(priority=request.priority))
+    call = Call(prompts, _PARAMS.replace(priority=request.priority), returns_tokens=False)
     generation = begin(state, exchange, "embd-", request.model, call, prompt="input")
     batch = PromptBatch(state, generation, "input")
     found: dict[int, msgspec.Raw] = {}

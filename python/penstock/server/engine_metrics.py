@@ -25,6 +25,7 @@ _GAUGES = frozenset(
     {
         "running",
         "waiting",
+        "swapped",
         "paused",
         "blocks_total",
         "blocks_used",
@@ -110,11 +111,10 @@ def _add_vllm(
     gauges: list[tuple[str, float]] = [
         ("num_requests_running", stats.running),
         ("num_requests_waiting", stats.waiting),
+        ("num_requests_swapped", stats.swapped),
         ("kv_cache_usage_perc", stats.blocks_used / max(stats.blocks_total, 1)),
         ("cpu_prefix_cache_hit_rate", stats.prefix_host_hit_tokens / max(stats.prefix_query_tokens, 1)),
     ]
-    if engine.config.preemption_mode != "swap":  # else the number is not known
-        gauges.append(("num_requests_swapped", 0))
     for name, value in gauges:
         families.gauge(f"vllm:{name}", _TEXTS[name], labels, value)
     for reason, value in (("capacity", stats.waiting), ("deferred", 0)):
@@ -186,7 +186,7 @@ def _cache_config(stats: penstock.Stats, engine: penstock.Engine) -> dict[str, s
         "calculate_kv_scales": str(info.kv_cache_dtype in ("int8", "uint4")),
         "cpu_offload_gb": "0",  # weights are not offloaded
         "enable_prefix_caching": str(config.prefix_cache),
-        "gpu_memory_utilization": str(config.memory_ratio),
+        "gpu_memory_utilization": str(info.memory_ratio),
         "is_attention_free": "False",
         "num_cpu_blocks": str(stats.host_blocks_total),
         "num_gpu_blocks": str(info.num_blocks),

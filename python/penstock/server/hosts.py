@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hosts", "names_this_machine"]
 
-_START = "if it is yours, start penstock serve with"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -42,22 +41,18 @@ class Hosts:
         if not self._allows_all:
             for host in hosts:
                 if not self._is_allowed(host):
-                    option = f"--allowed-host {shlex.quote(_without_port(host)[:64])}"
-                    message = (
-                        f"the host {host[:64]!r} is not one of the server's allowed_hosts; {_START} {option}"
-                    )
-                    raise ApiError(403, message, code="host_not_allowed")
+                    message = f"the host {host[:64]!r} is not one of the server's allowed_hosts"
+                    remedy = _remedy(_without_port(host)[:64], "allowed_hosts", "--allowed-host")
+                    raise ApiError(403, f"{message}; {remedy}", code="host_not_allowed")
         if "origin" not in headers or "*" in self._origins:
             return
         for origin in headers.getlist("origin"):
             if origin not in self._origins and origin.partition("://")[2].lower() not in map(
                 str.lower, hosts
             ):
-                option = f"--cors-origin {shlex.quote(origin[:64])}"
-                message = (
-                    f"the origin {origin[:64]!r} is not one of the server's cors_origins; {_START} {option}"
-                )
-                raise ApiError(403, message, code="origin_not_allowed")
+                message = f"the origin {origin[:64]!r} is not one of the server's cors_origins"
+                remedy = _remedy(origin[:64], "cors_origins", "--cors-origin")
+                raise ApiError(403, f"{message}; {remedy}", code="origin_not_allowed")
 
     def _is_allowed(self, host: str) -> bool:
         name = _normalised(_without_port(host))
@@ -79,6 +74,13 @@ def names_this_machine(host: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _remedy(name: str, setting: str, option: str) -> str:
+    return (
+        f"if it is yours, add it to {setting} of ServerSettings, or start penstock serve with "
+        f"{option} {shlex.quote(name)}"
+    )
 
 
 def _without_port(host: str) -> str:

@@ -35,6 +35,7 @@ Returned = TypeVar("Returned")
 #: A larger part of a response counts as a body until it is sent. At its end, a response is sent in pieces of
 #: this size: the ASGI server takes one when the client has read most of those before.
 LARGE_PIECE = 64 << 10
+_CLOSE = (b"connection", b"close")
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -182,8 +183,13 @@ class Exchange:
         self.error = error
         headers = error.headers()
         if self._has_body() and not self._is_read:
-            headers.append((b"connection", b"close"))
+            self.end_connection()
         await self._send(error.status, headers, json_bytes(self.error_body(error)))
+
+    def end_connection(self) -> None:
+        """Make the response the last one of its connection."""
+        if _CLOSE not in self.headers:
+            self.headers.append(_CLOSE)
 
     async def start_stream(self) -> None:
         """Send the status and the headers of a stream of events."""

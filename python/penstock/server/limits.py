@@ -20,7 +20,6 @@ from penstock.server.keys import client_number, digest_of
 from penstock.server.logs import AccessRecord, access_logger, client_of, request_id, unknown_path_of
 from penstock.server.measures import DISCONNECTED, PROBES
 from penstock.server.paths import path_to_use
-from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -113,8 +112,7 @@ class Endpoint:
 
     def _access(self, exchange: Exchange, seconds: float) -> AccessRecord:
         scope, generation = exchange.scope, exchange.generation
-        requests = () if generation is None else generation.requests()
-        usage = usage_of(*(request.usage for request in requests))
+        usage = {} if generation is None else generation.usage()
         return AccessRecord(
             method=scope["method"][:16],
             path=self._path or unknown_path_of(scope),
@@ -124,15 +122,15 @@ class Endpoint:
             client=client_of(scope),
             key=exchange.key.hex()[:8] or None,
             model=None if generation is None else generation.name,
-            prompt_tokens=None if generation is None else usage["prompt_tokens"],
-            completion_tokens=None if generation is None else usage["completion_tokens"],
+            prompt_tokens=usage.get("prompt_tokens"),
+            completion_tokens=usage.get("completion_tokens"),
         )
 
     async def _answer(self, exchange: Exchange) -> None:
         state = self._state
         action = self._actions.get(exchange.scope["method"], self._other)
         if state.is_draining:
-            exchange.headers.append((b"connection", b"close"))
+            exchange.end_connection()
         is_counted = False
         try:
             exchange.key = self._check(exchange, action.access)

@@ -105,7 +105,8 @@ def state_of(model: Model, state: State) -> dict[str, Any]:
     """The state of a model, as `/health` and `/metrics` show it."""
     if model.progress is not None:
         return {"status": "loading", "bytes_loaded": model.progress.done, "bytes": model.progress.total}
-    return {"status": engine_state(model.engine, state.settings.stall_timeout)}
+    status = engine_state(model.engine, state.settings.stall_timeout)
+    return {"status": "draining" if state.is_draining and status == "ok" else status}
 
 
 def engine_state(engine: penstock.Engine, stall_timeout: float) -> str:

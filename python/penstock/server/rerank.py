@@ -11,7 +11,7 @@ from penstock.server.generation import begin, concurrency_of
 from penstock.server.prompt_batch import PromptBatch
 from penstock.server.prompts import check_length, max_bytes
 from penstock.server.protocol.rerank import RerankRequest, ScoreRequest, TextObject
-from penstock.server.sampling import read_request
+from penstock.server.sampling import Unsupported, read_request
 from penstock.server.state import Call
 
 if TYPE_CHECKING:
@@ -25,13 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["rerank", "score"]
 
+_NO_TRUNCATION = "left out: a longer document is an error"
+UNSUPPORTED: Unsupported = {
+    "add_special_tokens": ((True,), "true"),
+    "max_chunks_per_doc": ((), _NO_TRUNCATION),
+    "max_tokens_per_doc": ((0,), _NO_TRUNCATION),
+    "truncate_prompt_tokens": ((), _NO_TRUNCATION),
+    "truncation_side": (("left", "right"), "left or right"),
+    "use_activation": ((True,), "true: a score is a probability"),
+}
+
 
 async def rerank(state: State, exchange: Exchange) -> None:
     """Answer with the documents in the order of their relevance for the query."""
-    _, request = await read_request(state, exchange, RerankRequest)
+    _, request = await read_request(state, exchange, RerankRequest, (), UNSUPPORTED)
     texts = [item.text if isinstance(item, TextObject) else item for item in request.documents]
     pairs = [(request.query, text) for text in texts]
-    generation, batch, scores = await _scored(state, exchange, request, pairs, "documents", "rerank")
+    generation, batch, scores = await _scored(state, exchange, request, pairs, "documents", "rerank-")
     order = sorted(range(len(texts)), key=lambda index: (-scores[index], index))
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index]} for index in order[: request.top_n or None]
@@ -45,14 +55,14 @@ async def rerank(state: State, exchange: Exchange) -> None:
 
 async def score(state: State, exchange: Exchange) -> None:
     """Answer with the score of each pair of texts."""
-    _, request = await read_request(state, exchange, ScoreRequest)
+    _, request = await read_request(state, exchange, ScoreRequest, (), UNSUPPORTED)
     first, queries = _texts(request, "text_1", "queries")
     second, documents = _texts(request, "text_2", "documents")
     if len(queries) not in (1, len(documents)):
         limit = f"one text, or as many as {second} has: {len(documents)}"
         raise invalid(first, f"a list of {len(queries)}", limit)
     pairs = list(zip(queries * (len(documents) // len(queries)), documents, strict=True))
-    generation, batch, scores = await _scored(state, exchange, request, pairs, second, "score")
+    generation, batch, scores = await _scored(state, exchange, request, pairs, second, "score-")
     data = [{"index": index, "object": "score", "score": scores[index]} for index in range(len(documents))]
     answer = {
         "id": generation.id,
@@ -90,7 +100,7 @@ async def _scored(
         raise invalid(field, f"a list of {len(pairs)}", f"a list of 1 to {state.max_prompts} texts")
     reranker = _reranker(state, request.model)
     prompts = reranker.prompts(pairs, request.instruction)
-    call = Call(prompts, reranker.params.replace(priority=request.priority))
+    call = Call(prompts, reranker.params.replace(priority=request.priority), returns_tokens=False)
     generation = begin(state, exchange, prefix, request.model, call, prompt=field)
     batch = PromptBatch(state, generation, field)
     concurrency = concurrency_of(batch.engine.info, call)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from collections.abc import Mapping  # noqa: TC003 - read at run time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import penstock
 
-__all__ = ["ServerSettings"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ServerSettings", "check_keys"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,10 @@ class ServerSettings:
         int, "Maximum number of tokens of a request for embeddings or scores."
     ] = 300_000
     rerank: Annotated[
-        str | None,
-        "Prompts of /v1/rerank and /v1/score: qwen3, with which Qwen3-Reranker was trained. Default: that of "
-        "models with Qwen3-Reranker in their names.",
+        Literal["qwen3"] | Mapping[str, str] | None,
+        "Prompts and answers of /v1/rerank and /v1/score: qwen3, with which Qwen3-Reranker was trained, or a "
+        "JSON object with prompt, positive and negative. Default: those of models with Qwen3-Reranker in "
+        "their names.",
     ] = None
     store_responses: Annotated[bool, "Keep responses in memory, for previous_response_id. Default: on."] = (
         True
@@ -137,10 +142,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for name in ("api_keys", "admin_api_keys"):
             keys = getattr(self, name)
-            limit = "a tuple of keys: printable ASCII characters without blanks"
-            if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
-                message = f"{name} is not allowed: it must be {limit}"
-                raise penstock.ConfigError(message, name, None, limit)
+            if not isinstance(keys, tuple):
+                message = f"{name} is not allowed: it must be a tuple of keys"
+                raise penstock.ConfigError(message, name, None, "a tuple of keys")
+            check_keys(name, keys)
         for name in ("allowed_hosts", "cors_origins", "lora_roots"):
             values = getattr(self, name)
             limit = "a tuple of texts"
@@ -151,14 +156,25 @@ class ServerSettings:
             limit = "addresses and networks with commas between them, or *"
             message = f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not allowed: it must be {limit}"
             raise penstock.ConfigError(message, "forwarded_allow_ips", self.forwarded_allow_ips, limit)
-        if self.rerank not in (None, *penstock.Reranker.FAMILIES):
-            limit = " or ".join(map(repr, penstock.Reranker.FAMILIES))
-            message = f"rerank={self.rerank!r} is not allowed: it must be {limit}"
-            raise penstock.ConfigError(message, "rerank", self.rerank, limit)
+        if self.rerank is not None:
+            try:
+                penstock.Reranker.check_family(self.rerank)
+            except penstock.InvalidRequestError as error:
+                message = str(error).replace("family", "rerank", 1)
+                raise penstock.ConfigError(message, "rerank", error.value, error.limit) from error
         for name, value in vars(self).items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < math.inf:
                 message = f"{name}={value!r} is not allowed: it must be a finite number above 0"
                 raise penstock.ConfigError(message, name, value, "a finite number above 0")
+
+
+def check_keys(source: str, keys: Iterable[object]) -> None:
+    """Raise if no request can have one of these keys, which come from `source`."""
+    limit = "printable ASCII characters without blanks"
+    for key in keys:
+        if not _is_key(key):
+            fault = "an empty key" if key == "" else "a key with other characters"
+            raise penstock.ConfigError(f"{source} has {fault}: a key must be {limit}", source, None, limit)
 
 
 def _are_proxies(text: str) -> bool:

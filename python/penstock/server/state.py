@@ -24,6 +24,7 @@ from penstock.server.responses.store import ResponseStore
 from penstock.server.templates import TemplateProcess
 from penstock.server.threads import Threads
 from penstock.server.tracing import Tracer
+from penstock.server.usage import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -188,6 +189,8 @@ class Call:
     params: penstock.SamplingParams
     #: The options of the chat template, if the prompt is a chat.
     template: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether generated tokens are returned, and count: the engine has no request without one.
+    returns_tokens: bool = True
 
     @property
     def num_outputs(self) -> int:
@@ -250,6 +253,11 @@ class Generation:
     def requests(self) -> Sequence[Ended | penstock.Request]:
         """The requests of the engine, for their numbers so far."""
         return [part for part in self._parts if isinstance(part, penstock.Request)] or self.ended
+
+    def usage(self) -> dict[str, Any]:
+        """The token counts so far, as the response has them."""
+        usages = (request.usage for request in self.requests())
+        return usage_of(*usages, completion_tokens=None if self.call.returns_tokens else 0)
 
     def abort(self) -> None:
         """Cancel all parts; their output so far ends with the finish reason `abort`."""

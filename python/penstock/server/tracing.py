@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import penstock
 from penstock._install import missing_extra
-from penstock.server.usage import finish_reason, usage_of
+from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
@@ -96,7 +96,7 @@ def _invalid(endpoint: str, limit: str) -> penstock.ConfigError:
 
 def _attributes(exchange: Exchange, generation: Generation) -> dict[str, Any]:
     requests = generation.requests()
-    usage = usage_of(*(request.usage for request in requests))
+    usage = generation.usage()
     found: dict[str, Any] = {
         "gen_ai.request.id": generation.id,
         "gen_ai.response.model": generation.name,

@@ -115,6 +115,8 @@ stats! {
     running: Gauge,
     /// Sequences that wait for a slot or for blocks, preempted ones included.
     waiting: Gauge,
+    /// Those among `waiting` that have blocks in the host tier.
+    swapped: Gauge,
     /// Those among `running` and `waiting` that compute nothing because their consumer does not read.
     paused: Gauge,
     /// Blocks of the KV cache.

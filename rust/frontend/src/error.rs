@@ -29,6 +29,9 @@ pub enum Error {
     /// The text options are not valid.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A schema has keywords or formats that are not supported.
+    #[error("{field}: {reason}; {remedy}")]
+    UnsupportedSchema { field: &'static str, reason: String, remedy: &'static str },
     /// Too many grammars are being compiled.
     #[error("{0}")]
     Overloaded(String),

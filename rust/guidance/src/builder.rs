@@ -114,8 +114,8 @@ impl GrammarBuilder {
                 lark
             }
             GrammarSpec::ToolCalls(calls) => {
-                for (_, source) in &calls.tools {
-                    self.check_brackets(kind, source, Syntax::Json)?;
+                for tool in &calls.tools {
+                    self.check_brackets(kind, &tool.schema, Syntax::Json)?;
                 }
                 lark::tool_calls(kind, calls, &self.vocabulary, &self.limits)?
             }
@@ -167,8 +167,10 @@ fn translation_error(spec: &GrammarSpec, error: &dyn std::fmt::Display) -> Guida
     let line = library::one_line(&reason, matches!(spec, GrammarSpec::Lark(_)));
     if library::is_limit(&reason) {
         GuidanceError::TooComplex { kind, limit: line }
-    } else if matches!(spec, GrammarSpec::JsonSchema(_)) && library::is_unsupported(&reason) {
-        GuidanceError::Unsupported { kind, reason: line }
+    } else if matches!(spec, GrammarSpec::JsonSchema(_) | GrammarSpec::ToolCalls(_))
+        && library::is_unsupported(&reason)
+    {
+        GuidanceError::Unsupported { kind, reason: library::without_context(&line).to_owned() }
     } else {
         GuidanceError::Invalid { kind, reason: line }
     }

@@ -75,13 +75,22 @@ pub struct ToolCallSpec {
     pub separator: String,
     /// Text after the last call.
     pub closing: String,
-    /// Name of each tool and JSON schema of its arguments, as JSON text.
-    pub tools: Vec<(String, String)>,
+    pub tools: Vec<ToolSpec>,
     /// Whether more than one call is allowed.
     pub parallel: bool,
     /// Opening and closing tag of an optional reasoning block before the calls. If the opening tag is empty, the prompt
     /// ends with it, so the text starts inside the block.
     pub reasoning: Option<(String, String)>,
+}
+
+/// A tool that can be called.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolSpec {
+    pub name: String,
+    /// The JSON schema of the arguments, as JSON text.
+    pub schema: String,
+    /// Whether the schema is read as a [`GrammarSpec::LenientJsonSchema`].
+    pub ignores_unsupported: bool,
 }
 
 impl ToolCallSpec {
@@ -96,7 +105,7 @@ impl ToolCallSpec {
             &self.closing,
         ];
         let tags = self.reasoning.iter().flat_map(|(open, close)| [open, close]);
-        let tools = self.tools.iter().flat_map(|(name, schema)| [name, schema]);
+        let tools = self.tools.iter().flat_map(|tool| [&tool.name, &tool.schema]);
         literals.into_iter().chain(tags).chain(tools).map(String::len).sum()
     }
 }

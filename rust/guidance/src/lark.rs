@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use llguidance::regex_to_lark;
 
 use crate::schema;
-use crate::{GuidanceError, GuidanceLimits, ToolCallSpec, Vocabulary};
+use crate::{GuidanceError, GuidanceLimits, ToolCallSpec, ToolSpec, Vocabulary};
 
 /// A grammar of the texts that a regular expression matches as a whole. Anchors at its ends are removed: they have no
 /// effect, and the library does not support them.
@@ -43,7 +43,7 @@ pub(crate) fn tool_calls(
         return Err(invalid("the list of tools is empty".into()));
     }
     let mut names = HashSet::new();
-    if let Some((name, _)) = calls.tools.iter().find(|(name, _)| !names.insert(name)) {
+    if let Some(name) = calls.tools.iter().map(|tool| &tool.name).find(|name| !names.insert(*name)) {
         return Err(invalid(format!("two tools have the name {name:?}")));
     }
     if calls.name_key == calls.arguments_key {
@@ -73,9 +73,12 @@ pub(crate) fn tool_calls(
         .expect("writing to a string succeeds; this is a bug");
     let arguments_key = json_pattern(&calls.arguments_key);
     let name_key = json_pattern(&calls.name_key);
-    for ((name, source), rule) in calls.tools.iter().zip(tools) {
-        let schema = schema::prepare_argument_schema(kind, source, limits)
+    for (ToolSpec { name, schema, ignores_unsupported }, rule) in calls.tools.iter().zip(tools) {
+        let mut schema = schema::prepare_argument_schema(kind, schema, limits)
             .map_err(|error| with_tool_name(name, error))?;
+        if *ignores_unsupported {
+            schema::ignore_unsupported(&mut schema);
+        }
         let name = json_pattern(name);
         writeln!(
             lark,

@@ -33,7 +33,7 @@ mod vocabulary;
 
 pub use compiler::{CacheUsage, Caller, GrammarCompiler};
 pub use error::GuidanceError;
-pub use grammar::{GrammarSpec, ToolCallSpec};
+pub use grammar::{GrammarSpec, ToolCallSpec, ToolSpec};
 pub use limits::GuidanceLimits;
 pub use matcher::{CompiledGrammar, GrammarMatcher};
 pub use vocabulary::{Encode, TokenText, Vocabulary};

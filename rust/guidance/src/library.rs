@@ -95,8 +95,13 @@ fn begins_with_one_of(reason: &str, texts: &[&str]) -> bool {
         Some((position, cause)) if is_position(position.trim_start_matches("at ")) => cause,
         _ => reason,
     };
-    let cause = cause.strip_prefix("failed to compile JSON schema: ").unwrap_or(cause);
+    let cause = without_context(cause);
     texts.iter().any(|text| cause.starts_with(text))
+}
+
+/// The cause of an error in a schema, without the words before it.
+pub(crate) fn without_context(reason: &str) -> &str {
+    reason.strip_prefix("failed to compile JSON schema: ").unwrap_or(reason)
 }
 
 /// Whether the library caught a panic of its own and returned it as an error.

@@ -34,6 +34,11 @@ impl Problem {
         let message = format!("{place}={} is not allowed: it must be {limit}", quote(value));
         Self { message, field: field.to_owned(), value: Some(value.clone().unbind()), limit: Some(limit) }
     }
+
+    /// The error of a schema that is not supported. The message has the cause in place of the schema.
+    pub fn of_schema(field: &str, message: String, value: Option<Py<PyAny>>) -> Self {
+        Self { message, field: field.to_owned(), value, limit: Some("a supported schema".to_owned()) }
+    }
 }
 
 impl From<FieldError> for Problem {
@@ -135,6 +140,9 @@ impl From<penstock_frontend::Error> for Error {
                     value,
                     limit,
                 })
+            }
+            penstock_frontend::Error::UnsupportedSchema { field, .. } => {
+                Error::Request(Problem::of_schema(field, error.to_string(), None))
             }
             penstock_frontend::Error::Text(error) => Error::Text(error),
             penstock_frontend::Error::Overloaded(reason) => Error::Overloaded(reason),

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::class;
 use crate::classes::PySamplingParams;
-use crate::errors::Error;
+use crate::errors::{Error, Problem};
 use crate::processors::Processors;
 use crate::response_type::{ResponseType, read_tools};
 use crate::value::{PyValue, request_error};
@@ -50,6 +50,14 @@ impl PySamplingParams {
         Python::attach(|py| match Bound::new(py, self.clone()).and_then(|this| this.getattr(error.field)) {
             Ok(value) if value.is_none() => Error::Request(error.into()),
             Ok(value) => request_error(Field::new(error.field).refuse(&PyValue(value), error.limit)),
+            Err(raised) => Error::Python(raised),
+        })
+    }
+
+    /// The error of a schema that is not supported, with the field's value.
+    pub fn schema_error(&self, field: &'static str, message: String) -> Error {
+        Python::attach(|py| match Bound::new(py, self.clone()).and_then(|this| this.getattr(field)) {
+            Ok(value) => Error::Request(Problem::of_schema(field, message, Some(value.unbind()))),
             Err(raised) => Error::Python(raised),
         })
     }

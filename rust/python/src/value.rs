@@ -141,6 +141,9 @@ fn field_error(error: ReadError<PyValue<'_>>, wrap: fn(crate::errors::Problem) -
 pub fn prepare_error(params: &PySamplingParams, error: penstock_frontend::Error) -> Error {
     match error {
         penstock_frontend::Error::Field(error) => params.error(error),
+        penstock_frontend::Error::UnsupportedSchema { field, .. } => {
+            params.schema_error(field, error.to_string())
+        }
         error => error.into(),
     }
 }

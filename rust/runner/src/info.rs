@@ -21,6 +21,8 @@ pub struct ModelInfo {
     pub weight_formats: Vec<WeightFormatInfo>,
     pub kv_cache_dtype: KvDtype,
     pub memory: MemoryInfo,
+    /// See `EngineConfig::memory_ratio`.
+    pub memory_ratio: f64,
     /// `None` without a host tier.
     pub host_tier: Option<HostTierInfo>,
     pub warm_up_seconds: f64,

@@ -206,6 +206,7 @@ pub(crate) fn open<B: Backend>(
             adapters: adapter_bytes,
             peak,
         },
+        memory_ratio: config.memory_ratio(),
         host_tier,
         warm_up_seconds: seconds,
         device: device.device,

@@ -126,8 +126,9 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
             function["description"] = tool.description
         if tool.input_schema is not None:
             function["parameters"] = tool.input_schema
-        if tool.strict is not None:
-            function["strict"] = tool.strict
+        for name in ("strict", "ignore_unsupported"):
+            if (value := getattr(tool, name)) is not None:
+                function[name] = value
         found.append({"type": "function", "function": function})
     return found
 

@@ -51,6 +51,7 @@ class Tool(msgspec.Struct):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    ignore_unsupported: bool | None = None
 
 
 class ToolChoice(msgspec.Struct):

@@ -45,6 +45,7 @@ class FunctionTool(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    ignore_unsupported: bool | None = None
 
 
 class TextFormat(msgspec.Struct):
@@ -55,6 +56,7 @@ class TextFormat(msgspec.Struct):
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
+    ignore_unsupported: bool | None = None
 
 
 class Text(msgspec.Struct):

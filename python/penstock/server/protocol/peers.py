@@ -44,7 +44,7 @@ PEER_FIELDS: Mapping[str, tuple[tuple[object, ...], str]] = {
     "custom_params": (({},), _NO_EXTENSIONS),
     "data_parallel_rank": ((0,), _NO_RANKS),
     "disagg_prefill_dp_rank": ((0,), _NO_RANKS),
-    "ebnf": ((), "left out: use grammar, which is Lark, or regex or response_format"),
+    "ebnf": ((), "left out: use grammar, which is Lark or GBNF, or regex or response_format"),
     "ec_transfer_params": (({},), _NO_TRANSFER),
     "extra_key": ((), "left out: use cache_salt"),
     "image_data": (([],), "left out: the model reads text only"),

@@ -257,8 +257,10 @@ def _response_format(form: TextFormat) -> dict[str, Any]:
         raise invalid("text.format.type", form.type, "text, json_object or json_schema")
     if form.schema is None:
         raise ApiError(400, "text.format.schema is missing", param="text.format.schema")
-    schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
+    schema = msgspec.to_builtins(form)
     return {
         "type": "json_schema",
-        "json_schema": {name: value for name, value in schema.items() if value is not None},
+        "json_schema": {
+            name: value for name, value in schema.items() if name != "type" and value is not None
+        },
     }

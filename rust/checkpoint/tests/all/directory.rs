@@ -539,7 +539,9 @@ fn pooling_of_modules_json_is_read() {
 #[test]
 fn long_list_of_modules_is_refused() {
     let scratch = model();
-    let list = |num_modules| format!("[{}]", vec![r#"{"type": "Pooling", "path": "1_Pooling"}"#; num_modules].join(","));
+    let list = |num_modules| {
+        format!("[{}]", vec![r#"{"type": "Pooling", "path": "1_Pooling"}"#; num_modules].join(","))
+    };
     scratch.write("modules.json", list(16));
     assert!(scratch.open().is_ok());
     scratch.write("modules.json", list(17));

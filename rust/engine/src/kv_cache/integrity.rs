@@ -16,7 +16,9 @@ impl KvCacheManager {
         let cached = self.prefix_cache.iter().flat_map(PrefixCache::unreferenced_on_device);
         self.pool.check_integrity(tables.clone(), cached);
         let prefixes = self.prefix_cache.iter().flat_map(PrefixCache::host_blocks);
-        let swapped = swapped.flat_map(|swapped| swapped.blocks.iter().copied());
+        let swapped: Vec<_> = swapped.collect();
+        assert_eq!(swapped.len(), self.num_swapped, "swapped sequences miscounted; this is a bug");
+        let swapped = swapped.into_iter().flat_map(|swapped| swapped.blocks.iter().copied());
         self.host.check_integrity(swapped.chain(prefixes));
         let Some(cache) = &self.prefix_cache else { return };
         cache.check_integrity(|block| self.pool.ref_count(block) > 0);

@@ -34,6 +34,8 @@ pub struct KvCacheManager {
     pub(super) copies: Vec<BlockCopy>,
     /// The step of the next plan.
     pub(super) next_step: u64,
+    /// Sequences that are swapped out.
+    pub(super) num_swapped: usize,
     /// Scratch of `num_freed_by`: in how many of its tables a block is.
     num_references: Vec<u32>,
 }
@@ -83,8 +85,14 @@ impl KvCacheManager {
             host_prefixes,
             copies: Vec::new(),
             next_step: 1,
+            num_swapped: 0,
             num_references: vec![0; num_blocks],
         }
+    }
+
+    /// The number of sequences that are swapped out.
+    pub fn num_swapped(&self) -> usize {
+        self.num_swapped
     }
 
     /// The number of tokens of a block.

@@ -27,6 +27,7 @@ impl KvCacheManager {
             self.copies.push(BlockCopy::Save { from, to });
             blocks.push(to);
         }
+        self.num_swapped += 1;
         Some(SwappedBlocks { first, blocks, num_tokens, step: self.next_step, epoch: table.epoch })
     }
 
@@ -38,6 +39,7 @@ impl KvCacheManager {
 
     /// Adds the swapped blocks to a table that ends where they begin. Returns the number of tokens it holds.
     pub(super) fn swap_in(&mut self, swapped: SwappedBlocks, table: &mut BlockTable) -> usize {
+        self.num_swapped -= 1;
         table.epoch = swapped.epoch;
         for from in swapped.blocks {
             self.load(from, table);
@@ -47,6 +49,7 @@ impl KvCacheManager {
 
     /// Gives up swapped blocks.
     pub fn discard(&mut self, swapped: SwappedBlocks) {
+        self.num_swapped -= 1;
         swapped.blocks.into_iter().for_each(|block| self.host.free(block));
     }
 }

@@ -540,6 +540,7 @@ impl Scheduler {
         Counters {
             running: self.slots.num_running() as u64,
             waiting: self.queue.len() as u64,
+            swapped: self.kv.num_swapped() as u64,
             paused: self.num_paused() as u64,
             blocks_total: pool.num_blocks() as u64,
             blocks_used: pool.num_used() as u64,

@@ -40,6 +40,7 @@ pub struct Function {
     pub name: String,
     /// The JSON schema of the arguments.
     pub parameters: String,
+    pub ignores_unsupported: bool,
 }
 
 /// `tool_choice`.
@@ -138,8 +139,49 @@ fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
 
 /// The types of a JSON schema.
 const SCHEMA_TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
-/// The keywords that a JSON schema without a type has at least one of.
-const CONSTRAINTS: [&str; 7] = ["$ref", "allOf", "anyOf", "const", "enum", "oneOf", "properties"];
+/// The keywords that a JSON schema without a type has at least one of; those that are not supported are refused by name.
+const CONSTRAINTS: [&str; 40] = [
+    "$dynamicRef",
+    "$ref",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "if",
+    "items",
+    "maxContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minContains",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "not",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+    "propertyNames",
+    "required",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
 
 /// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
 fn read_schema<V: Value>(field: Field, format: &V) -> Read<ResponseKind, V> {
@@ -208,6 +250,9 @@ impl Function {
         let Some(function) = function_of(tool)? else {
             return Err(field.refuse(tool, "a list of mappings with type 'function' and a 'function'"));
         };
+        if get(tool, "ignore_unsupported")?.is_some() {
+            return Err(field.refuse(tool, "tools with 'ignore_unsupported' in the function, if at all"));
+        }
         let name = match get(&function, "name")? {
             Some(name) => field.text_within(&name, MAX_NAME_CHARS)?,
             None => return Err(field.refuse(tool, "tools whose function has a name")),
@@ -222,7 +267,8 @@ impl Function {
             }
             _ => NO_PARAMETERS.to_owned(),
         };
-        Ok(Self { name, parameters })
+        let ignores_unsupported = flag(field, &function, "ignore_unsupported")?.unwrap_or(false);
+        Ok(Self { name, parameters, ignores_unsupported })
     }
 }
 

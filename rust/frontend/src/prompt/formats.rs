@@ -64,7 +64,8 @@ mod tests {
     const TEMPLATE: &str = r#"<think> <tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
 
     fn tools() -> Option<Tools> {
-        let function = Function { name: "f".to_owned(), parameters: "{}".to_owned() };
+        let function =
+            Function { name: "f".to_owned(), parameters: "{}".to_owned(), ignores_unsupported: false };
         Some(Tools { functions: vec![function], json: Json("[]".to_owned()) })
     }
 

@@ -1,11 +1,11 @@
 //! The grammar that a request's parameters ask for: a response format, a regex, a choice, a grammar, tool calls.
 
-use penstock_guidance::{GrammarSpec, ToolCallSpec};
+use penstock_guidance::{GrammarSpec, ToolCallSpec, ToolSpec};
 use penstock_text::parsers::ToolLiterals;
 use penstock_types::FieldError;
 
 use crate::output::OutputFormats;
-use crate::params::{ResponseKind, SamplingParams, ToolChoice, Tools};
+use crate::params::{Function, ResponseKind, SamplingParams, ToolChoice, Tools};
 
 const NO_TOOL_FORMAT: &str = "left out, or the engine's tool_parser must be set: the tool-call format cannot be detected \
                               in this model's chat template";
@@ -82,10 +82,18 @@ fn tool_calls(
         call_closing: literals.call_closing.strip_prefix('}').unwrap_or(literals.call_closing).to_owned(),
         separator: literals.separator.to_owned(),
         closing: literals.closing.to_owned(),
-        tools: functions.map(|function| (function.name.clone(), function.parameters.clone())).collect(),
+        tools: functions.map(tool).collect(),
         parallel: params.parallel_tool_calls && only.is_none(),
         reasoning,
     })
+}
+
+fn tool(function: &Function) -> ToolSpec {
+    ToolSpec {
+        name: function.name.clone(),
+        schema: function.parameters.clone(),
+        ignores_unsupported: function.ignores_unsupported,
+    }
 }
 
 /// The text between the first two quotation marks.
@@ -98,7 +106,7 @@ mod tests {
     use penstock_text::parsers::{ReasoningFormat, ToolFormat};
 
     use super::*;
-    use crate::params::{Function, Json, ResponseFormat};
+    use crate::params::{Json, ResponseFormat};
 
     const HERMES: OutputFormats = OutputFormats {
         reasoning: Some((ReasoningFormat::ThinkTags, false)),
@@ -108,8 +116,11 @@ mod tests {
     };
 
     fn with_tools(tool_choice: Option<ToolChoice>) -> SamplingParams {
-        let function =
-            |name: &str| Function { name: name.to_owned(), parameters: format!("{{\"title\":\"{name}\"}}") };
+        let function = |name: &str| Function {
+            name: name.to_owned(),
+            parameters: format!("{{\"title\":\"{name}\"}}"),
+            ignores_unsupported: name == "b",
+        };
         let tools = Tools { functions: vec![function("a"), function("b")], json: Json("[]".to_owned()) };
         SamplingParams { tools: Some(tools), tool_choice, ..SamplingParams::default() }
     }
@@ -179,7 +190,8 @@ mod tests {
     #[test]
     fn named_function_is_called_exactly_once() {
         let calls = calls(&with_tools(Some(named("b"))), HERMES);
-        assert_eq!(calls.tools, [("b".to_owned(), "{\"title\":\"b\"}".to_owned())]);
+        let schema = "{\"title\":\"b\"}".to_owned();
+        assert_eq!(calls.tools, [ToolSpec { name: "b".to_owned(), schema, ignores_unsupported: true }]);
         assert!(!calls.parallel);
     }
 

@@ -26,8 +26,9 @@ use crate::value::{Kind, Value};
 /// The types of a prompt, in words. Messages are rendered to text before.
 const PROMPT: &str = "text, a sequence of token ids (integers from 0) or a sequence of messages";
 
-/// The remedy for a schema that is not supported.
+/// The remedy for a schema that is not supported, in each field that has one.
 const LENIENT_SCHEMA: &str = r#"to ignore what is not supported, pass {"type": "json_schema", "json_schema": {"schema": ..., "ignore_unsupported": true}}"#;
+const LENIENT_TOOLS: &str = r#"to ignore what is not supported, add "ignore_unsupported": true beside the "parameters" of the function"#;
 
 /// Multiple of `max_model_len` up to which the tokens of a prompt are counted: a client that reads the number in the
 /// error shortens the prompt by the difference.
@@ -248,7 +249,8 @@ impl Frontend {
             request.grammar = Some(compiled.map_err(|error| match error {
                 GuidanceError::Overloaded { .. } => Error::Overloaded(error.to_string()),
                 GuidanceError::Unsupported { reason, .. } => {
-                    params.refuse(field, format!("a supported schema ({reason}); {LENIENT_SCHEMA}")).into()
+                    let remedy = if field == "tools" { LENIENT_TOOLS } else { LENIENT_SCHEMA };
+                    Error::UnsupportedSchema { field, reason, remedy }
                 }
                 _ => params.refuse(field, format!("a grammar for this model's vocabulary ({error})")).into(),
             })?);

@@ -147,7 +147,7 @@ fn chat_output_is_parsed_into_reasoning_content_and_calls() {
         bytes("hm</think>Hi<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>"),
     ];
     let setup = saying(script.concat());
-    let function = Function { name: "f".to_owned(), parameters: "{}".to_owned() };
+    let function = Function { name: "f".to_owned(), parameters: "{}".to_owned(), ignores_unsupported: false };
     let tools = Some(Tools { functions: vec![function], json: Json("[]".to_owned()) });
     let params = SamplingParams { tools, max_tokens: Some(100), ..params() };
     let output = setup.run("question", &params, Mode::Chat);

@@ -160,7 +160,11 @@ fn a_stopped_engine_starts_and_compiles_nothing() {
 
 #[test]
 fn check_mode_refuses_parameters_of_generate_and_of_chats() {
-    let function = penstock_frontend::params::Function { name: "f".to_owned(), parameters: "{}".to_owned() };
+    let function = penstock_frontend::params::Function {
+        name: "f".to_owned(),
+        parameters: "{}".to_owned(),
+        ignores_unsupported: false,
+    };
     let tools = penstock_frontend::params::Tools { functions: vec![function], json: Json("[]".to_owned()) };
     let with_tools = SamplingParams { tools: Some(tools), ..params() };
     let field = |params: &SamplingParams, mode| params.check_mode(mode).err().map(|error| error.field);

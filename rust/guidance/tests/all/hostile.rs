@@ -4,7 +4,7 @@ use penstock_guidance::{
     GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec,
 };
 
-use crate::common::{Random, Tokens, compiler, compiler_with, schema, untimed_limits, words};
+use crate::common::{Random, Tokens, compiler, compiler_with, schema, tool, untimed_limits, words};
 
 fn lark(source: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Lark(source.into())
@@ -456,7 +456,7 @@ fn unsupported_features_are_named_in_the_error() {
 fn tool_schemas_are_checked_one_by_one() {
     let calls = |tools: &[(&str, &str)]| {
         let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
-        let tools = tools.iter().map(|(name, schema)| ((*name).to_owned(), (*schema).to_owned())).collect();
+        let tools = tools.iter().map(|(name, schema)| tool(name, schema)).collect();
         let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
         GrammarSpec::ToolCalls(ToolCallSpec {
             opening,
@@ -480,7 +480,7 @@ fn tool_schemas_are_checked_one_by_one() {
                 calls(&[("a", "true"), ("b", r#"{"type":"string"}"#)]),
                 r#"arguments of "b": arguments must have the type object"#,
             ),
-            (calls(&[("a", r#"{"not":{}}"#)]), r#"["not"]"#),
+            (calls(&[("a", r#"{"not":{}}"#)]), r#"tool calls: keywords that are not supported: ["not"]"#),
             (calls(&[("a", "false")]), r#"arguments of "a""#),
         ],
     );

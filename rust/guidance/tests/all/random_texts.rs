@@ -1,10 +1,10 @@
 //! Random texts: whichever allowed tokens are chosen, the text matches the grammar.
 
-use penstock_guidance::{GrammarSpec, ToolCallSpec};
+use penstock_guidance::{GrammarSpec, ToolCallSpec, ToolSpec};
 use serde_json::{Value, json};
 
 use crate::common::validate::{is_match, validate};
-use crate::common::{Random, Tokens, bytes, compiler, words};
+use crate::common::{Random, Tokens, bytes, compiler, tool, words};
 
 /// Texts per grammar and vocabulary.
 const NUM_TEXTS: usize = 6;
@@ -154,16 +154,12 @@ fn texts_of_a_lark_grammar_follow_it() {
     });
 }
 
-fn tools() -> Vec<(String, String)> {
+fn tools() -> Vec<ToolSpec> {
     let weather = json!({"type": "object", "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"$ref": "#/$defs/unit"}},
         "required": ["city", "unit"], "additionalProperties": false, "$defs": {"unit": {"enum": ["c", "f"]}}});
     let add =
         json!({"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
-    vec![
-        ("weather".to_owned(), weather.to_string()),
-        ("add/\"2\"".to_owned(), add.to_string()),
-        ("anything".to_owned(), "true".to_owned()),
-    ]
+    vec![tool("weather", &weather.to_string()), tool("add/\"2\"", &add.to_string()), tool("anything", "true")]
 }
 
 fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCallSpec {
@@ -200,7 +196,7 @@ fn check_calls(text: &str, calls: &ToolCallSpec) -> Result<(), String> {
         };
         rest = rest[values.byte_offset()..].strip_prefix(calls.call_closing.as_str()).ok_or_else(wrong)?;
         let name = call[&calls.name_key].as_str().ok_or_else(wrong)?;
-        let (_, schema) = calls.tools.iter().find(|(tool, _)| tool == name).ok_or_else(wrong)?;
+        let ToolSpec { schema, .. } = calls.tools.iter().find(|tool| tool.name == *name).ok_or_else(wrong)?;
         let schema: Value = serde_json::from_str(schema).unwrap();
         let arguments = &call[&calls.arguments_key];
         validate(arguments, &schema)?;

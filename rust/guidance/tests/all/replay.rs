@@ -7,7 +7,7 @@ use penstock_guidance::{
 };
 use serde_json::Value;
 
-use crate::common::{Random, Tokens, bytes, compiler, compiler_with, untimed_limits, words};
+use crate::common::{Random, Tokens, bytes, compiler, compiler_with, tool, untimed_limits, words};
 
 /// A matcher that has accepted the tokens without computing masks.
 fn replayed(compiled: &CompiledGrammar, accepted: &[u32]) -> GrammarMatcher {
@@ -87,7 +87,7 @@ fn call(opening: &str) -> GrammarSpec {
         call_closing: "</tool_call>".to_owned(),
         separator: "🙂".to_owned(),
         closing: "name".to_owned(),
-        tools: vec![("name".to_owned(), schema.to_owned()), ("na🙂me".to_owned(), "true".to_owned())],
+        tools: vec![tool("name", schema), tool("na🙂me", "true")],
         parallel: true,
         reasoning: None,
     })

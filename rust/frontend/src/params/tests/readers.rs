@@ -172,6 +172,9 @@ fn response_format_may_be_a_schema() {
         json!({"type": ["string", "null"]}),
         json!({"enum": [1, 2]}),
         json!({"$ref": "#/$defs/a", "$defs": {"a": {}}}),
+        json!({"not": {}}),
+        json!({"if": {}}),
+        json!({"maximum": 3}),
     ] {
         assert_eq!(schema_of(schema.clone()), schema);
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_guidance::{
-    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, Vocabulary,
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, ToolSpec,
+    Vocabulary,
 };
 
 /// SplitMix64.
@@ -96,6 +97,10 @@ pub fn compiler_with(tokens: &Tokens, limits: GuidanceLimits) -> GrammarCompiler
 
 pub fn untimed_limits() -> GuidanceLimits {
     GuidanceLimits { compile_time: Duration::from_secs(600), ..GuidanceLimits::default() }
+}
+
+pub fn tool(name: &str, schema: &str) -> ToolSpec {
+    ToolSpec { name: name.to_owned(), schema: schema.to_owned(), ignores_unsupported: false }
 }
 
 pub fn schema(source: &str) -> GrammarSpec {
