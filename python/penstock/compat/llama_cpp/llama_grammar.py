@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock import _json
+from penstock._json import loads
 
 if TYPE_CHECKING:
     import os
@@ -43,7 +43,7 @@ class LlamaGrammar:
 
         Both are JSON text; raises `ValueError` if it is none.
         """
-        schema = _json.loads(json_schema)
+        schema = loads(json_schema)
         if isinstance(schema, dict) and schema.get("type") == "json_schema":
             return cls.from_response_format(schema)
         return cls.from_response_format({"type": "json_schema", "json_schema": {"schema": schema}})

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock import _json
+from penstock._json import loads
 from penstock.compat.errors import refuse_all, renamed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class StructuredOutputsParams:
     def options(self) -> SamplingOptions:
         """The keywords of `penstock.SamplingParams`."""
         if self.json is not None:
-            schema = _json.loads(self.json) if isinstance(self.json, str) else self.json
+            schema = loads(self.json) if isinstance(self.json, str) else self.json
             holder = {"schema": schema, "strict": self.disable_additional_properties}
             return {"response_format": {"type": "json_schema", "json_schema": holder}}
         if self.regex is not None:
