@@ -40,8 +40,8 @@ impl EmbeddingConfig {
         let modules: Vec<Module> = serde_json::from_slice(&bytes)
             .map_err(|error| json::parse_error(&file, "list of modules", &error))?;
         if modules.len() > MAX_MODULES {
-            let problem = format!("has {} modules; the limit is {MAX_MODULES}", modules.len());
-            return Err(CheckpointError::malformed(&file, "the list", problem));
+            let field = format!("{} modules", modules.len());
+            return Err(CheckpointError::malformed(&file, field, format!("the limit is {MAX_MODULES}")));
         }
         let mut config = Self { pooling: None, normalize: Some(false) };
         for module in &modules {

@@ -545,7 +545,7 @@ fn long_list_of_modules_is_refused() {
     scratch.write("modules.json", list(16));
     assert!(scratch.open().is_ok());
     scratch.write("modules.json", list(17));
-    assert!(open_error(scratch.open()).contains("the list has 17 modules; the limit is 16"));
+    assert!(open_error(scratch.open()).contains("modules.json: 17 modules: the limit is 16"));
 }
 
 #[test]
