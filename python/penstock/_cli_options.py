@@ -183,8 +183,6 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
         return click.option(f"--{flag}", name, type=str, multiple=True, **keywords)
     takes_mapping = any(get_origin(kind) is Mapping for kind in kinds)
     if literal is not None:
-        if takes_mapping:
-            keywords["help"] += ' Also a JSON object, such as {"type": "int4", "group_size": 128}.'
         names = NameOrJson if takes_mapping else Name
         return click.option(f"--{flag}", name, type=names(get_args(literal)), **keywords)
     if takes_mapping:

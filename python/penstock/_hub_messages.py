@@ -25,7 +25,7 @@ def message_of(error: Exception, name: str, command: str, kind: str = "model") -
             f"(for a private {kind}, set HF_TOKEN or run: hf auth login)"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name}: revision {name.partition('@')[2]} not found on the hub"
+        return f"{name}: revision {name.partition('@')[2] or 'main'} not found on the hub"
     if isinstance(error, errors.LocalEntryNotFoundError):
         return f"{name}: not in the local cache, and the hub is offline; run this first: {command}"
     reason = str(error).strip().partition("\n")[0] or type(error).__name__

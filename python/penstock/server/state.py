@@ -408,8 +408,8 @@ class State:
 
     @property
     def is_loading(self) -> bool:
-        """Whether the server still loads a model."""
-        return any(model.progress is not None for model in self.models.values())
+        """Whether the server has not opened a model yet."""
+        return all(model.progress is not None for model in self.models.values())
 
     def select(self, name: str | None) -> Selection:
         """The model that a request names."""

@@ -285,7 +285,7 @@ impl CompileWorkers {
         if job.started.is_some() {
             return GuidanceError::TimedOut { kind, limit };
         }
-        let reason = format!("all worker threads were busy with other grammars for {limit:?}");
+        let reason = format!("other grammars were compiled for {limit:?}, one of each client at a time");
         GuidanceError::Overloaded { kind, reason }
     }
 }

@@ -10,7 +10,8 @@ use llguidance::api::ParserLimits;
 use llguidance::derivre::RegexAst;
 use llguidance::earley::lexerspec::LexerSpec;
 use llguidance::earley::regexvec::{LexemeSet, RegexVec};
-use serde_json::{Deserializer, Value};
+use serde::de::IgnoredAny;
+use serde_json::Deserializer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LarkKind {
@@ -98,7 +99,7 @@ pub(crate) fn divide(source: &str) -> Result<Vec<LarkToken>, String> {
         }
         start = end;
         if kind == LarkKind::JsonKeyword {
-            let mut values = Deserializer::from_str(&source[start..]).into_iter::<Value>();
+            let mut values = Deserializer::from_str(&source[start..]).into_iter::<IgnoredAny>();
             match values.next() {
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error_at(source, start, &format!("not JSON: {error}"))),

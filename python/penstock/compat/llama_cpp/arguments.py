@@ -53,9 +53,16 @@ UNSUPPORTED: Mapping[str, tuple[Any, str]] = {
 }
 
 
+def names_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's arguments that a call can name."""
+    kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = inspect.signature(function).parameters.values()
+    return [found.name for found in parameters if found.kind in kinds and found.name != "self"]
+
+
 def with_hints(method: Callable[P, R]) -> Callable[P, R]:
     """The method with the nearest name in its error for an unknown argument."""
-    names = list(inspect.signature(method).parameters)
+    names = names_of(method)
 
     @functools.wraps(method)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:

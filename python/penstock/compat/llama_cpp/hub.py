@@ -30,7 +30,13 @@ def download(repo_id: str, patterns: Sequence[str], **options: Any) -> list[str]
         raise ImportError(missing_extra("from_pretrained", "huggingface_hub", "hub")) from error
     try:
         files = huggingface_hub.HfApi().model_info(repo_id, revision="main").siblings or ()
-    except Exception as error:  # noqa: BLE001 - includes errors of its HTTP library
+    except (
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.HFValidationError,
+    ) as error:
+        raise _failure(repo_id, patterns, error) from error
+    except Exception as error:  # noqa: BLE001 - errors of the connection and of the HTTP library
         try:
             return _cached(repo_id, patterns, options)
         except errors.LocalEntryNotFoundError as missing:
@@ -53,7 +59,8 @@ def _cached(repo_id: str, patterns: Sequence[str], options: Any) -> list[str]:
         repo_id, allow_patterns=allowed, local_files_only=True, **options
     )
     folder = Path(found)
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    names = [path.as_posix() for path in paths if path.parts[0] != ".cache"]  # of the hub, in a `local_dir`
     if not all(fnmatch.filter(names, pattern) for pattern in patterns):
         raise errors.LocalEntryNotFoundError(repo_id)
     return [str(folder / name) for name in _matches(repo_id, patterns, names)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import threading
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import penstock
 from penstock.compat.errors import refuse
 from penstock.compat.llama_cpp import chats, embeddings, hub
-from penstock.compat.llama_cpp.arguments import check_others, engine_options, with_hints
+from penstock.compat.llama_cpp.arguments import check_others, engine_options, names_of, with_hints
 from penstock.compat.llama_cpp.completions import Completion, usage
 from penstock.compat.llama_cpp.constants import (
     LLAMA_DEFAULT_SEED,
@@ -72,7 +71,7 @@ class Llama:
         draft_model: object = None,
         **others: Any,
     ) -> None:
-        check_others(others, inspect.signature(Llama).parameters)
+        check_others(others, names_of(Llama))
         embeddings.check_pooling(pooling_type)
         if chat_format is not None and chat_format not in chats.CHAT_FORMATS:
             formats = ", ".join(chats.CHAT_FORMATS)
@@ -343,7 +342,7 @@ class Llama:
             presence_penalty=presence_penalty,
             repeat_penalty=repeat_penalty,
             mirostat_mode=mirostat_mode,
-            seed=self._request_seed(None),
+            seed=self._seed,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
             grammar=grammar,
@@ -402,7 +401,7 @@ class Llama:
         return int(penstock.describe(self.model_path)["config"]["hidden_size"])
 
     def pooling_type(self) -> int:
-        """The pooling type of embeddings: that of the model's files unless one was given."""
+        """The pooling type of embeddings: that of the call, `last` if the model's files ask for it, or none."""
         if self._pooling_type == LLAMA_POOLING_TYPE_UNSPECIFIED:
             return embeddings.pooling_of(self._info)
         return self._pooling_type

@@ -17,31 +17,31 @@ _RECORD_BYTES = 1 + _DIGEST_BYTES
 
 
 class Attempts:
-    """A file with a record for each request that begins, and one for each that was cancelled.
+    """A file with a record for each start of a request, `+`, and for each end without an answer, `-`.
 
-    A request with more records of the first kind, and without an answer, ran when a process ended. Records
-    are not forced to the disk: the system keeps them when the process ends.
+    For a request without an answer, the excess of starts is the number of processes that have ended while it
+    ran. Records are not forced to the disk: the system keeps them when the process ends.
     """
 
     def __init__(self, path: Path) -> None:
         """Read the records of earlier processes."""
-        self._deaths = Counter[bytes]()
+        self._excess = Counter[bytes]()
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with open(self._descriptor, "rb", closefd=False) as file:
             while len(record := file.read(_RECORD_BYTES)) == _RECORD_BYTES:
-                self._deaths[record[1:]] += 1 if record.startswith(b"+") else -1
+                self._excess[record[1:]] += 1 if record.startswith(b"+") else -1
             os.ftruncate(self._descriptor, file.tell() - len(record))
 
-    def num_deaths(self, custom_id: str) -> int:
+    def num_interrupted(self, custom_id: str) -> int:
         """The number of earlier processes that have ended while a request ran, if it has no answer."""
-        return self._deaths[_digest_of(custom_id)]
+        return self._excess[_digest_of(custom_id)]
 
     def begin(self, custom_id: str) -> None:
         """Note that a request begins."""
         os.write(self._descriptor, b"+" + _digest_of(custom_id))
 
     def withdraw(self, custom_id: str) -> None:
-        """Note that a request was cancelled."""
+        """Note that a request ends without an answer."""
         os.write(self._descriptor, b"-" + _digest_of(custom_id))
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ logger = logging.getLogger("penstock.server")
 #: The least priority value of the requests of batches: other requests are served before them.
 _PRIORITY = 1000
 #: The number of processes that may end while a request runs.
-_MAX_DEATHS = 2
+_MAX_INTERRUPTED = 3
 #: Seconds between two looks for an open model.
 _MODEL_INTERVAL = 0.2
 #: The folder of the clients of a server without keys.
@@ -80,8 +80,7 @@ class Batches:
         self._group: TaskGroup | None = None
         #: Threads that write, and those that read.
         self.write_threads, self.read_threads = Threads(1), Threads(1)
-        #: Of the requests that ran when an earlier process ended, one runs at a time: it is the cause if this
-        #: process ends, too.
+        #: Of the requests that ran when two earlier processes ended, one runs at a time.
         self._alone = TurnLimiter(1)
 
     # ---- the routes
@@ -217,7 +216,8 @@ class Batches:
     async def _answer(self, found: _Client, batch: Batch) -> None:
         """Answer the requests that have no line in the output.
 
-        Those that ran when an earlier process ended run last, and alone: one of them can be the cause.
+        Those that ran when an earlier process ended run after the others, because one can be the cause; those
+        that ran when two have ended run last, and one at a time.
         """
         folder = found.folder
         limit = await self._concurrency(batch.longest)
@@ -240,29 +240,32 @@ class Batches:
                     raise
                 await add(line, answer)
 
-            async def run_together(line: Line) -> None:
+            async def run_round(number: int, line: Line) -> None:
                 nonlocal num_left
                 if line.custom_id in results.custom_ids:
                     return
-                if attempts.num_deaths(line.custom_id):
+                if attempts.num_interrupted(line.custom_id) > number:
                     num_left += 1
-                    return
-                await run(line)
+                else:
+                    await run(line)
 
             async def run_alone(line: Line) -> None:
                 if line.custom_id in results.custom_ids:
                     return
-                if attempts.num_deaths(line.custom_id) >= _MAX_DEATHS:
-                    message = f"the server ended {_MAX_DEATHS} times while this request ran"
+                if attempts.num_interrupted(line.custom_id) >= _MAX_INTERRUPTED:
+                    message = f"the server ended {_MAX_INTERRUPTED} times while this request ran"
                     await add(line, unanswered(line, "server_error", message))
                     return
                 async with self._alone:
                     await run(line)
 
             _count(batch, results)
-            await run_lines(self._reader(folder, batch), limit, run_together)
-            if num_left:
-                await run_lines(self._reader(folder, batch), 1, run_alone)
+            for number in range(_MAX_INTERRUPTED - 1):
+                num_left = 0
+                await run_lines(self._reader(folder, batch), limit, partial(run_round, number))
+                if num_left == 0:
+                    return
+            await run_lines(self._reader(folder, batch), 1, run_alone)
 
     def _reader(self, folder: Folder, batch: Batch) -> Callable[[], Awaitable[list[Line] | None]]:
         """Reads the next requests of a batch in the thread."""

@@ -143,7 +143,9 @@ class Results:
             raise OutputError(message)
 
     def resume(self) -> None:
-        """Remove the part of a line at the end."""
+        """Remove the part of a line at the end, after the lines that `advance` has not read."""
+        while self.advance():
+            pass
         for file in self._files:
             file.remove_rest()
 

@@ -10,9 +10,10 @@
 //! 4. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
 //!    and the average time to the first token is least. What they leave goes to the first, and then to that of rule 2.
 //!
-//! A sequence gets nothing while others compute at least half of what it would, in this step or one in flight, and it can
-//! use their blocks. It waits for the steps in flight at most: then it skips what they have computed. So a prompt that
-//! many requests begin with is computed once, also if they arrive together; and a short common beginning delays none.
+//! A sequence gets nothing while others compute at least half of the tokens that it would get, in steps in flight or
+//! earlier in this one, and it can use their blocks. It skips what they have computed once a step is done, and follows
+//! them as long as they compute its next tokens. So a prompt that many requests begin with is computed once, also if they
+//! arrive together. Less than half of a sequence's share of a step in common does not delay it.
 //!
 //! Draft tokens use the remaining budget; see `rows`.
 
@@ -85,17 +86,17 @@ impl TokenBudget {
         if self.prefills.is_empty() {
             return;
         }
-        self.note_rows_in_flight(slots, kv);
+        self.mark_rows_in_flight(slots, kv);
         let mut prefills = std::mem::take(&mut self.prefills);
         let preferred = take_preferred(&mut prefills);
         if let Some(prefill) = preferred {
-            remaining -= self.give(prefill, remaining * 4 / 5, slots, kv);
+            remaining -= self.schedule(prefill, remaining * 4 / 5, slots, kv);
         }
         if let Some((first, others)) = prefills.split_first_mut() {
-            let mut shared = remaining - self.give(*first, remaining.div_ceil(2), slots, kv);
+            let mut shared = remaining - self.schedule(*first, remaining.div_ceil(2), slots, kv);
             others.sort_unstable();
             for prefill in others {
-                shared -= self.give(*prefill, shared, slots, kv);
+                shared -= self.schedule(*prefill, shared, slots, kv);
             }
             for PendingPrefill { num_pending, slot, .. } in std::iter::once(*first).chain(preferred) {
                 let Running { num_scheduled, .. } = slots.get_mut(slot);
@@ -109,19 +110,25 @@ impl TokenBudget {
         self.prefills = prefills;
     }
 
-    /// Notes the blocks that steps in flight compute.
-    fn note_rows_in_flight(&mut self, slots: &mut Slots, kv: &KvCacheManager) {
+    /// Marks the blocks that steps in flight compute.
+    fn mark_rows_in_flight(&mut self, slots: &mut Slots, kv: &KvCacheManager) {
         self.in_progress.clear();
         for Running { sequence, table, .. } in slots.iter_mut() {
             if !sequence.has_no_rows_in_flight() {
                 let num_planned = sequence.num_planned();
-                self.note(sequence, table, num_planned, kv);
+                self.mark_in_progress(sequence, table, num_planned, kv);
             }
         }
     }
 
-    /// Notes the blocks of the first `num_tokens` tokens of a sequence that are not yet published.
-    fn note(&mut self, sequence: &mut Sequence, table: &BlockTable, num_tokens: usize, kv: &KvCacheManager) {
+    /// Marks the blocks of the first `num_tokens` tokens of a sequence that are not yet published.
+    fn mark_in_progress(
+        &mut self,
+        sequence: &mut Sequence,
+        table: &BlockTable,
+        num_tokens: usize,
+        kv: &KvCacheManager,
+    ) {
         let (chain, tokens) = sequence.contents();
         let num_known = num_tokens.min(tokens.len()); // a token that is being sampled is not known
         kv.keys_to_publish(table, chain, tokens, num_known, |key| {
@@ -129,8 +136,8 @@ impl TokenBudget {
         });
     }
 
-    /// Gives a sequence at most `limit` tokens, or none if it waits for others. Returns their number.
-    fn give(
+    /// Schedules at most `limit` tokens, or none if it waits for others. Returns their number.
+    fn schedule(
         &mut self,
         prefill: PendingPrefill,
         limit: usize,
@@ -139,17 +146,17 @@ impl TokenBudget {
     ) -> usize {
         let num_tokens = prefill.num_pending.min(limit);
         let Running { sequence, table, num_scheduled } = slots.get_mut(prefill.slot);
-        if num_tokens == 0 || self.waits(sequence, table, num_tokens, kv) {
+        if num_tokens == 0 || self.should_wait(sequence, table, num_tokens, kv) {
             return 0;
         }
         *num_scheduled = num_tokens;
         let end = sequence.num_planned() + num_tokens;
-        self.note(sequence, table, end, kv);
+        self.mark_in_progress(sequence, table, end, kv);
         num_tokens
     }
 
     /// Whether others compute at least half of the next `num_tokens` tokens of a sequence for it.
-    fn waits(
+    fn should_wait(
         &self,
         sequence: &mut Sequence,
         table: &BlockTable,

@@ -140,7 +140,7 @@ fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
 /// The types of a JSON schema.
 const SCHEMA_TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
 /// The keywords that a JSON schema without a type has at least one of; those that are not supported are refused by name.
-const CONSTRAINTS: [&str; 40] = [
+const CONSTRAINTS: [&str; 41] = [
     "$dynamicRef",
     "$ref",
     "additionalItems",
@@ -181,6 +181,7 @@ const CONSTRAINTS: [&str; 40] = [
     "then",
     "unevaluatedItems",
     "unevaluatedProperties",
+    "uniqueItems",
 ];
 
 /// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
