@@ -119,6 +119,8 @@ class Option(click.Option):
         self.group = group
 
 
+#: Examples of options that take a JSON object beside their names.
+_OBJECTS = {"quantization": '{"type": "int4", "group_size": 128}'}
 #: Options of llama.cpp that are no keywords of another engine.
 _OTHER_OPTIONS = {"-c": "max_model_len", "-n": "max_tokens", "-ngl": "device", "-t": "threads"}
 
@@ -183,6 +185,9 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
         return click.option(f"--{flag}", name, type=str, multiple=True, **keywords)
     takes_mapping = any(get_origin(kind) is Mapping for kind in kinds)
     if literal is not None:
+        if name in _OBJECTS:
+            text, default, rest = keywords["help"].partition(" Default: ")
+            keywords["help"] = f"{text} Also a JSON object, such as {_OBJECTS[name]}.{default}{rest}"
         names = NameOrJson if takes_mapping else Name
         return click.option(f"--{flag}", name, type=names(get_args(literal)), **keywords)
     if takes_mapping:

@@ -85,16 +85,15 @@ class EngineConfig:
     - `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:
       `"auto"`, `"float32"`, `"float16"`, `"bfloat16"`. Default: that of the files; bfloat16 if all are
       quantised.
-    - `quantization`: Quantisation of the weights: a name, or an object such as {"type": "int4",
-      "group_size": 128}. Quantised files are computed as they are stored, with exactly their values;
-      `"none"` converts them to `dtype`. The other names quantise the weights while they are loaded.
-      Activations are rounded to 8-bit integers, unless only the weights are quantised; with `"fp8"` to
-      8-bit floats on CUDA devices that multiply them. A mapping has `type` (one of the names),
-      `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores a minimum for each
-      group), `embedding` and `head` (a name, or a mapping of the first three keys), and `layers`: patterns
-      of module names, such as `"*.down_proj"`, each with such a value. The first pattern that matches
-      applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a mapping.
-      Default: that of the files.
+    - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with
+      exactly their values; `"none"` converts them to `dtype`. The other names quantise the weights while
+      they are loaded. Activations are rounded to 8-bit integers, unless only the weights are quantised;
+      with `"fp8"` to 8-bit floats on CUDA devices that multiply them. A mapping has `type` (one of the
+      names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores a minimum for
+      each group), `embedding` and `head` (a name, or a mapping of the first three keys), and `layers`:
+      patterns of module names, such as `"*.down_proj"`, each with such a value. The first pattern that
+      matches applies. Range: `"auto"`, `"none"`, `"int8"`, `"int4"`, `"w8a16"`, `"w4a16"`, `"fp8"`, or a
+      mapping. Default: that of the files.
     - `deterministic`: Give a request the same tokens and logprobs in every batch. `False` permits
       algorithms whose results depend on the other requests of a step. On a CUDA device, cuBLASLt
       multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its results
@@ -288,7 +287,7 @@ class EngineConfig:
     def quantization(self) -> (
         Literal["auto", "none", "int8", "int4", "w8a16", "w4a16", "fp8"] | dict[str, Any]
     ):
-        """Quantisation of the weights: a name, or an object such as {"type": "int4", "group_size": 128}.
+        """Quantisation of the weights.
 
         Quantised files are computed as they are stored, with exactly their values; `"none"` converts them
         to `dtype`. The other names quantise the weights while they are loaded. Activations are rounded to

@@ -47,8 +47,7 @@ class EngineOptions(TypedDict, total=False):
     ]
     quantization: Annotated[
         Quantization | None,
-        "Quantisation of the weights: a name, or an object such as {type: int4, group_size: 128}. Default: "
-        "that of the files.",
+        "Quantisation of the weights. Default: that of the files.",
     ]
     deterministic: Annotated[
         bool | None,

@@ -95,7 +95,7 @@ def test_help_has_the_defaults_of_the_command() -> None:
         text = " ".join(run(command, "--help").output.split())
         assert f"Maximum number of tokens to generate. Default: {max_tokens}" in text
         assert f"most likely token (greedy). Default: {temperature}" in text
-        assert 'a name, or an object such as {"type": "int4", "group_size": 128}.' in text
+        assert 'Also a JSON object, such as {"type": "int4", "group_size": 128}. Default: ' in text
 
 
 @pytest.mark.parametrize(

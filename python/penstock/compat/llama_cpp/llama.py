@@ -401,7 +401,7 @@ class Llama:
         return int(penstock.describe(self.model_path)["config"]["hidden_size"])
 
     def pooling_type(self) -> int:
-        """The pooling type of embeddings: that of the call, `last` if the model's files ask for it, or none."""
+        """The pooling type of embeddings: that of the call, else `last` if the model's files ask for it."""
         if self._pooling_type == LLAMA_POOLING_TYPE_UNSPECIFIED:
             return embeddings.pooling_of(self._info)
         return self._pooling_type

@@ -14,7 +14,7 @@ pub struct EngineConfig {
     pub device: Device,
     /// Type of the weights that are not quantised.
     pub dtype: Auto<Dtype>,
-    /// Quantisation of the weights: a name, or an object such as {"type": "int4", "group_size": 128}.
+    /// Quantisation of the weights.
     pub quantization: Quantization,
     /// Give a request the same tokens and logprobs in every batch.
     pub deterministic: bool,
