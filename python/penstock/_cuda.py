@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from penstock import _core
@@ -26,6 +25,8 @@ def cuda_folders() -> list[Path]:
 
 def _folders(package: str, library: str) -> list[Path]:
     """The folder of a package's library. A relative path depends on the current directory and is left out."""
+    from importlib import metadata  # slow to import
+
     try:
         files = metadata.files(package) or ()
     except metadata.PackageNotFoundError:

@@ -1,11 +1,16 @@
-"""The distribution of this package, and the commands that install its extras."""
+"""The distribution of this package, and the commands that install its extras.
+
+`importlib.metadata` would take a third of the time of `import penstock`: it is imported when it is needed.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import sys
 import warnings
-from importlib import metadata
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -30,7 +35,7 @@ def missing_extra(user: str, library: str | None, extra: str) -> str:
 
 def warn_of_namesake() -> None:
     """Warn if the distribution `penstock` of PyPI is installed: its files replace those of this package."""
-    if _is_installed("penstock"):
+    if _has_namesake():
         warnings.warn(
             "the distribution penstock is installed, another project with a package of the same name; "
             f"remove it, and install {DISTRIBUTION} again: "
@@ -40,10 +45,21 @@ def warn_of_namesake() -> None:
         )
 
 
+def _has_namesake() -> bool:
+    for folder in sys.path:
+        with suppress(OSError):
+            names = os.listdir(folder or os.curdir)  # noqa: PTH208 - faster
+            if any(name.startswith("penstock-") and name.endswith(".dist-info") for name in names):
+                return True
+    return False
+
+
 def _origin() -> str:
     """The place that this copy was installed from, for pip: a path, an address, or the name on the index."""
     if not _is_installed(DISTRIBUTION):
         return str(Path(__file__).parents[2])
+    from importlib import metadata
+
     origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     if origin is None:
         return DISTRIBUTION
@@ -56,6 +72,8 @@ def _origin() -> str:
 
 
 def _is_installed(distribution: str) -> bool:
+    from importlib import metadata
+
     try:
         metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
