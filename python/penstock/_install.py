@@ -47,7 +47,7 @@ def warn_of_namesake() -> None:
 
 def _has_namesake() -> bool:
     for folder in sys.path:
-        with suppress(OSError):
+        with suppress(OSError, TypeError):  # also of bytes in the path
             names = os.listdir(folder or os.curdir)  # noqa: PTH208 - faster
             if any(name.startswith("penstock-") and name.endswith(".dist-info") for name in names):
                 return True
