@@ -94,7 +94,7 @@ class Reranker:
     Raises `InvalidRequestError` if the model is not known as a reranker or lacks the tokens of the answers.
     """
 
-    #: The values of `family`.
+    #: The names of the families that are built in.
     FAMILIES = tuple(_FAMILIES)
 
     def __init__(self, engine: Engine | Session, family: str | Mapping[str, str] | None = None) -> None:

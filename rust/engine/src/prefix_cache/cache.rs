@@ -105,7 +105,7 @@ impl PrefixCache {
 
     /// The hash of `tokens` up to the end of block `index`, with the namespace's salt.
     pub fn hash(&self, chain: &mut Chain, tokens: Tokens<'_>, index: usize) -> u128 {
-        let mut block = Vec::with_capacity(self.block_size);
+        let mut block = Vec::new();
         for index in chain.num_hashed()..=index {
             block.clear();
             tokens.copy(index * self.block_size..(index + 1) * self.block_size, &mut block);

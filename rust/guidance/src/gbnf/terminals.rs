@@ -190,7 +190,7 @@ fn measure_rules(grammar: &Grammar) -> (Vec<Option<usize>>, Vec<NodeId>) {
     let mut sizes = vec![None; grammar.nodes.len()];
     let mut bodies: Vec<NodeId> = rules.iter().map(|rule| rule.body).collect();
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
-    // Per rule: the number of references to rules whose sizes are not known.
+    // Per rule: the number of references to rules of unknown size.
     let mut missing = vec![0; rules.len()];
     for (index, rule) in rules.iter().enumerate() {
         for node in &grammar.nodes[rule.nodes.clone()] {
