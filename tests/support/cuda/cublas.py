@@ -52,7 +52,7 @@ def compare(config: str, mode: str) -> dict[str, Any]:
 
 
 def repeat(config: str) -> dict[str, Any]:
-    """The answers of 12 equal requests on both devices, whose decode steps become graphs."""
+    """The 12 equal answers of a request on both devices, whose common decode steps become graphs."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     count = None if ON_GPU else Device("libcuda.so.1").library.emuCount
     found: dict[str, Any] = {}
@@ -62,9 +62,8 @@ def repeat(config: str) -> dict[str, Any]:
             with penstock.Engine(model, **SIZES | {"device": device, "deterministic": False}) as engine:
                 engine.blocking.start()
                 before = count(b"cuLaunchKernel") if count is not None else 0
-                items = list(engine.blocking.generate_many([PROMPT] * 12, PARAMS))
-            results = [item.result for item in items if item.result is not None]
-            found[device] = [[result.token_ids, result.logprobs] for result in results]
+                result = engine.blocking.generate(PROMPT, PARAMS, n=12)
+            found[device] = [[choice.token_ids, choice.logprobs] for choice in result.choices]
     if count is not None:
         # Other kernels are launched by cuLaunchKernelEx. Graphs launch products without a call for each.
         found |= {"graphs": count(b"cuGraphLaunch"), "products": count(b"cuLaunchKernel") - before}
