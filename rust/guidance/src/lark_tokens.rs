@@ -123,6 +123,8 @@ fn error_at(source: &str, offset: usize, reason: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::cell::Cell;
+
     use llguidance::api::{GrammarInit, TopLevelGrammar};
     use proptest::prelude::*;
     use proptest::test_runner::{Config, TestRunner};
@@ -145,9 +147,9 @@ mod tests {
     }
 
     /// Compares the tokens with the library's error. Its lexer names the line and column where it stops; its parser
-    /// names those of the first token that it refuses, and that token.
-    fn check(source: &str) -> Result<(), TestCaseError> {
-        let Some((text, offset)) = library_error(source) else { return Ok(()) };
+    /// names those of the first token that it refuses, and that token. Returns whether it named one.
+    fn check(source: &str) -> Result<bool, TestCaseError> {
+        let Some((text, offset)) = library_error(source) else { return Ok(false) };
         let is_divided = divide(source).is_ok();
         // The library adds the end of the last line.
         let source = &format!("{source}\n");
@@ -163,8 +165,9 @@ mod tests {
                 found.kind == LarkKind::JsonKeyword || token.starts_with(&format!("{text:?} ("))
             };
             prop_assert!(tokens.iter().filter(near).any(names_it), "{:?}\n{:?}\n{}", source, tokens, text);
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     #[test]
@@ -253,12 +256,17 @@ mod tests {
             format!("{}{}{}{}", before.concat(), join(few), after.concat(), join(more))
         });
         let config = Config { cases: 2_000, failure_persistence: None, ..Config::default() };
+        let num_compared = Cell::new(0);
         TestRunner::new_with_rng(
             config,
             proptest::test_runner::TestRng::deterministic_rng(Default::default()),
         )
-        .run(&sources, |source| check(&source))
+        .run(&sources, |source| {
+            num_compared.set(num_compared.get() + i32::from(check(&source)?));
+            Ok(())
+        })
         .unwrap();
+        assert!(num_compared.get() > 500, "the library named a token of {} sources", num_compared.get());
     }
 
     #[test]
