@@ -41,6 +41,9 @@ MAX_SMALL = 1024
 MAX_ARGUMENTS = 65_536
 """Maximum number of values of the arguments of a tool call."""
 
+#: Characters of a key in the place that an error names.
+_SHOWN = 64
+
 #: The keywords of a request that are not sampling parameters.
 CHAT_OPTIONS = (
     "chat_template",
@@ -491,24 +494,39 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     return {**function, "arguments": arguments if isinstance(arguments, dict) else {}}
 
 
-def _plain(value: object, field: str, depth: int = 0) -> Any:
+class _NotPlain(Exception):  # noqa: N818 - becomes an `InvalidRequestError` once its place is known
+    """A value that JSON does not have. Its place is made only for the error, since it has long keys."""
+
+    def __init__(self, reason: str, value: object, limit: str, *, is_key: bool = False) -> None:
+        super().__init__(reason)
+        self.value = value
+        self.limit = limit
+        self.is_key = is_key
+        #: The keys and indices of the value, the innermost first.
+        self.path: list[str | int] = []
+
+    def at(self, field: str) -> InvalidRequestError:
+        parts = [f"[{part}]" if isinstance(part, int) else f".{_shown(part)}" for part in self.path]
+        place = field + "".join(reversed(parts))
+        place = f"a key of {place}" if self.is_key else place
+        return InvalidRequestError(f"{place} {self}", place, self.value, self.limit)
+
+
+def _plain(value: object, field: str) -> Any:
     """A copy made of JSON's types, so that no object of the caller reaches a template."""
+    try:
+        return _copy(value, 0)
+    except _NotPlain as error:
+        raise error.at(field) from None
+
+
+def _copy(value: object, depth: int) -> Any:
     if depth > MAX_NESTING:
-        raise InvalidRequestError(
-            f"{field} is nested deeper than {MAX_NESTING}", field, None, str(MAX_NESTING)
-        )
+        raise _NotPlain(f"is nested deeper than {MAX_NESTING}", None, str(MAX_NESTING))
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        text = str.__str__(value)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            message = (
-                f"{field} has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}"
-            )
-            raise InvalidRequestError(message, field, value, "text that UTF-8 can encode") from None
-        return text
+        return _copy_text(value)
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
@@ -517,17 +535,44 @@ def _plain(value: object, field: str, depth: int = 0) -> Any:
         plain = {}
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise _wrong(f"a key of {field}", key, "a string")
-            plain[_plain(key, f"a key of {field}")] = _plain(inner, f"{field}.{key}", depth + 1)
+                raise _NotPlain(_reason(key, "a string"), key, "a string", is_key=True)
+            text = _copy_text(key, is_key=True)
+            try:
+                plain[text] = _copy(inner, depth + 1)
+            except _NotPlain as error:
+                error.path.append(text)
+                raise
         return plain
     if isinstance(value, ToolCall):
         function = {"name": value.name, "arguments": value.arguments}
         return {"id": value.id, "type": "function", "function": function}
     if (dumped := _dumped(value)) is not value:
-        return _plain(dumped, field, depth + 1)
+        return _copy(dumped, depth + 1)
     if isinstance(value, (list, tuple)):
-        return [_plain(inner, f"{field}[{index}]", depth + 1) for index, inner in enumerate(value)]
-    raise _wrong(field, value, "a JSON value: a string, number, boolean, list, mapping or None")
+        copies: list[Any] = []
+        try:
+            for inner in value:
+                copies.append(_copy(inner, depth + 1))  # noqa: PERF401 - their number is the index
+        except _NotPlain as error:
+            error.path.append(len(copies))
+            raise
+        return copies
+    limit = "a JSON value: a string, number, boolean, list, mapping or None"
+    raise _NotPlain(_reason(value, limit), value, limit)
+
+
+def _copy_text(value: str, *, is_key: bool = False) -> str:
+    text = str.__str__(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        reason = f"has a lone surrogate, U+{ord(text[error.start]):04X}, at position {error.start}"
+        raise _NotPlain(reason, value, "text that UTF-8 can encode", is_key=is_key) from None
+    return text
+
+
+def _shown(key: str) -> str:
+    return key if len(key) <= _SHOWN else f"{key[:_SHOWN]}..."
 
 
 def _not_a_variable(name: str, value: object, reason: str) -> InvalidRequestError:
@@ -536,5 +581,9 @@ def _not_a_variable(name: str, value: object, reason: str) -> InvalidRequestErro
 
 
 def _wrong(field: str, value: object, expected: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field} {_reason(value, expected)}", field, value, expected)
+
+
+def _reason(value: object, expected: str) -> str:
     given = "is missing" if value is None else f"is {reprlib.repr(value)}"
-    return InvalidRequestError(f"{field} {given}; it must be {expected}", field, value, expected)
+    return f"{given}; it must be {expected}"

@@ -521,6 +521,14 @@ def test_messages_of_the_caller_are_unchanged() -> None:
             "messages[0].x.y[0] is <class 'object'>; it must be a",
         ),
         ([{"role": "user", "content": "a", "x": {1: 2}}], "a key of messages[0].x is 1; it must be a string"),
+        (
+            [{"role": "user", "content": "a", "x": [0, {"\ud800": 2}]}],
+            "a key of messages[0].x[1] has a lone surrogate, U+D800, at position 0",
+        ),
+        (
+            [{"role": "user", "content": "a", "x" * 65: {"y": "\ud800"}}],
+            f"messages[0].{'x' * 64}....y has a lone surrogate, U+D800, at position 0",
+        ),
     ],
 )
 def test_malformed_message_error_names_the_field(messages: Any, expected: str) -> None:
@@ -528,6 +536,21 @@ def test_malformed_message_error_names_the_field(messages: Any, expected: str) -
         ChatTemplate(CHATML, TOKENS).render(messages)
     assert str(raised.value).startswith(expected)
     assert raised.value.field is not None
+
+
+def test_place_of_a_valid_value_is_not_written() -> None:
+    class Key(str):
+        """A key that may be long: it is not copied for each value."""
+
+        __slots__ = ()
+
+        def __format__(self, spec: str) -> str:
+            raise AssertionError
+
+        __str__ = __repr__ = __format__  # type: ignore[assignment]
+
+    [message] = chat.checked([{"role": "user", "content": "a", Key("x"): {Key("y"): [1, {Key("z"): 2}]}}])
+    assert message["x"] == {"y": [1, {"z": 2}]}
 
 
 def test_endless_nesting_is_rejected() -> None:
