@@ -11,7 +11,10 @@ import msgspec
 import openai
 import pytest
 
+import penstock.server
 from penstock.server.batch.attempts import Attempts
+from penstock.server.batch.store import Folder
+from penstock.server.errors import ApiError
 from penstock.server.protocol import objects
 from support.api.engines import make_engine, wait_until
 from support.server.process import Process, started
@@ -205,6 +208,32 @@ def test_batch_has_limits_of_requests_and_of_bytes(tiny_model: Path, tmp_path: P
         for batch_id in made:
             ended(client, batch_id)
         assert [found.id for found in client.batches.list()] == made[::-1]
+
+
+def test_client_with_as_many_files_as_it_may_have_creates_no_batch(tiny_model: Path, tmp_path: Path) -> None:
+    with serving(tiny_model, tmp_path, "--max-files", 3) as (_, client):
+        lines = [request("a", COMPLETIONS, prompt="a", max_tokens=1)]
+        batch = create(client, lines, COMPLETIONS)
+        fields: dict[str, Any] = {"endpoint": COMPLETIONS, "completion_window": "24h"}
+        ended(client, batch.id)
+        ended(client, client.batches.create(input_file_id=batch.input_file_id, **fields).id)
+        with pytest.raises(openai.BadRequestError, match="you have 3 files, which is the limit") as caught:
+            client.batches.create(input_file_id=batch.input_file_id, **fields)
+        assert caught.value.param == "input_file_id"
+
+
+def test_batch_makes_room_once_its_record_is_written(tmp_path: Path) -> None:
+    settings = penstock.server.ServerSettings(api_keys=("a",), files_dir=str(tmp_path), max_files=2)
+    folder = Folder(tmp_path / "client", settings)
+    first, second = (folder.add({"created_at": number, "status": "completed"}) for number in range(2))
+    with folder.saving(first):
+        third = folder.add({"created_at": 2, "status": "completed"})
+        assert list(folder.batches) == [first.id, third.id]
+        with folder.saving(third), pytest.raises(ApiError, match="the limit"):
+            folder.add({"created_at": 3, "status": "completed"})
+    assert second.id not in folder.batches
+    folder.add({"created_at": 3, "status": "completed"})
+    assert first.id not in folder.batches
 
 
 def test_request_that_the_server_refuses_now_is_repeated(tiny_model: Path, tmp_path: Path) -> None:

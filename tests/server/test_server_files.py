@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 from email import message_from_bytes
@@ -103,6 +104,22 @@ def test_client_stores_reads_and_deletes_a_file(client: openai.OpenAI, folder: P
             call(made.id)
         assert caught.value.param == "file_id"
     assert data_of(folder) == []
+
+
+def test_charset_of_a_file_name_is_not_looked_up(server: Served) -> None:
+    sought: list[str] = []
+    codecs.register(sought.append)
+    names = []
+    try:
+        for value in ("utf-8''%C3%A4", "unknown-1''a", "unknown-2''%ff"):
+            file = (
+                f"--b\r\nContent-Disposition: form-data; name=file; filename*={value}\r\n\r\nx\r\n".encode()
+            )
+            names.append(post(server, file + form(PURPOSE))[1]["filename"])
+    finally:
+        codecs.unregister(sought.append)
+    assert names == ["ä", "a", "ÿ"]
+    assert not [name for name in sought if "unknown" in name]
 
 
 def test_large_file_is_the_same_after_its_way(client: openai.OpenAI) -> None:

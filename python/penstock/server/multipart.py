@@ -28,6 +28,18 @@ class Part(NamedTuple):
     filename: str | None
 
 
+def _parameter(headers: Message, name: str, header: str) -> str | None:
+    """A parameter of a header, also in the form of RFC 2231, `name*=charset''value`.
+
+    Other charsets than UTF-8 are ignored: Python keeps each name that it looks up, also of unknown ones.
+    """
+    value = headers.get_param(name, header=header)
+    if isinstance(value, tuple):
+        charset, _, text = value
+        return text.encode("latin-1").decode(errors="replace") if (charset or "").lower() == "utf-8" else text
+    return value
+
+
 class Multipart:
     """The parts of a body. At most one piece of the body is in memory, and the end of the one before."""
 
@@ -37,7 +49,7 @@ class Multipart:
             raise ApiError(415, f"the content type is too long: the limit is {limit} bytes")
         header = Message()
         header["content-type"] = content_type
-        boundary = header.get_boundary("")
+        boundary = (_parameter(header, "boundary", "content-type") or "").rstrip()
         if header.get_content_type() != "multipart/form-data" or not 1 <= len(boundary) <= _MAX_BOUNDARY:
             raise ApiError(415, "the content type must be multipart/form-data, with a boundary")
         self._delimiter = b"\r\n--" + boundary.encode(errors="replace")
@@ -63,10 +75,10 @@ class Multipart:
         headers = HeaderParser().parsestr(self._buffer[:end].decode(errors="replace").lstrip())
         del self._buffer[: end + len(_HEADERS_END)]
         self._is_in_part = True
-        name = headers.get_param("name", header="content-disposition")
-        if not isinstance(name, str):
+        name = _parameter(headers, "name", "content-disposition")
+        if name is None:
             raise ApiError(400, "a part of the body has no name")
-        return Part(name, headers.get_filename())
+        return Part(name, _parameter(headers, "filename", "content-disposition"))
 
     async def _find_end_of_headers(self) -> int:
         most = _MAX_HEADERS + len(_HEADERS_END)

@@ -331,7 +331,8 @@ class Batches:
         logger.info("batch %s: %s", batch.id, batch.status)
 
     async def _save(self, folder: Folder, batch: Batch) -> None:
-        await self.write_threads.run(folder.save, batch)
+        with folder.saving(batch):
+            await self.write_threads.run(folder.save, batch)
 
 
 def _expired(lines: Sequence[Line]) -> list[Answer]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +19,7 @@ from penstock.server.errors import ApiError
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from penstock.server.batch.lines import Answer, Problem
@@ -87,6 +89,8 @@ class Folder:
         path.mkdir(mode=0o700, exist_ok=True)
         self.files: dict[str, dict[str, Any]] = {}
         self.batches: dict[str, Batch] = {}
+        #: The number of tasks that write the record of a batch. Until they have ended, it is not removed.
+        self._num_saving: Counter[str] = Counter()
         for found in path.glob(f"{_BATCH}*{_DESCRIPTION}"):
             self.batches[found.stem] = msgspec.json.decode(found.read_bytes(), type=Batch)
         for found in path.glob(f"{_FILE}*{_DESCRIPTION}"):
@@ -111,10 +115,10 @@ class Folder:
         """The path of the file about the requests of a batch that run."""
         return self._path / f"{batch.id}.attempts"
 
-    def check_room(self) -> None:
+    def check_room(self, param: str = "file") -> None:
         """Raise if the client has as many files as it may have."""
         if len(self.files) >= (limit := self._settings.max_files):
-            raise ApiError(400, f"you have {limit} files, which is the limit: delete some", param="file")
+            raise ApiError(400, f"you have {limit} files, which is the limit: delete some", param=param)
 
     def take_bytes(self, file_id: str, size: int) -> None:
         """Count bytes before they are written to a file. Raises if there is no room for them."""
@@ -151,13 +155,15 @@ class Folder:
         self._sizes.pop(file_id, None)
 
     def add(self, fields: dict[str, Any]) -> Batch:
-        """A new batch. The oldest one that has ended makes room; raises if none has."""
+        """A new batch. The oldest one that has ended makes room; raises if none has, or for its files."""
+        self.check_room("input_file_id")
         if len(self.batches) >= (limit := self._settings.max_files):
-            oldest = next((found for found in self.batches.values() if not found.is_unfinished), None)
+            ended = (found for found in self.batches.values() if not found.is_unfinished)
+            oldest = next((found for found in ended if not self._num_saving[found.id]), None)
             if oldest is None:
                 raise ApiError(429, f"you have {limit} unfinished batches, which is the limit")
             del self.batches[oldest.id]
-            self.path_of(oldest.id + _DESCRIPTION).unlink()
+            self.path_of(oldest.id + _DESCRIPTION).unlink(missing_ok=True)
         fields = {"id": _BATCH + secrets.token_hex(16), **fields}
         batch = self.batches[fields["id"]] = Batch(fields, new_file_id(), new_file_id())
         return batch
@@ -177,6 +183,16 @@ class Folder:
             else:
                 self.remove(file_id)
         self.attempts_path(batch).unlink(missing_ok=True)
+
+    @contextmanager
+    def saving(self, batch: Batch) -> Iterator[None]:
+        """A time in which the record of a batch is written, and so not removed."""
+        self._num_saving[batch.id] += 1
+        try:
+            yield
+        finally:
+            self._num_saving[batch.id] -= 1
+            self._num_saving += Counter()  # without those that are 0
 
     def save(self, batch: Batch) -> None:
         """Write the record of a batch to the disk."""
