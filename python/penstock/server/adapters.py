@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 import penstock
+from penstock._client import TurnLimiter
 from penstock._hub_ids import parse_hub_id
 from penstock.server.errors import ApiError, invalid
 from penstock.server.paths import within
@@ -48,7 +49,7 @@ class Adapters:
         self._names = frozenset(names)
         self._settings = settings
         self._roots = tuple(map(Path, settings.lora_roots))
-        self._slots = anyio.CapacityLimiter(_MAX_LOADS)
+        self._slots = TurnLimiter(_MAX_LOADS)
         self._threads = anyio.CapacityLimiter(_MAX_LOADS)
         #: Loads by name and model.
         self._loads: Counter[tuple[str, Model]] = Counter()

@@ -39,6 +39,7 @@ UNSUPPORTED: Unsupported = {
 async def rerank(state: State, exchange: Exchange) -> None:
     """Answer with the documents in the order of their relevance for the query."""
     _, request = await read_request(state, exchange, RerankRequest, (), UNSUPPORTED)
+    _check_number(state, "documents", request.documents)
     texts = [item.text if isinstance(item, TextObject) else item for item in request.documents]
     pairs = [(request.query, text) for text in texts]
     generation, batch, scores = await _scored(state, exchange, request, pairs, "documents", "rerank-")
@@ -56,8 +57,8 @@ async def rerank(state: State, exchange: Exchange) -> None:
 async def score(state: State, exchange: Exchange) -> None:
     """Answer with the score of each pair of texts."""
     _, request = await read_request(state, exchange, ScoreRequest, (), UNSUPPORTED)
-    first, queries = _texts(request, "text_1", "queries")
-    second, documents = _texts(request, "text_2", "documents")
+    first, queries = _texts(state, request, "text_1", "queries")
+    second, documents = _texts(state, request, "text_2", "documents")
     if len(queries) not in (1, len(documents)):
         limit = f"one text, or as many as {second} has: {len(documents)}"
         raise invalid(first, f"a list of {len(queries)}", limit)
@@ -75,15 +76,20 @@ async def score(state: State, exchange: Exchange) -> None:
     await exchange.send_json(answer)
 
 
-def _texts(request: ScoreRequest, name: str, other: str) -> tuple[str, list[str]]:
+def _check_number(state: State, field: str, texts: Sequence[object]) -> None:
+    """Check the number of texts before anything is made of them."""
+    if not 0 < len(texts) <= state.max_prompts:
+        raise invalid(field, f"a list of {len(texts)}", f"a list of 1 to {state.max_prompts} texts")
+
+
+def _texts(state: State, request: ScoreRequest, name: str, other: str) -> tuple[str, list[str]]:
     """The name of the field that has the texts, and the texts."""
     given = {field: value for field in (name, other) if (value := getattr(request, field)) is not None}
     if len(given) != 1:
         raise invalid(name, None, f"a text or a list of texts, as {name} or as {other}")
     [(field, value)] = given.items()
     texts = [value] if isinstance(value, str) else value
-    if not texts:
-        raise invalid(field, value, "a list that is not empty")
+    _check_number(state, field, texts)
     return field, texts
 
 
@@ -96,8 +102,6 @@ async def _scored(
     prefix: str,
 ) -> tuple[Generation, PromptBatch, dict[int, float]]:
     """The scores of pairs by their index. `field` is that of the documents."""
-    if not 0 < len(pairs) <= state.max_prompts:
-        raise invalid(field, f"a list of {len(pairs)}", f"a list of 1 to {state.max_prompts} texts")
     reranker = _reranker(state, request.model)
     prompts = reranker.prompts(pairs, request.instruction)
     call = Call(prompts, reranker.params.replace(priority=request.priority), returns_tokens=False)
