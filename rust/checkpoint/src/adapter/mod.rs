@@ -22,6 +22,8 @@ use crate::tensor::{Tensor, TensorEntry};
 const WEIGHTS: &str = "adapter_model.safetensors";
 /// The most modules of an adapter: more than any supported model has.
 const MAX_MODULES: usize = 4096;
+/// The expressions of a configuration are searched in each name.
+const MAX_NAME_BYTES: usize = 1024;
 /// Names under which adapters are published that are not read.
 const SHARD_INDEXES: [&str; 2] = ["model.safetensors.index.json", "adapter_model.safetensors.index.json"];
 const PICKLED: &str = "adapter_model.bin";
@@ -74,6 +76,10 @@ impl AdapterFiles {
             let malformed = |problem: &str| {
                 CheckpointError::malformed(file.path(), format!("tensor {}", shown(&name)), problem)
             };
+            if name.len() > MAX_NAME_BYTES {
+                let problem = format!("has a name of {} bytes; the limit is {MAX_NAME_BYTES}", name.len());
+                return Err(malformed(&problem));
+            }
             let TensorName { module, wrapped, part } = parse(&name).map_err(&malformed)?;
             let (other, pair) = pairs.entry(module).or_insert_with(|| (wrapped.clone(), [None, None]));
             let place = &mut pair[match part {

@@ -147,6 +147,7 @@ fn invalid_numbers_are_errors_that_name_the_field() {
 #[test]
 fn tensors_that_do_not_fit_are_errors_that_name_them() {
     let (a, b) = (format!("{Q}.lora_A.weight"), format!("{Q}.lora_B.weight"));
+    let long = format!("{}.lora_A.weight", "m".repeat(1_024));
     for (shapes, part) in [
         (vec![(a.as_str(), &[2, 4][..])], "there is no tensor lora_B"),
         (vec![(b.as_str(), &[6, 2])], "there is no tensor lora_A"),
@@ -156,6 +157,7 @@ fn tensors_that_do_not_fit_are_errors_that_name_them() {
         (vec![(&a, &[2, 0]), (&b, &[6, 2])], "a matrix is expected"),
         (vec![("base_model.model.lm_head.weight", &[2, 2])], "modules_to_save"),
         (vec![("lora_A.weight", &[2, 2])], "neither lora_A nor lora_B"),
+        (vec![(long.as_str(), &[2, 4])], "a name of 1038 bytes; the limit is 1024"),
         (vec![], "there are none"),
     ] {
         let message = error(&adapter(r#"{"r": 2}"#, &shapes));
