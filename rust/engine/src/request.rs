@@ -26,8 +26,13 @@ pub struct ClientId(pub u64);
 
 /// A grammar that constrains the output of a request.
 pub trait Grammar: Send + Sync + fmt::Debug {
-    /// The state before the first generated token. Called on the device thread.
+    /// The state before the first generated token. It is made in the thread that computes its first mask.
     fn start(&self) -> Result<Box<dyn GrammarState>, String>;
+
+    /// The bytes that [`start`](Self::start) copies.
+    fn start_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// The state of one sequence in a grammar. An error ends its request and no other.

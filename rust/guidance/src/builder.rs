@@ -1,16 +1,19 @@
 //! Compilation of one grammar: checks before the library, the library's translation and compiler, a check of the
 //! result.
 
+use std::mem;
 use std::sync::Arc;
 
+use llguidance::ParserFactory;
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::earley::{CGrammar, CSymIdx, SlicedBiasComputer};
-use llguidance::{ParserFactory, TokenParser};
+use llguidance::earley::{CGrammar, CSymIdx, SlicedBiasComputer, SymbolProps};
 use toktrie::InferenceCapabilities;
 
 use crate::lark_tokens::{self, LarkKind, LarkToken};
-use crate::matcher::CompiledGrammar;
+use crate::matcher::{CompiledGrammar, MatcherBounds};
+use crate::memory::MatcherMemory;
 use crate::scan::{BracketCounts, Syntax, count_brackets, count_lark_brackets};
+use crate::schema::SchemaWork;
 use crate::{
     GrammarSpec, GuidanceError, GuidanceLimits, Vocabulary, gbnf, lark, library, schema, terminal_chain,
 };
@@ -21,11 +24,18 @@ const MAX_INTERSECTIONS: usize = 12;
 /// its work until then grows with the third power of the number.
 const MAX_TERMINAL_CHAIN: usize = 400;
 
+/// Maximum number of bytes of the values of `%regex`, texts of which any part matches. The library takes 8 us and 600
+/// bytes of memory for a byte.
+const MAX_SUBSTRING_BYTES: usize = 128 << 10;
+/// The library numbers symbols with 16 bits.
+const NUM_SYMBOLS: usize = 1 << 16;
+
 /// Compiles grammars for one vocabulary.
 pub(crate) struct GrammarBuilder {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
     limits: GuidanceLimits,
+    bounds: MatcherBounds,
 }
 
 impl GrammarBuilder {
@@ -36,7 +46,12 @@ impl GrammarBuilder {
             library::call(|| ParserFactory::new(environment, InferenceCapabilities::default(), &slices))
                 .and_then(|factory| factory.map_err(|error| library::reason(&error)))
                 .map_err(|reason| GuidanceError::Vocabulary { reason })?;
-        let mut builder = Self { vocabulary, factory, limits };
+        let bounds = MatcherBounds {
+            memory: MatcherMemory::new(limits.matcher_bytes),
+            watchdog: Arc::default(),
+            step_time: limits.step_time,
+        };
+        let mut builder = Self { vocabulary, factory, limits, bounds };
         builder.factory.quiet();
         let limits = &builder.limits;
         *builder.factory.limits_mut() = ParserLimits {
@@ -65,16 +80,26 @@ impl GrammarBuilder {
             .factory
             .create_parser_from_init_default(GrammarInit::Internal(grammar, lexer))
             .map_err(|error| compilation_error(kind, &error))?;
-        let Some(symbols) = count_symbols_if_finite(&parser) else {
+        let grammar = parser.parser.grammar();
+        let symbols = reachable_symbols(grammar);
+        if symbols.iter().any(|&symbol| has_capture(&grammar.sym_data(symbol).props)) {
+            return Err(GuidanceError::Invalid {
+                kind,
+                reason: "captures are not supported: remove the attributes capture and stop_capture".into(),
+            });
+        }
+        if !derives_finite_text(grammar, &symbols) {
             return Err(GuidanceError::DeadEnd { kind, reason: "no text that matches is finite".into() });
-        };
+        }
+        let num_symbols = symbols.len();
         CompiledGrammar::new(
             kind,
             Arc::clone(&self.vocabulary),
             parser,
             spec.source_bytes(),
-            symbols,
+            num_symbols,
             &self.limits,
+            self.bounds.clone(),
         )
     }
 
@@ -89,11 +114,13 @@ impl GrammarBuilder {
                     kind,
                     r#"{"type":"object"}"#,
                     &self.limits,
+                    &mut SchemaWork::default(),
                 )?));
             }
             GrammarSpec::JsonSchema(source) | GrammarSpec::LenientJsonSchema(source) => {
                 self.check_brackets(kind, source, Syntax::Json)?;
-                let mut schema = schema::prepare_schema(kind, source, &self.limits)?;
+                let mut schema =
+                    schema::prepare_schema(kind, source, &self.limits, &mut SchemaWork::default())?;
                 if matches!(spec, GrammarSpec::LenientJsonSchema(_)) {
                     schema::ignore_unsupported(&mut schema);
                 }
@@ -145,6 +172,16 @@ impl GrammarBuilder {
         // A chain of rules recurses through the brackets of each of them.
         let (recursion, limit) = (brackets.opened + count(LarkKind::Colon), self.limits.recursion);
         check(kind, recursion <= limit, || format!("{recursion} rules and brackets; the limit is {limit}"))?;
+        let substrings: usize = tokens
+            .windows(2)
+            .filter(|pair| {
+                pair[0].kind == LarkKind::JsonKeyword && &source[pair[0].range.clone()] == "%regex"
+            })
+            .map(|pair| pair[1].range.len())
+            .sum();
+        check(kind, substrings <= MAX_SUBSTRING_BYTES, || {
+            format!("{substrings} bytes after %regex; the limit is {MAX_SUBSTRING_BYTES}")
+        })?;
         let chain = terminal_chain::longest(source, &tokens);
         check(kind, chain <= MAX_TERMINAL_CHAIN, || {
             format!("{chain} terminals that refer to one another; the limit is {MAX_TERMINAL_CHAIN}")
@@ -188,40 +225,56 @@ fn compilation_error(kind: &'static str, error: &dyn std::fmt::Display) -> Guida
     }
 }
 
-/// The number of symbols reachable from the start symbol, or `None` if the start symbol derives no finite text. Symbols
-/// that derive a finite text are found from the terminals upwards, until nothing changes.
-fn count_symbols_if_finite(parser: &TokenParser) -> Option<usize> {
-    let grammar: &CGrammar = parser.parser.grammar();
-    let start = grammar.start().as_index();
+/// The symbols that the start symbol derives, with itself.
+fn reachable_symbols(grammar: &CGrammar) -> Vec<CSymIdx> {
+    let mut is_reached = vec![false; NUM_SYMBOLS];
+    let mut symbols = vec![grammar.start()];
+    is_reached[grammar.start().as_index()] = true;
+    let mut next = 0;
+    while let Some(&symbol) = symbols.get(next) {
+        next += 1;
+        for &rule in grammar.rules_of(symbol) {
+            let parts = grammar.rule_rhs(rule).0.iter();
+            symbols.extend(parts.filter(|part| !mem::replace(&mut is_reached[part.as_index()], true)));
+        }
+    }
+    symbols
+}
+
+/// Whether the library keeps the texts of a symbol. It keeps them with their name for each completion, without a limit,
+/// and no answer has them.
+fn has_capture(properties: &SymbolProps) -> bool {
+    properties.capture_name.is_some() || properties.stop_capture_name.is_some()
+}
+
+/// Whether the start symbol derives a finite text. Symbols that derive one are found from the terminals upwards, until
+/// nothing changes.
+fn derives_finite_text(grammar: &CGrammar, symbols: &[CSymIdx]) -> bool {
     let mut rules: Vec<(usize, Vec<usize>)> = Vec::new();
-    let mut seen = vec![false; usize::from(u16::MAX) + 1];
-    let mut finite = vec![false; seen.len()];
-    let mut pending = vec![grammar.start()];
-    seen[start] = true;
-    while let Some(symbol) = pending.pop() {
+    let mut is_finite = vec![false; NUM_SYMBOLS];
+    for &symbol in symbols {
         let data = grammar.sym_data(symbol);
-        finite[symbol.as_index()] = data.is_terminal || data.is_nullable || !data.cond_nullable.is_empty();
+        is_finite[symbol.as_index()] = data.is_terminal || data.is_nullable || !data.cond_nullable.is_empty();
         for &rule in grammar.rules_of(symbol) {
             let parts = grammar.rule_rhs(rule).0;
-            pending.extend(parts.iter().filter(|part| !std::mem::replace(&mut seen[part.as_index()], true)));
             rules.push((symbol.as_index(), parts.iter().map(CSymIdx::as_index).collect()));
         }
     }
     // Per rule: the number of symbols not yet known to be finite. Per symbol: the rules that contain it.
     let mut missing: Vec<usize> = rules.iter().map(|(_, parts)| parts.len()).collect();
-    let mut users: Vec<Vec<usize>> = vec![Vec::new(); seen.len()];
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); NUM_SYMBOLS];
     for (rule, (_, parts)) in rules.iter().enumerate() {
         parts.iter().for_each(|&part| users[part].push(rule));
     }
-    let mut found: Vec<usize> = (0..finite.len()).filter(|&symbol| finite[symbol]).collect();
+    let mut found: Vec<usize> = (0..NUM_SYMBOLS).filter(|&symbol| is_finite[symbol]).collect();
     while let Some(symbol) = found.pop() {
         for &rule in &users[symbol] {
             missing[rule] -= 1;
             let left = rules[rule].0;
-            if missing[rule] == 0 && !std::mem::replace(&mut finite[left], true) {
+            if missing[rule] == 0 && !mem::replace(&mut is_finite[left], true) {
                 found.push(left);
             }
         }
     }
-    finite[start].then(|| seen.iter().filter(|&&seen| seen).count())
+    is_finite[grammar.start().as_index()]
 }

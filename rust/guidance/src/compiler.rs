@@ -134,7 +134,7 @@ impl GrammarCompiler {
     ) -> Result<Arc<CompiledGrammar>, GuidanceError> {
         let workers = &self.workers;
         if let Some(compiled) = workers.lock().cache.get(spec) {
-            return Ok(compiled);
+            return compiled.check().map(|()| compiled);
         }
         if !caller.begin_wait() {
             return Err(GuidanceError::Cancelled { kind: spec.kind() });

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use llguidance::regex_to_lark;
 
-use crate::schema;
+use crate::schema::{self, SchemaWork};
 use crate::{GuidanceError, GuidanceLimits, ToolCallSpec, ToolSpec, Vocabulary};
 
 /// A grammar of the texts that a regular expression matches as a whole. Anchors at its ends are removed: they have no
@@ -73,8 +73,9 @@ pub(crate) fn tool_calls(
         .expect("writing to a string succeeds; this is a bug");
     let arguments_key = json_pattern(&calls.arguments_key);
     let name_key = json_pattern(&calls.name_key);
+    let mut work = SchemaWork::default();
     for (ToolSpec { name, schema, ignores_unsupported }, rule) in calls.tools.iter().zip(tools) {
-        let mut schema = schema::prepare_argument_schema(kind, schema, limits)
+        let mut schema = schema::prepare_argument_schema(kind, schema, limits, &mut work)
             .map_err(|error| with_tool_name(name, error))?;
         if *ignores_unsupported {
             schema::ignore_unsupported(&mut schema);

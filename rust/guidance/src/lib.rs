@@ -25,11 +25,13 @@ mod lark_tokens;
 mod library;
 mod limits;
 mod matcher;
+mod memory;
 mod scan;
 mod schema;
 mod terminal_chain;
 mod turns;
 mod vocabulary;
+mod watchdog;
 
 pub use compiler::{CacheUsage, Caller, GrammarCompiler};
 pub use error::GuidanceError;

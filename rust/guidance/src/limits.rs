@@ -4,12 +4,14 @@ use std::time::Duration;
 
 /// Limits of a [`GrammarCompiler`](crate::GrammarCompiler) and of its matchers.
 ///
-/// All limits except the time are counts of work, so the decision does not depend on the machine or its load. The time
-/// limit is the last resort.
+/// All limits except the times are counts of work, so the decision does not depend on the machine or its load. The time
+/// limits are the last resort.
 #[derive(Clone, Debug)]
 pub struct GuidanceLimits {
     /// Maximum time a caller waits for a worker thread, and again for the compilation itself.
     pub compile_time: Duration,
+    /// Maximum processor time of one call of a matcher. Those within the other limits take milliseconds.
+    pub step_time: Duration,
     /// Maximum number of grammars in the queue.
     pub queued_grammars: usize,
     /// Maximum number of worker threads. They start on demand. While compilations exceed their time limit, there are as
@@ -35,7 +37,7 @@ pub struct GuidanceLimits {
     /// Maximum number of lexer states in one sequence.
     pub lexer_states: usize,
     /// Maximum growth of the lexer automaton in one sequence, in bytes as the library counts them after a mask. Typical
-    /// schemas stay below a tenth of the default; 128 sequences at the limit take 1 GiB.
+    /// schemas stay below a tenth of the default.
     pub lexer_bytes: usize,
     /// Maximum number of lexer nodes created by one mask. About 14 per microsecond.
     pub mask_nodes: u64,
@@ -49,6 +51,8 @@ pub struct GuidanceLimits {
     /// Maximum number of parser items of the tokens of one sequence, of 8 bytes each. Schemas of configuration files
     /// have up to 7 a token on average, and 425 in one token.
     pub sequence_items: usize,
+    /// Maximum estimated size of all matchers, in bytes. One has up to a quarter of what the others leave.
+    pub matcher_bytes: usize,
     /// Maximum number of cached grammars.
     pub cached_grammars: usize,
     /// Maximum estimated size of all cached grammars, in bytes.
@@ -66,6 +70,7 @@ impl Default for GuidanceLimits {
     fn default() -> Self {
         Self {
             compile_time: Duration::from_secs(5),
+            step_time: Duration::from_millis(100),
             queued_grammars: 64,
             workers: 2,
             nesting: 64,
@@ -82,6 +87,7 @@ impl Default for GuidanceLimits {
             row_items: 1_000,
             compared_items: 1_000_000,
             sequence_items: 4_000_000,
+            matcher_bytes: 1 << 30,
             cached_grammars: 1_024,
             cached_bytes: 256 << 20,
         }

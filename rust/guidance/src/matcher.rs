@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use llguidance::TokenParser;
 use llguidance::api::StopReason;
@@ -10,6 +12,8 @@ use llguidance::earley::{BiasComputer, ParserRecognizer};
 use toktrie::{SimpleVob, TokEnv, TokTrie};
 
 use crate::library;
+use crate::memory::{MatcherMemory, MemoryShare};
+use crate::watchdog::{Watchdog, WatchedParser};
 use crate::{GuidanceError, GuidanceLimits, Vocabulary};
 
 /// Size of an automaton in bytes up to which the library has no large cache beside it.
@@ -24,6 +28,15 @@ pub struct CompiledGrammar {
     bytes: usize,
 }
 
+/// The bounds that all matchers of a compiler have in common.
+#[derive(Clone)]
+pub(crate) struct MatcherBounds {
+    pub(crate) memory: Arc<MatcherMemory>,
+    pub(crate) watchdog: Arc<Watchdog>,
+    /// See [`GuidanceLimits`].
+    pub(crate) step_time: Duration,
+}
+
 /// The state in which all matchers of a grammar start.
 struct InitialState {
     kind: &'static str,
@@ -33,9 +46,34 @@ struct InitialState {
     complete: bool,
     /// Maximum size of one sequence's automaton, in bytes.
     max_bytes: usize,
+    /// Estimated size of a copy.
+    bytes: usize,
+    bounds: MatcherBounds,
+    /// A call of a sequence was late.
+    is_late: AtomicBool,
     /// See [`GuidanceLimits`].
     compared_items: usize,
     sequence_items: usize,
+}
+
+impl InitialState {
+    /// Fails after a late call of a sequence.
+    fn check(&self) -> Result<(), GuidanceError> {
+        if self.is_late.load(Ordering::Relaxed) {
+            return Err(late_error(self.kind, self.bounds.step_time));
+        }
+        Ok(())
+    }
+
+    /// Copies a parser, within the memory of all.
+    fn copy(&self, parser: &TokenParser, bytes: usize) -> Result<MatcherParser, GuidanceError> {
+        let mut memory = self.bounds.memory.share();
+        memory.resize(bytes).map_err(|limit| GuidanceError::TooComplex { kind: self.kind, limit })?;
+        let mut parser = library::call(|| Box::new(parser.deep_clone()))
+            .map_err(|reason| GuidanceError::Library { kind: self.kind, reason })?;
+        let watched = self.bounds.watchdog.watch(&mut parser, self.bounds.step_time);
+        Ok(MatcherParser { parser, memory, watched })
+    }
 }
 
 impl CompiledGrammar {
@@ -46,28 +84,38 @@ impl CompiledGrammar {
         source_bytes: usize,
         symbols: usize,
         limits: &GuidanceLimits,
+        bounds: MatcherBounds,
     ) -> Result<Self, GuidanceError> {
-        parser.start_without_prompt();
-        let complete = parser.check_stop().map_err(|_| stop_error(kind, &parser))?;
-        if !complete {
-            parser.compute_mask().map_err(|_| stop_error(kind, &parser))?;
+        let limit = limits.compile_time * 3 / 4; // before those who wait for it give up
+        let watched = bounds.watchdog.watch(&mut parser, limit);
+        let first_mask = watched.call(|| {
+            parser.start_without_prompt();
+            let complete = parser.check_stop().ok()?;
+            if !complete {
+                parser.compute_mask().ok()?;
+            }
+            Some(complete)
+        });
+        if watched.is_late() {
+            return Err(late_error(kind, limit));
         }
+        let complete = first_mask.ok_or_else(|| stop_error(kind, &parser))?;
         let automaton = parser.parser.lexer_stats();
-        // The library counts only the automaton. The factors for the rest were measured with small and large grammars.
-        // Beside a large automaton, the library has a cache that is five times as large.
-        let cache = 5 * automaton.num_bytes.saturating_sub(SMALL_AUTOMATON);
-        let rest = cache + 64 * automaton.num_ast_nodes + 10 * source_bytes + 600 * symbols + 4_096;
-        let bytes = automaton.num_bytes + rest;
+        let bytes = estimate_bytes(&parser);
         let initial = Arc::new(InitialState {
             kind,
             vocabulary,
             complete,
             max_bytes: automaton.num_bytes.saturating_add(limits.lexer_bytes),
+            bytes,
+            bounds,
+            is_late: AtomicBool::new(false),
             compared_items: limits.compared_items,
             sequence_items: limits.sequence_items,
             parser,
         });
-        let compiled = Self { initial, bytes };
+        // The factors were measured with small and large grammars.
+        let compiled = Self { initial, bytes: bytes + 10 * source_bytes + 600 * symbols + 4_096 };
         compiled.try_first_tokens()?;
         Ok(compiled)
     }
@@ -98,15 +146,36 @@ impl CompiledGrammar {
     /// neither wait for each other nor influence each other.
     ///
     /// # Errors
-    /// [`GuidanceError::Library`] if the library fails.
+    /// [`GuidanceError::TooComplex`] if there is no room for it beside other sequences, [`GuidanceError::Library`] if
+    /// the library fails.
     pub fn start(&self) -> Result<GrammarMatcher, GuidanceError> {
         GrammarMatcher::new(&self.initial)
+    }
+
+    /// Fails if a call of a sequence took too long.
+    pub(crate) fn check(&self) -> Result<(), GuidanceError> {
+        self.initial.check()
     }
 
     /// Estimated size in memory.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Estimated size of a new matcher in memory, which [`start`](Self::start) copies.
+    pub fn start_bytes(&self) -> usize {
+        self.initial.bytes
+    }
+}
+
+/// The estimated size of a parser in memory, without what it shares with its copies. The library counts only the
+/// automaton. The factors for the rest were measured with small and large grammars. Beside a large automaton, the
+/// library has a cache that is five times as large.
+fn estimate_bytes(parser: &TokenParser) -> usize {
+    let automaton = parser.parser.lexer_stats();
+    let cache = 5 * automaton.num_bytes.saturating_sub(SMALL_AUTOMATON);
+    let items = 8 * parser.parser.stats().all_items;
+    automaton.num_bytes + cache + 64 * automaton.num_ast_nodes + items
 }
 
 /// Computes the allowed next tokens of one sequence.
@@ -117,7 +186,7 @@ impl CompiledGrammar {
 /// An error other than [`GuidanceError::Rejected`] is final: every later call returns it again.
 pub struct GrammarMatcher {
     initial: Arc<InitialState>,
-    parser: Box<TokenParser>,
+    parser: MatcherParser,
     /// Tokens that must follow, as the tokenizer splits them. The split depends on where it starts, so it is computed
     /// after every accepted token, not on request.
     forced: VecDeque<u32>,
@@ -134,13 +203,18 @@ pub struct GrammarMatcher {
     has_skipped_mask: bool,
 }
 
+/// The parser of a matcher, with its part of what all matchers share.
+struct MatcherParser {
+    parser: Box<TokenParser>,
+    memory: MemoryShare,
+    watched: WatchedParser,
+}
+
 impl GrammarMatcher {
     fn new(initial: &Arc<InitialState>) -> Result<Self, GuidanceError> {
-        let parser = library::call(|| Box::new(initial.parser.deep_clone()))
-            .map_err(|reason| GuidanceError::Library { kind: initial.kind, reason })?;
         let mut matcher = Self {
             initial: Arc::clone(initial),
-            parser,
+            parser: initial.copy(&initial.parser, initial.bytes)?,
             forced: VecDeque::new(),
             complete: initial.complete,
             failed: None,
@@ -156,13 +230,12 @@ impl GrammarMatcher {
     /// Copies the matcher. The copies do not influence each other.
     ///
     /// # Errors
-    /// [`GuidanceError::Library`] if the library fails.
+    /// Those of [`CompiledGrammar::start`].
     pub fn fork(&self) -> Result<Self, GuidanceError> {
-        let parser = library::call(|| Box::new(self.parser.deep_clone()))
-            .map_err(|reason| GuidanceError::Library { kind: self.initial.kind, reason })?;
+        let parser = &self.parser.parser;
         Ok(Self {
             initial: Arc::clone(&self.initial),
-            parser,
+            parser: self.initial.copy(parser, estimate_bytes(parser))?,
             forced: self.forced.clone(),
             complete: self.complete,
             failed: self.failed.clone(),
@@ -237,9 +310,9 @@ impl GrammarMatcher {
                 }
             }
             if allowed.iter().all(|&word| word == 0) {
-                return Err(self.fail(dead_end_error(initial.kind, &self.parser)));
+                return Err(self.fail(dead_end_error(initial.kind, &self.parser.parser)));
             }
-            let bytes = self.parser.parser.lexer_stats().num_bytes;
+            let bytes = self.parser.parser.parser.lexer_stats().num_bytes;
             if bytes > initial.max_bytes {
                 let limit = format!("the automaton has {bytes} bytes; the limit is {}", initial.max_bytes);
                 return Err(self.fail_too_complex(limit));
@@ -338,7 +411,8 @@ impl GrammarMatcher {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Runs a step, after which it fails if the step has compared too many parser items.
+    /// Runs a step, after which it fails if the step has compared too many parser items, or there is no room for the
+    /// matcher beside others.
     fn limited(
         &mut self,
         step: impl FnOnce(&mut Self) -> Result<(), GuidanceError>,
@@ -349,25 +423,36 @@ impl GrammarMatcher {
         let (items, rows) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         let compared = items.saturating_mul(items) / rows.max(1);
         let limit = self.initial.compared_items;
-        if compared <= limit {
-            return Ok(());
+        if compared > limit {
+            let limit = format!("a step compares {compared} parser items; the limit is {limit}");
+            return Err(self.fail_too_complex(limit));
         }
-        Err(self.fail_too_complex(format!("a step compares {compared} parser items; the limit is {limit}")))
+        let MatcherParser { parser, memory, .. } = &mut self.parser;
+        memory.resize(estimate_bytes(parser)).map_err(|limit| self.fail_too_complex(limit))
     }
 
     /// The numbers of parser items and of rows that have been created.
     fn num_created(&self) -> (usize, usize) {
-        let stats = self.parser.parser.stats();
+        let stats = self.parser.parser.parser.stats();
         (stats.all_items, stats.rows)
     }
 
-    /// Calls the library. A failure is final.
+    /// Calls the library. A failure is final. After a late call of a sequence, those with the same grammar make none.
     fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> Option<T>) -> Result<T, GuidanceError> {
-        let parser = &mut self.parser;
-        let error = match library::call(|| work(parser)) {
+        if let Err(error) = self.initial.check() {
+            return Err(self.fail(error));
+        }
+        let MatcherParser { parser, watched, .. } = &mut self.parser;
+        let outcome = watched.call(|| library::call(|| work(parser)));
+        let InitialState { kind, bounds, is_late, .. } = &*self.initial;
+        let error = match outcome {
+            _ if watched.is_late() => {
+                is_late.store(true, Ordering::Relaxed);
+                late_error(kind, bounds.step_time)
+            }
             Ok(Some(value)) => return Ok(value),
-            Ok(None) => stop_error(self.initial.kind, &self.parser),
-            Err(reason) => GuidanceError::Library { kind: self.initial.kind, reason },
+            Ok(None) => stop_error(kind, parser),
+            Err(reason) => GuidanceError::Library { kind, reason },
         };
         Err(self.fail(error))
     }
@@ -409,6 +494,10 @@ fn clear(words: &mut [u32], token: u32) {
     if let Some(word) = words.get_mut(token as usize / 32) {
         *word &= !(1 << (token % 32));
     }
+}
+
+fn late_error(kind: &'static str, limit: Duration) -> GuidanceError {
+    GuidanceError::TooComplex { kind, limit: format!("a step takes more than {limit:?}") }
 }
 
 fn dead_end_error(kind: &'static str, parser: &TokenParser) -> GuidanceError {

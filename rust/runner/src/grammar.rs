@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 use std::mem;
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use penstock_engine::request::{Grammar, GrammarState};
@@ -18,6 +18,8 @@ use crate::user_code::catch_user_code;
 const GRAMMAR: &str = "grammar";
 /// The CPU time that a token is assumed to take, for states that are behind.
 const COST_OF_TOKEN: Duration = Duration::from_micros(100);
+/// The CPU time that a byte of a new state is assumed to take: its copy touches new pages.
+const COST_OF_BYTE: Duration = Duration::from_nanos(2);
 
 /// A grammar state. The mutex is never contended: it makes the state `Sync`, so that slots can be shared.
 type State = Mutex<Box<dyn GrammarState>>;
@@ -30,7 +32,9 @@ pub(crate) struct SequenceGrammar {
     tokens: Vec<u32>,
     /// The number of those that the state has accepted.
     num_accepted: usize,
-    state: State,
+    grammar: Arc<dyn Grammar>,
+    /// `None` until its first mask is computed.
+    state: Option<State>,
     /// The state after the first `num_followed` drafts, if it is not 0.
     fork: Option<State>,
     num_followed: usize,
@@ -51,19 +55,19 @@ pub(crate) struct SequenceGrammar {
 }
 
 impl SequenceGrammar {
-    /// The state of a sequence that has generated these tokens.
+    /// That of a sequence that has generated these tokens.
     pub fn new(
-        grammar: &dyn Grammar,
+        grammar: &Arc<dyn Grammar>,
         lifetime: &Weak<()>,
         generated: &[u32],
         vocabulary: usize,
-    ) -> Result<Box<Self>, String> {
-        let state = catch_user_code(GRAMMAR, || grammar.start())?;
-        Ok(Box::new(Self {
+    ) -> Box<Self> {
+        Box::new(Self {
             lifetime: Weak::clone(lifetime),
             tokens: generated.to_vec(),
             num_accepted: 0,
-            state: Mutex::new(state),
+            grammar: Arc::clone(grammar),
+            state: None,
             fork: None,
             num_followed: 0,
             drafts: Vec::new(),
@@ -73,7 +77,7 @@ impl SequenceGrammar {
             failure: None,
             spent: Duration::ZERO,
             last_cost: Duration::ZERO,
-        }))
+        })
     }
 
     /// That of its sequence.
@@ -94,7 +98,10 @@ impl SequenceGrammar {
     /// The CPU time that the next masks are expected to take.
     pub fn expected_cost(&self) -> Duration {
         let num_behind = self.tokens.len() - self.num_accepted;
-        self.last_cost.max(self.spent).max(COST_OF_TOKEN.saturating_mul(num_behind as u32))
+        let num_bytes = if self.state.is_none() { self.grammar.start_bytes() } else { 0 };
+        let [tokens, bytes] = [(COST_OF_TOKEN, num_behind), (COST_OF_BYTE, num_bytes)]
+            .map(|(cost, number)| cost.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX)));
+        self.last_cost.max(self.spent).max(tokens + bytes)
     }
 
     /// Whether its masks are those of a step with these draft tokens.
@@ -130,14 +137,18 @@ impl SequenceGrammar {
     /// Advances by the tokens of a step, of which all but the last are drafts. If not `at_once`, the state accepts them
     /// when the next masks are computed.
     pub fn accept(&mut self, tokens: &[u32], at_once: bool) -> Result<(), String> {
+        self.advance(tokens);
+        if at_once { self.timed(Self::catch_up) } else { Ok(()) }
+    }
+
+    fn advance(&mut self, tokens: &[u32]) {
         let fork = self.fork.take().filter(|_| tokens.starts_with(&self.drafts[..self.num_followed]));
         if let Some(fork) = fork {
-            self.state = fork;
+            self.state = Some(fork);
             self.num_accepted += self.num_followed;
         }
         self.tokens.extend_from_slice(tokens);
         self.is_computed = false;
-        if at_once { self.timed(Self::catch_up) } else { Ok(()) }
     }
 
     /// Appends the only tokens that can come next; nothing on failure, and if the state is behind.
@@ -147,8 +158,9 @@ impl SequenceGrammar {
         }
         let len = tokens.len();
         self.timed(|grammar| {
+            let Some(state) = &mut grammar.state else { return Ok(()) };
             catch_user_code(GRAMMAR, || {
-                exclusive(&mut grammar.state).forced(tokens);
+                exclusive(state).forced(tokens);
                 Ok(())
             })
             .inspect_err(|_| tokens.truncate(len))
@@ -171,16 +183,23 @@ impl SequenceGrammar {
         result
     }
 
-    /// Accepts the tokens that the state has not accepted.
+    /// Makes the state if there is none. It accepts the tokens that it has not accepted.
     fn catch_up(&mut self) -> Result<(), String> {
-        let Self { tokens, num_accepted, state, .. } = self;
-        let (state, behind) = (exclusive(state), &tokens[mem::replace(num_accepted, tokens.len())..]);
+        let state = match self.state.take() {
+            Some(state) => state,
+            None => Mutex::new(catch_user_code(GRAMMAR, || self.grammar.start())?),
+        };
+        let state = exclusive(self.state.insert(state));
+        let behind = &self.tokens[mem::replace(&mut self.num_accepted, self.tokens.len())..];
         behind.iter().try_for_each(|token| catch_user_code(GRAMMAR, || state.accept(*token)))
     }
 
+    /// Computes the masks after [`catch_up`](Self::catch_up).
     fn follow_drafts(&mut self) -> Result<(), String> {
         loop {
-            let state = exclusive(self.fork.as_mut().unwrap_or(&mut self.state));
+            let Some(state) = self.fork.as_mut().or(self.state.as_mut()).map(exclusive) else {
+                return Ok(());
+            };
             let start = self.masks.len();
             self.masks.resize(start + self.words, 0);
             let mask = &mut self.masks[start..];
@@ -191,12 +210,15 @@ impl SequenceGrammar {
                 return Ok(()); // never sampled, so no later position is reached
             }
             self.num_followed += 1; // from here on, an error is that of the position after the draft
-            let fork = match self.fork.take() {
-                Some(fork) => fork,
-                None => Mutex::new(catch_user_code(GRAMMAR, || exclusive(&mut self.state).fork())?),
+            let fork = match (self.fork.take(), &mut self.state) {
+                (None, Some(state)) => {
+                    Some(Mutex::new(catch_user_code(GRAMMAR, || exclusive(state).fork())?))
+                }
+                (fork, _) => fork,
             };
-            let fork = self.fork.insert(fork);
-            catch_user_code(GRAMMAR, || exclusive(fork).accept(draft))?;
+            self.fork = fork;
+            let Some(fork) = self.fork.as_mut().map(exclusive) else { return Ok(()) };
+            catch_user_code(GRAMMAR, || fork.accept(draft))?;
         }
     }
 }
@@ -222,17 +244,17 @@ impl KeptGrammars {
     pub fn resume(
         &mut self,
         lifetime: &Weak<()>,
-        grammar: &dyn Grammar,
+        grammar: &Arc<dyn Grammar>,
         generated: &[u32],
         vocabulary: usize,
-    ) -> Result<Box<SequenceGrammar>, String> {
+    ) -> Box<SequenceGrammar> {
         if let Some(index) = self.0.iter().position(|grammar| grammar.is_of(lifetime)) {
             let mut kept = self.0.swap_remove(index);
             if let Some(rest) = generated.strip_prefix(&*kept.tokens) {
                 if !rest.is_empty() {
-                    kept.accept(rest, false)?;
+                    kept.advance(rest);
                 }
-                return Ok(Box::new(kept));
+                return Box::new(kept);
             }
         }
         SequenceGrammar::new(grammar, lifetime, generated, vocabulary)
@@ -251,7 +273,6 @@ impl KeptGrammars {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -286,7 +307,8 @@ mod tests {
     }
 
     fn grammar(number: u32) -> Box<SequenceGrammar> {
-        SequenceGrammar::new(&Numbered(number), &Weak::new(), &[], 40).expect("it starts")
+        let numbered = Arc::new(Numbered(number)) as Arc<dyn Grammar>;
+        SequenceGrammar::new(&numbered, &Weak::new(), &[], 40)
     }
 
     /// The masks of the next position and of those after `drafts`; the first mask is `number + 1`.
@@ -384,10 +406,11 @@ mod tests {
     #[test]
     fn kept_grammar_accepts_only_the_tokens_after_its_own() {
         let (counting, mut kept) = (Counting::default(), KeptGrammars::default());
+        let shared = Arc::new(counting.clone()) as Arc<dyn Grammar>;
         let mut resumed = |lifetime: &Arc<()>, generated: &[u32]| {
             let before = counting.0.load(Ordering::Relaxed);
             let lifetime = Arc::downgrade(lifetime);
-            let mut grammar = kept.resume(&lifetime, &counting, generated, 40).expect("it never fails");
+            let mut grammar = kept.resume(&lifetime, &shared, generated, 40);
             grammar.compute();
             kept.keep(grammar);
             counting.0.load(Ordering::Relaxed) - before
@@ -402,12 +425,12 @@ mod tests {
 
     #[test]
     fn kept_grammars_are_those_of_the_longest_sequences() {
-        let (counting, mut kept) = (Counting::default(), KeptGrammars::default());
+        let (counting, mut kept) =
+            (Arc::new(Counting::default()) as Arc<dyn Grammar>, KeptGrammars::default());
         let sequences: Vec<_> = (1..=4).map(|length| (Arc::new(()), vec![0; length])).collect();
         for (lifetime, generated) in &sequences {
             let lifetime = Arc::downgrade(lifetime);
-            let grammar = SequenceGrammar::new(&counting, &lifetime, generated, 40).expect("it never fails");
-            kept.keep(grammar);
+            kept.keep(SequenceGrammar::new(&counting, &lifetime, generated, 40));
         }
         let lengths = |kept: &KeptGrammars| {
             let mut lengths: Vec<_> = kept.0.iter().map(|grammar| grammar.tokens.len()).collect();
@@ -422,8 +445,7 @@ mod tests {
         sequences.remove(2);
         kept.trim(3);
         assert_eq!(lengths(&kept), [2, 4]);
-        let ended = SequenceGrammar::new(&counting, &Weak::new(), &[], 40).expect("it never fails");
-        kept.keep(ended);
+        kept.keep(SequenceGrammar::new(&counting, &Weak::new(), &[], 40));
         assert_eq!(lengths(&kept), [2, 4], "a sequence that has ended keeps nothing");
     }
 
@@ -442,7 +464,8 @@ mod tests {
     #[test]
     fn state_that_is_behind_forces_nothing_and_costs_more() {
         let (counting, mut forced) = (Counting::default(), vec![]);
-        let mut grammar = SequenceGrammar::new(&counting, &Weak::new(), &[7; 100], 40).expect("it starts");
+        let shared = Arc::new(counting.clone()) as Arc<dyn Grammar>;
+        let mut grammar = SequenceGrammar::new(&shared, &Weak::new(), &[7; 100], 40);
         assert!(grammar.expected_cost() >= 100 * COST_OF_TOKEN);
         grammar.forced(&mut forced).expect("it never fails");
         assert!(forced.is_empty());
@@ -452,15 +475,52 @@ mod tests {
         assert!(grammar.expected_cost() < 100 * COST_OF_TOKEN);
     }
 
+    /// Counts its states, which are large. The second one fails.
+    #[derive(Debug, Default)]
+    struct Large(AtomicUsize);
+
+    impl Grammar for Large {
+        fn start(&self) -> Result<Box<dyn GrammarState>, String> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                0 => Ok(Box::new(Counting::default())),
+                _ => Err("no room".into()),
+            }
+        }
+
+        fn start_bytes(&self) -> usize {
+            10_000_000
+        }
+    }
+
+    #[test]
+    fn state_is_made_with_its_first_masks() {
+        let large = Arc::new(Large::default());
+        let num_states = || large.0.load(Ordering::Relaxed);
+        let shared = Arc::clone(&large) as Arc<dyn Grammar>;
+        let [mut grammar, mut failing] = [0, 1].map(|_| SequenceGrammar::new(&shared, &Weak::new(), &[], 40));
+        let mut forced = vec![];
+        grammar.forced(&mut forced).expect("it never fails");
+        assert_eq!((num_states(), forced), (0, vec![]));
+        assert!(grammar.expected_cost() >= 10_000_000 * COST_OF_BYTE);
+        grammar.compute();
+        assert_eq!((num_states(), grammar.take_failure()), (1, None));
+        assert!(grammar.expected_cost() < 10_000_000 * COST_OF_BYTE);
+        failing.compute();
+        let failure =
+            FailingPosition { position: 0, draft: None, failure: "the grammar failed: no room".into() };
+        assert_eq!((num_states(), failing.take_failure()), (2, Some(failure)));
+    }
+
     #[test]
     fn kept_grammar_has_the_masks_and_the_failure_of_its_tokens() {
         let (lifetime, mut kept) = (Arc::new(()), KeptGrammars::default());
         let lifetime = Arc::downgrade(&lifetime);
         for (number, num_masks, failure) in [(2, 1, None), (6, 0, Some("the grammar failed: seven"))] {
-            let mut grammar = SequenceGrammar::new(&Numbered(number), &lifetime, &[], 40).expect("it starts");
+            let [numbered, other] = [number, 9].map(|number| Arc::new(Numbered(number)) as Arc<dyn Grammar>);
+            let mut grammar = SequenceGrammar::new(&numbered, &lifetime, &[], 40);
             grammar.compute();
             kept.keep(grammar);
-            let mut resumed = kept.resume(&lifetime, &Numbered(9), &[], 40).expect("it was kept");
+            let mut resumed = kept.resume(&lifetime, &other, &[], 40);
             assert!(resumed.has_masks([].into_iter()));
             assert_eq!(resumed.num_masks(), num_masks);
             let found = resumed.take_failure().map(|failing| (failing.position, failing.failure));

@@ -89,10 +89,7 @@ impl HostSlot {
         if is_away {
             self.grammar = SlotGrammar::Away;
         } else if let Some(grammar) = &request.grammar {
-            match kept.resume(lifetime, grammar.as_ref(), generated, vocabulary) {
-                Ok(grammar) => self.return_grammar(grammar),
-                Err(failure) => self.fail(failure),
-            }
+            self.return_grammar(kept.resume(lifetime, grammar, generated, vocabulary));
         }
     }
 

@@ -99,6 +99,10 @@ impl EngineGrammar for RequestGrammar {
         let (vocabulary, stop_ids) = (Arc::clone(&self.vocabulary), Arc::clone(&self.stop_ids));
         Ok(Box::new(SequenceMatcher { matcher, vocabulary, stop_ids }))
     }
+
+    fn start_bytes(&self) -> usize {
+        self.compiled.start_bytes()
+    }
 }
 
 /// The state of one sequence in its grammar.

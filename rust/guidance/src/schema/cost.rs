@@ -11,6 +11,8 @@ use crate::{GuidanceError, GuidanceLimits};
 
 /// Maximum number of patterns that the library may have to intersect. Its work doubles with each.
 const MAX_INTERSECTED_PATTERNS: usize = 12;
+/// Maximum number of combinations of patterns in all schemas of a grammar.
+const MAX_PATTERN_COMBINATIONS: usize = 2 << MAX_INTERSECTED_PATTERNS;
 /// Maximum least common multiple of all `multipleOf` values, in units of their last decimal. The library computes it in
 /// 32 bits and creates an automaton state of about 400 bytes for each remainder, in more than linear time: 0.3 s for the
 /// limit.
@@ -18,12 +20,25 @@ const MAX_COMMON_MULTIPLE: u64 = 50_000;
 /// Maximum number of decimals of `multipleOf`.
 const MAX_DECIMALS: u32 = 6;
 
+/// Upper bounds on the library's work for all schemas of a grammar.
+#[derive(Debug, Default)]
+pub(crate) struct SchemaWork {
+    visits: usize,
+    copied_bytes: usize,
+    pairs: usize,
+    /// The sum of the powers of two by the patterns that each schema intersects.
+    pattern_combinations: usize,
+    /// The sum of the least common multiples of the schemas.
+    multiples: u64,
+}
+
 /// Checks upper bounds on the library's recursion through definitions, on the bytes it copies to combine schemas, and
-/// on the pairs of properties or alternatives it compares.
+/// on the pairs of properties or alternatives it compares. Adds them to `work`.
 pub(super) fn check_cost(
     kind: &'static str,
     schema: &Value,
     limits: &GuidanceLimits,
+    work: &mut SchemaWork,
 ) -> Result<(), GuidanceError> {
     let mut references = HashSet::new();
     let mut largest_object = 0;
@@ -47,10 +62,18 @@ pub(super) fn check_cost(
     let mut pairs = 0;
     add_each(schema, &mut combinations, &mut pairs);
     let patterns = if combinations.intersects { intersected_patterns(schema) } else { 0 };
-    check("parts that are combined", combinations.visits, MAX_VISITS)?;
-    check("bytes copied to combine alternatives", combinations.copied_bytes, limits.copied_bytes)?;
-    check("pairs of properties or alternatives", combinations.pairs.saturating_add(pairs), limits.pairs)?;
-    check("patterns that may apply to the same value", patterns, MAX_INTERSECTED_PATTERNS)
+    check("patterns that may apply to the same value", patterns, MAX_INTERSECTED_PATTERNS)?;
+    let add = |sum: &mut usize, amount| {
+        *sum = sum.saturating_add(amount);
+        *sum
+    };
+    check("parts that are combined", add(&mut work.visits, combinations.visits), MAX_VISITS)?;
+    let copied = add(&mut work.copied_bytes, combinations.copied_bytes);
+    check("bytes copied to combine alternatives", copied, limits.copied_bytes)?;
+    let pairs = add(&mut work.pairs, combinations.pairs.saturating_add(pairs));
+    check("pairs of properties or alternatives", pairs, limits.pairs)?;
+    let combined = add(&mut work.pattern_combinations, (1 << patterns) - 1);
+    check("combinations of patterns", combined, MAX_PATTERN_COMBINATIONS)
 }
 
 /// Adds the cost of each schema in a source.
@@ -137,7 +160,8 @@ fn intersected_patterns(schema: &Value) -> usize {
     everywhere + found.values().map(HashSet::len).max().unwrap_or(0)
 }
 
-pub(super) fn check_multiples(schema: &Value) -> Result<(), String> {
+/// Checks the least common multiple of all `multipleOf` values of a schema, and the sum of those of all schemas.
+pub(super) fn check_multiples(schema: &Value, work: &mut SchemaWork) -> Result<(), String> {
     fn collect(value: &Value, found: &mut Vec<f64>) {
         match value {
             Value::Object(keywords) => {
@@ -150,6 +174,9 @@ pub(super) fn check_multiples(schema: &Value) -> Result<(), String> {
     }
     let mut found = Vec::new();
     collect(schema, &mut found);
+    if found.is_empty() {
+        return Ok(());
+    }
     let unit = 10_f64.powi(MAX_DECIMALS as i32);
     let mut digits = Vec::with_capacity(found.len());
     for value in found {
@@ -168,12 +195,20 @@ pub(super) fn check_multiples(schema: &Value) -> Result<(), String> {
         Some(common / greatest_common_divisor(common, value) * value)
             .filter(|&multiple| multiple <= MAX_COMMON_MULTIPLE)
     });
-    match multiple {
-        Some(_) => Ok(()),
-        None => Err(format!(
+    let Some(multiple) = multiple else {
+        return Err(format!(
             "the multipleOf values have no common multiple up to {MAX_COMMON_MULTIPLE} in units of their last decimal"
-        )),
+        ));
+    };
+    work.multiples += multiple;
+    if work.multiples <= MAX_COMMON_MULTIPLE {
+        return Ok(());
     }
+    Err(format!(
+        "the common multiples of multipleOf values, in units of their last decimal, have the sum {} in all schemas; the \
+         limit is {MAX_COMMON_MULTIPLE}",
+        work.multiples
+    ))
 }
 
 fn greatest_common_divisor(left: u64, right: u64) -> u64 {

@@ -12,14 +12,18 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
+pub(crate) use cost::SchemaWork;
+
 use crate::lark_tokens::{LarkKind, LarkToken};
 use crate::{GuidanceError, GuidanceLimits};
 
 /// Parses and checks a schema and adds the library's options. The caller has checked the nesting depth of the source.
+/// `work` is that of the schemas before it in the grammar.
 pub(crate) fn prepare_schema(
     kind: &'static str,
     source: &str,
     limits: &GuidanceLimits,
+    work: &mut SchemaWork,
 ) -> Result<Value, GuidanceError> {
     let invalid = |reason: String| GuidanceError::Invalid { kind, reason };
     let mut schema: Value =
@@ -27,7 +31,7 @@ pub(crate) fn prepare_schema(
     if schema.get(OPTIONS).is_some() {
         return Err(invalid(format!("the keyword {OPTIONS} is not supported")));
     }
-    check_and_rewrite(kind, &mut schema, limits)?;
+    check_and_rewrite(kind, &mut schema, limits, work)?;
     if schema == Value::Bool(true) {
         schema = json!({});
     }
@@ -46,6 +50,7 @@ pub(crate) fn prepare_embedded(
     tokens: &[LarkToken],
     limits: &GuidanceLimits,
 ) -> Result<String, GuidanceError> {
+    let mut work = SchemaWork::default();
     let mut prepared = String::with_capacity(source.len());
     let mut written = 0;
     for pair in tokens.windows(2) {
@@ -55,7 +60,7 @@ pub(crate) fn prepare_embedded(
         }
         let mut schema = serde_json::from_str(&source[value.clone()])
             .map_err(|error| GuidanceError::Invalid { kind, reason: format!("not JSON: {error}") })?;
-        check_and_rewrite(kind, &mut schema, limits)?;
+        check_and_rewrite(kind, &mut schema, limits, &mut work)?;
         prepared.extend([&source[written..value.start], " ", &schema.to_string()]);
         written = value.end;
     }
@@ -67,10 +72,11 @@ fn check_and_rewrite(
     kind: &'static str,
     schema: &mut Value,
     limits: &GuidanceLimits,
+    work: &mut SchemaWork,
 ) -> Result<(), GuidanceError> {
     rewrite(schema).map_err(|reason| GuidanceError::Invalid { kind, reason })?;
-    cost::check_cost(kind, schema, limits)?;
-    cost::check_multiples(schema).map_err(|reason| GuidanceError::Invalid { kind, reason })
+    cost::check_cost(kind, schema, limits, work)?;
+    cost::check_multiples(schema, work).map_err(|reason| GuidanceError::Invalid { kind, reason })
 }
 
 /// Rewrites the keywords that the library reads differently from the specification.
@@ -95,8 +101,9 @@ pub(crate) fn prepare_argument_schema(
     kind: &'static str,
     source: &str,
     limits: &GuidanceLimits,
+    work: &mut SchemaWork,
 ) -> Result<Value, GuidanceError> {
-    let mut schema = prepare_schema(kind, source, limits)?;
+    let mut schema = prepare_schema(kind, source, limits, work)?;
     let object = Value::from("object");
     let allowed = match schema.get("type") {
         None => true,

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::RangeFrom;
 
 use serde_json::{Value, json};
 
@@ -30,8 +31,9 @@ pub(super) fn resolve(schema: &mut Value) -> Result<(), String> {
     unaddressable.sort_by_key(|path| std::cmp::Reverse(path.len())); // a target may be within another
     unaddressable.dedup();
     let mut moved = BTreeMap::new();
+    let mut numbers = 0..;
     for path in unaddressable {
-        if let Some(reference) = move_target(schema, &path) {
+        if let Some(reference) = move_target(schema, &path, &mut numbers) {
             moved.insert(path, reference);
         }
     }
@@ -82,10 +84,10 @@ fn follow<'schema>(schema: &'schema mut Value, path: &[String]) -> Option<&'sche
 }
 
 /// Moves a target into the definitions and leaves a reference in its place, which it returns. `None` if the schema's
-/// definitions are malformed.
-fn move_target(schema: &mut Value, path: &[String]) -> Option<String> {
+/// definitions are malformed. Names that are not taken have one of `numbers`.
+fn move_target(schema: &mut Value, path: &[String], numbers: &mut RangeFrom<u32>) -> Option<String> {
     let definitions = schema.as_object_mut()?.entry("$defs").or_insert_with(|| json!({})).as_object_mut()?;
-    let name = (0..).map(|index| format!("moved-{index}")).find(|name| !definitions.contains_key(name))?;
+    let name = numbers.map(|index| format!("moved-{index}")).find(|name| !definitions.contains_key(name))?;
     definitions.insert(name.clone(), Value::Null); // taken, even if the target is above it
     let reference = format!("#/$defs/{name}");
     let target = follow(schema, path)?;

@@ -1,7 +1,9 @@
 //! Hostile grammars: each is rejected with a typed error or stays within the limits while it is used.
 
+use std::time::Duration;
+
 use penstock_guidance::{
-    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec,
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec, ToolSpec,
 };
 
 use crate::common::{Random, Tokens, compiler, compiler_with, schema, tool, untimed_limits, words};
@@ -16,6 +18,23 @@ fn gbnf(source: impl Into<String>) -> GrammarSpec {
 
 fn regex(source: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Regex(source.into())
+}
+
+fn tool_calls(tools: Vec<ToolSpec>) -> GrammarSpec {
+    let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
+    let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
+    GrammarSpec::ToolCalls(ToolCallSpec {
+        opening,
+        call_opening,
+        name_key,
+        arguments_key,
+        call_closing,
+        separator,
+        closing,
+        tools,
+        parallel: true,
+        reasoning: None,
+    })
 }
 
 /// Joins `part(0)` to `part(count - 1)`.
@@ -208,6 +227,10 @@ fn expensive_grammars_are_rejected_as_too_complex() {
         is_too_complex,
         &[
             (
+                lark(format!("start: %regex {{\"substring_chars\": \"{}\"}}", "ab".repeat(100_000))),
+                "200024 bytes after %regex",
+            ),
+            (
                 definitions(11_000, |next| format!(r##"{{"$ref":"#/$defs/a{next}"}}"##)),
                 "levels of definitions",
             ),
@@ -371,6 +394,24 @@ fn unsatisfiable_grammars_are_rejected() {
 }
 
 #[test]
+fn captures_are_refused() {
+    // The library keeps a name and a text for each completion of such a rule.
+    let refused = "captures are not supported: remove the attributes capture and stop_capture";
+    check(
+        is_invalid,
+        &[
+            (lark("start: s\ns[capture]: s /[a-z]/ | /[a-z]/"), refused),
+            (lark("start: s\ns[capture=\"name\"]: /[a-z]+/ \"!\""), refused),
+            (lark("start: \"a\" s\ns[stop=\"x\", stop_capture=\"name\"]: /[a-z]+/"), refused),
+            (lark("start: \"a\" s\ns[max_tokens=3, capture]: /[a-z]+/"), refused),
+            (lark("start: %lark { start: \"a\" s\ns[capture]: /[a-z]+/\n}"), refused),
+        ],
+    );
+    // The optional rule has the name of the attribute.
+    compiler(&words(1, 300)).compile(&lark("start: \"a\" [capture]\ncapture: \"b\"")).unwrap();
+}
+
+#[test]
 fn infinite_recursion_is_a_dead_end() {
     check(
         is_dead_end,
@@ -455,23 +496,8 @@ fn unsupported_features_are_named_in_the_error() {
 
 #[test]
 fn tool_schemas_are_checked_one_by_one() {
-    let calls = |tools: &[(&str, &str)]| {
-        let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
-        let tools = tools.iter().map(|(name, schema)| tool(name, schema)).collect();
-        let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
-        GrammarSpec::ToolCalls(ToolCallSpec {
-            opening,
-            call_opening,
-            name_key,
-            arguments_key,
-            call_closing,
-            separator,
-            closing,
-            tools,
-            parallel: true,
-            reasoning: None,
-        })
-    };
+    let calls =
+        |tools: &[(&str, &str)]| tool_calls(tools.iter().map(|(name, schema)| tool(name, schema)).collect());
     check(
         is_invalid,
         &[
@@ -617,4 +643,79 @@ fn regex_that_exceeds_a_limit_with_its_first_token_is_rejected() {
     for source in ["x{100000}", "(a?){3000}a{3000}"] {
         check(is_too_complex, &[(regex(source), "too many expressions")]);
     }
+}
+
+#[test]
+fn work_of_all_schemas_of_a_grammar_is_limited() {
+    let embedded = |count: usize, part: &dyn Fn(usize) -> String| {
+        lark(format!(
+            "start: {}\n{}",
+            repeat(count, " | ", |index| format!("\"{index} \" a{index}")),
+            repeat(count, "\n", |index| format!("a{index}: %json {}", part(index)))
+        ))
+    };
+    let tools = |count: usize, part: &dyn Fn(usize) -> String| {
+        let property = |index| format!(r#"{{"type":"object","properties":{{"a":{}}}}}"#, part(index));
+        let tools = (0..count).map(|index| tool(&format!("t{index}"), &property(index))).collect();
+        tool_calls(tools)
+    };
+    let multiple = |index| format!(r#"{{"type":"integer","multipleOf":{}}}"#, 9_999 - index);
+    let object = |_| format!(r#"{{"type":"object","properties":{{{}}}}}"#, properties(400));
+    let patterned =
+        |_| format!(r#"{{"allOf":[{}]}}"#, repeat(11, ",", |index| format!(r#"{{"pattern":"{index}"}}"#)));
+    check(
+        |error| is_invalid(error) || is_too_complex(error),
+        &[
+            (embedded(6, &multiple), "have the sum"),
+            (tools(6, &multiple), "have the sum"),
+            (embedded(40, &object), "pairs of properties"),
+            (tools(40, &object), "pairs of properties"),
+            (embedded(10, &patterned), "combinations of patterns"),
+        ],
+    );
+    for grammar in [embedded(5, &multiple), tools(5, &multiple)] {
+        compiler(&words(1, 300)).compile(&grammar).unwrap();
+    }
+}
+
+#[test]
+fn sequences_share_the_memory_of_matchers() {
+    let tokens = words(1, 300);
+    let compiler = compiler_with(&tokens, GuidanceLimits { matcher_bytes: 100 << 20, ..untimed_limits() });
+    let large = compiler.compile(&schema(r#"{"type":"integer","multipleOf":49999}"#)).unwrap();
+    let started: Vec<_> = (0..100).map_while(|_| large.start().ok()).collect();
+    assert!((1..20).contains(&started.len()), "{} of {} bytes", started.len(), large.start_bytes());
+    let Err(error) = large.start() else { panic!("there is room for another one") };
+    assert!(error.to_string().contains("a quarter of what others leave"), "{error}");
+    assert!(started[0].fork().is_err());
+    // There is room for a small one, and for large ones after the others.
+    compiler.compile(&schema(r#"{"type":"string","maxLength":20}"#)).unwrap().start().unwrap();
+    drop(started);
+    large.start().unwrap();
+}
+
+#[test]
+fn text_that_is_forced_without_an_end_is_too_complex() {
+    let tokens = words(1, 300);
+    let (step_time, compile_time) = (Duration::from_millis(100), Duration::from_secs(4));
+    let compiler =
+        compiler_with(&tokens, GuidanceLimits { step_time, compile_time, ..GuidanceLimits::default() });
+    let spaces = format!("start: {}\n%ignore / +/", repeat(40, " ", |_| "\" \"".into()));
+    for grammar in [lark("start: A \"a\"\nA: /a+/"), lark(spaces)] {
+        let error = error(&compiler, &grammar);
+        assert!(error.to_string().contains("a step takes more than 3s"), "{error}");
+    }
+    // A sequence reaches it later than the tokens that a new grammar is tried with.
+    let late = lark("start: \"b\" /[bc]/ /[bc]/ (\"b\" | A \"a\")\nA: /a+/");
+    let compiled = compiler.compile(&late).unwrap();
+    let mut matcher = compiled.start().unwrap();
+    let token = |text: &str| u32::from(text.as_bytes()[0]);
+    for text in ["b", "b", "c"] {
+        matcher.accept(token(text)).unwrap();
+    }
+    let error = matcher.accept(token("a")).unwrap_err();
+    assert!(is_too_complex(&error), "{error}");
+    assert_eq!(matcher.mask(&mut [0; 20]), Err(error), "it is final");
+    let errors = [compiled.start().err().unwrap(), compiler.compile(&late).err().unwrap()];
+    assert!(errors.iter().all(is_too_complex), "other sequences with the grammar end: {errors:?}");
 }

@@ -36,23 +36,16 @@ fn failure_is_returned_by_a_row_whose_slot_was_admitted_again() {
     let grammar = |fault| failing(Request { grammar: Some(Arc::new(Thirds(fault))), ..request(1, 20, 8) });
     let processor = Arc::new(PullToSum { strength: 0.5, fails_at: 0, panics_at: usize::MAX });
     let excluded = Sampling { allowed_token_ids: Some(vec![]), ..Sampling::default() };
-    for (request, chunk, failure) in [
-        (grammar(Fault::Start), usize::MAX, "the grammar failed: no start"),
-        (grammar(Fault::Start), 8, "the grammar failed: no start"),
-        (grammar(Fault::Mask(0)), usize::MAX, "the grammar failed: no mask"),
-        (
-            grammar(Fault::Nothing(0)),
-            usize::MAX,
-            "no token is left to sample: the grammar excludes every token",
-        ),
+    for (request, failure) in [
+        (grammar(Fault::Start), "the grammar failed: no start"),
+        (grammar(Fault::Mask(0)), "the grammar failed: no mask"),
+        (grammar(Fault::Nothing(0)), "no token is left to sample: the grammar excludes every token"),
         (
             failing(Request { processors: vec![processor], ..request(1, 20, 8) }),
-            usize::MAX,
             "the logits processor failed: it fails",
         ),
         (
             failing(Request { sampling: excluded, ..request(1, 20, 8) }),
-            usize::MAX,
             "no token is left to sample: allowed_token_ids excludes every token",
         ),
     ] {
@@ -60,9 +53,8 @@ fn failure_is_returned_by_a_row_whose_slot_was_admitted_again() {
         let [mut failing, mut next] =
             [request, with_everything(2, 20, 8)].map(|request| Sequence::new(request, 3));
         steps.freed = vec![3];
-        let row = Row { sequence: &mut failing, chunk, drafts: vec![] };
-        steps.step_overlapped(&mut [row], &mut [whole(&mut next)]);
-        assert_eq!(failing.failure.as_deref(), Some(failure), "in chunks of {chunk}");
+        steps.step_overlapped(&mut [whole(&mut failing)], &mut [whole(&mut next)]);
+        assert_eq!(failing.failure.as_deref(), Some(failure));
         assert_eq!((next.tokens.len(), &next.failure), (1, &None));
     }
 }
