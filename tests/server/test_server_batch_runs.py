@@ -210,7 +210,7 @@ def test_batch_has_limits_of_requests_and_of_bytes(tiny_model: Path, tmp_path: P
         assert [found.id for found in client.batches.list()] == made[::-1]
 
 
-def test_client_with_as_many_files_as_it_may_have_creates_no_batch(tiny_model: Path, tmp_path: Path) -> None:
+def test_client_with_max_files_creates_no_batch(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, "--max-files", 3) as (_, client):
         lines = [request("a", COMPLETIONS, prompt="a", max_tokens=1)]
         batch = create(client, lines, COMPLETIONS)

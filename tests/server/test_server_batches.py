@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock.server
+from penstock.server.generation import _retrying
+from penstock.server.state import Model
 from support.api.engines import make_engine, wait_until
 from support.server.serving import Served, at_rest, held, post, serving
 
@@ -92,3 +95,12 @@ def test_aborted_batch_ends_each_prompt(server: Served, engine: penstock.Engine,
         generation.abort()
     assert answer.result() == [(index, "abort") for index in range(NUM_PROMPTS)]
     wait_until(lambda: at_rest(engine))
+
+
+def test_requests_that_wait_for_room_share_their_attempts(engine: penstock.Engine) -> None:
+    model = Model("tiny", engine)
+    with ExitStack() as stack:
+        seconds = [stack.enter_context(_retrying(model)) for _ in range(1000)]
+    assert seconds[0] == seconds[9] == 0.02
+    assert seconds[999] == 1000 / 500
+    assert model.num_retrying == 0

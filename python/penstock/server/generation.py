@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from penstock.server.events import Events
     from penstock.server.http import Exchange
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import Call, State
+    from penstock.server.state import Call, Model, State
 
 __all__ = ["begin", "concurrency_of", "generate", "stream"]
 
-#: Time between two attempts to start a request that the engine has no room for, in seconds.
+#: Time between two attempts to start a prompt that the engine has no room for, in seconds.
 _RETRY_INTERVAL = 0.02
+#: The attempts of all requests together in a second.
+_MOST_RETRIES = 500
 
 
 def begin(
@@ -115,7 +117,8 @@ class _Batch:
                 except penstock.OverloadedError:
                     if not self.requests:
                         raise
-                    await anyio.sleep(_RETRY_INTERVAL)
+                    with _retrying(self.generation.model) as seconds:
+                        await anyio.sleep(seconds)
 
     async def for_each(self, work: Callable[[int, penstock.Request], Awaitable[None]]) -> None:
         """Run `work` for each request; the first error ends it."""
@@ -149,6 +152,16 @@ class _Batch:
                 group.start_soon(run_in_group, scope)
         if errors:
             raise errors.pop(0)  # a variable here would keep it: its traceback has this frame
+
+
+@contextmanager
+def _retrying(model: Model) -> Iterator[float]:
+    """A time in which a request waits to try again; yields its length in seconds."""
+    model.num_retrying += 1
+    try:
+        yield max(_RETRY_INTERVAL, model.num_retrying / _MOST_RETRIES)
+    finally:
+        model.num_retrying -= 1
 
 
 def concurrency_of(info: penstock.ModelInfo, call: Call) -> int:

@@ -69,6 +69,8 @@ class Model:
         #: While the server loads the model.
         self.progress: Progress | None = None
         self.probe = Probe()
+        #: Requests with prompts that the engine has no room for, and that try again.
+        self.num_retrying = 0
         #: Adapters that the server loads before the model is ready: their paths by name.
         self.modules: Mapping[str, str] = {}
         #: Of adapters that the server has loaded; the one that was used last is the last one.

@@ -33,7 +33,7 @@ struct WatchdogState {
     has_thread: bool,
 }
 
-/// What the thread has seen of a parser.
+/// The call of a parser that the thread has seen last.
 #[derive(Debug)]
 struct Seen {
     calls: Weak<Calls>,
