@@ -15,12 +15,13 @@ from penstock.runtime.downloader import (
     InvalidArgumentError,
     ModelNotFoundError,
     Options,
+    TooLargeError,
     UnsafeNameError,
     download,
     model_directory,
     resolve,
 )
-from penstock.runtime.downloader.names import check_distinct, is_safe
+from penstock.runtime.downloader.names import check_distinct, folders_of, is_safe
 from support.runtime.remote import files_of, serving_files
 from support.runtime.s3 import ACCESS, BUCKET, S3, serving_s3
 
@@ -143,6 +144,15 @@ def test_names_that_differ_only_in_case_are_refused(s3: S3, tmp_path: Path, name
 
 def test_different_names_are_distinct() -> None:
     check_distinct(["a", "b/a", "b/c", "ab", "a.b/c"])
+
+
+def test_folders_of_a_model_have_a_limit() -> None:
+    deep = [f"{index:03}/" + "a/" * 500 + "x" for index in range(20)]
+    check_distinct(deep[:19])
+    assert len(folders_of(deep[:19])) == 19 * 501
+    with pytest.raises(TooLargeError, match="more than 10000 folders"):
+        check_distinct(deep)
+    check_distinct([f"a/b/{index}" for index in range(20_000)])
 
 
 def test_links_below_the_target_are_not_followed(s3: S3, tmp_path: Path) -> None:

@@ -228,6 +228,13 @@ def test_constraint_without_valid_source_is_status_400(server: Served) -> None:
         assert answer["error"]["type"] == "invalid_request_error"
 
 
+def test_long_text_of_a_schema_is_not_decoded(server: Served) -> None:
+    fields = {"structured_outputs": {"json": f"[{'1,' * 600_000}1]"}}
+    status, answer, _ = server.ask(PATH, {**CHAT, "ignore_eos": False, **fields})
+    assert (status, answer["error"]["param"]) == (400, "structured_outputs.json")
+    assert "at most 1048576 characters" in answer["error"]["message"]
+
+
 def test_token_ids_are_returned_on_request(server: Served, engine: penstock.Engine) -> None:
     _, answer, _ = server.ask(PATH, {**CHAT, "return_token_ids": True, "logprobs": True})
     expected = engine.blocking.generate(MESSAGES, max_tokens=6, seed=1, ignore_eos=True)

@@ -52,6 +52,8 @@ _PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
     "top_logprobs",
     "unread",
 }
+#: Characters of a JSON schema that is given as a text. The engine has this limit for schemas, too.
+_MAX_SCHEMA = 1 << 20
 #: vLLM's constraints of structured output, and the sampling parameters that they become.
 _CONSTRAINTS = {"json": "response_format", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 #: The former names of the constraints, those of Python, and SGLang's.
@@ -204,10 +206,13 @@ def _constraints(fields: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _json_schema(schema: object) -> dict[str, Any]:
     if isinstance(schema, str):
+        limit = f"a JSON schema of at most {_MAX_SCHEMA} characters"
+        if len(schema) > _MAX_SCHEMA:
+            raise invalid("structured_outputs.json", schema, limit)
         try:
             schema = msgspec.json.decode(schema)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise invalid("structured_outputs.json", schema, "a JSON schema") from error
+            raise invalid("structured_outputs.json", schema, limit) from error
     return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 

@@ -50,6 +50,7 @@ impl GrammarBuilder {
             memory: MatcherMemory::new(limits.matcher_bytes),
             watchdog: Arc::default(),
             step_time: limits.step_time,
+            forced_time: limits.forced_time,
         };
         let mut builder = Self { vocabulary, factory, limits, bounds };
         builder.factory.quiet();

@@ -10,8 +10,10 @@ use std::time::Duration;
 pub struct GuidanceLimits {
     /// Maximum time a caller waits for a worker thread, and again for the compilation itself.
     pub compile_time: Duration,
-    /// Maximum processor time of one call of a matcher. Those within the other limits take milliseconds.
+    /// Maximum processor time of one call of the library. Those within the other limits take milliseconds.
     pub step_time: Duration,
+    /// Maximum processor time to find the tokens that must follow, which may be without an end.
+    pub forced_time: Duration,
     /// Maximum number of grammars in the queue.
     pub queued_grammars: usize,
     /// Maximum number of worker threads. They start on demand. While compilations exceed their time limit, there are as
@@ -70,7 +72,8 @@ impl Default for GuidanceLimits {
     fn default() -> Self {
         Self {
             compile_time: Duration::from_secs(5),
-            step_time: Duration::from_millis(100),
+            step_time: Duration::from_secs(1),
+            forced_time: Duration::from_millis(100),
             queued_grammars: 64,
             workers: 2,
             nesting: 64,

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use llguidance::TokenParser;
@@ -35,6 +34,7 @@ pub(crate) struct MatcherBounds {
     pub(crate) watchdog: Arc<Watchdog>,
     /// See [`GuidanceLimits`].
     pub(crate) step_time: Duration,
+    pub(crate) forced_time: Duration,
 }
 
 /// The state in which all matchers of a grammar start.
@@ -49,8 +49,8 @@ struct InitialState {
     /// Estimated size of a copy.
     bytes: usize,
     bounds: MatcherBounds,
-    /// A call of a sequence was late.
-    is_late: AtomicBool,
+    /// The error of a call of a sequence that was late.
+    late: OnceLock<GuidanceError>,
     /// See [`GuidanceLimits`].
     compared_items: usize,
     sequence_items: usize,
@@ -59,10 +59,7 @@ struct InitialState {
 impl InitialState {
     /// Fails after a late call of a sequence.
     fn check(&self) -> Result<(), GuidanceError> {
-        if self.is_late.load(Ordering::Relaxed) {
-            return Err(late_error(self.kind, self.bounds.step_time));
-        }
-        Ok(())
+        self.late.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Copies a parser, within the memory of all.
@@ -71,7 +68,7 @@ impl InitialState {
         memory.resize(bytes).map_err(|limit| GuidanceError::TooComplex { kind: self.kind, limit })?;
         let mut parser = library::call(|| Box::new(parser.deep_clone()))
             .map_err(|reason| GuidanceError::Library { kind: self.kind, reason })?;
-        let watched = self.bounds.watchdog.watch(&mut parser, self.bounds.step_time);
+        let watched = self.bounds.watchdog.watch(&mut parser);
         Ok(MatcherParser { parser, memory, watched })
     }
 }
@@ -87,8 +84,8 @@ impl CompiledGrammar {
         bounds: MatcherBounds,
     ) -> Result<Self, GuidanceError> {
         let limit = limits.compile_time * 3 / 4; // before those who wait for it give up
-        let watched = bounds.watchdog.watch(&mut parser, limit);
-        let first_mask = watched.call(|| {
+        let watched = bounds.watchdog.watch(&mut parser);
+        let first_mask = watched.call(limit, || {
             parser.start_without_prompt();
             let complete = parser.check_stop().ok()?;
             if !complete {
@@ -109,7 +106,7 @@ impl CompiledGrammar {
             max_bytes: automaton.num_bytes.saturating_add(limits.lexer_bytes),
             bytes,
             bounds,
-            is_late: AtomicBool::new(false),
+            late: OnceLock::new(),
             compared_items: limits.compared_items,
             sequence_items: limits.sequence_items,
             parser,
@@ -371,7 +368,8 @@ impl GrammarMatcher {
 
     fn update_forced(&mut self) -> Result<(), GuidanceError> {
         if self.forced.is_empty() && !self.complete {
-            let tokens = self.run(|parser| Some(parser.compute_ff_tokens()))?;
+            let limit = self.initial.bounds.forced_time;
+            let tokens = self.run_within(limit, |parser| Some(parser.compute_ff_tokens()))?;
             self.forced = tokens
                 .into_iter()
                 .take_while(|token| !self.initial.vocabulary.end_ids().contains(token))
@@ -437,19 +435,26 @@ impl GrammarMatcher {
         (stats.all_items, stats.rows)
     }
 
-    /// Calls the library. A failure is final. After a late call of a sequence, those with the same grammar make none.
+    /// Calls the library. A failure is final.
     fn run<T>(&mut self, work: impl FnOnce(&mut TokenParser) -> Option<T>) -> Result<T, GuidanceError> {
+        self.run_within(self.initial.bounds.step_time, work)
+    }
+
+    /// Calls the library for at most this processor time. After a late call of a sequence, those with the same grammar
+    /// make none.
+    fn run_within<T>(
+        &mut self,
+        limit: Duration,
+        work: impl FnOnce(&mut TokenParser) -> Option<T>,
+    ) -> Result<T, GuidanceError> {
         if let Err(error) = self.initial.check() {
             return Err(self.fail(error));
         }
         let MatcherParser { parser, watched, .. } = &mut self.parser;
-        let outcome = watched.call(|| library::call(|| work(parser)));
-        let InitialState { kind, bounds, is_late, .. } = &*self.initial;
+        let outcome = watched.call(limit, || library::call(|| work(parser)));
+        let InitialState { kind, late, .. } = &*self.initial;
         let error = match outcome {
-            _ if watched.is_late() => {
-                is_late.store(true, Ordering::Relaxed);
-                late_error(kind, bounds.step_time)
-            }
+            _ if watched.is_late() => late.get_or_init(|| late_error(kind, limit)).clone(),
             Ok(Some(value)) => return Ok(value),
             Ok(None) => stop_error(kind, parser),
             Err(reason) => GuidanceError::Library { kind, reason },
@@ -497,7 +502,11 @@ fn clear(words: &mut [u32], token: u32) {
 }
 
 fn late_error(kind: &'static str, limit: Duration) -> GuidanceError {
-    GuidanceError::TooComplex { kind, limit: format!("a step takes more than {limit:?}") }
+    let limit = format!(
+        "a step takes more than {limit:?}; text without an end may be forced, as by a terminal that is followed by one of \
+         its own characters"
+    );
+    GuidanceError::TooComplex { kind, limit }
 }
 
 fn dead_end_error(kind: &'static str, parser: &TokenParser) -> GuidanceError {

@@ -37,7 +37,6 @@ struct WatchdogState {
 #[derive(Debug)]
 struct Seen {
     calls: Weak<Calls>,
-    limit: Duration,
     /// The number of the call at the last look.
     number: u64,
     /// The looks at it, and the time of its thread at the first one.
@@ -53,6 +52,8 @@ struct Calls {
     number: AtomicU64,
     /// The thread of the call.
     task: AtomicU64,
+    /// The nanoseconds of processor time that the call may take.
+    limit: AtomicU64,
 }
 
 /// A parser whose calls are watched.
@@ -60,8 +61,8 @@ struct Calls {
 pub(crate) struct WatchedParser(Arc<Calls>);
 
 impl Watchdog {
-    /// Watches the calls of a parser until the returned value is dropped. Each may take the time of `limit`.
-    pub(crate) fn watch(self: &Arc<Self>, parser: &mut TokenParser, limit: Duration) -> WatchedParser {
+    /// Watches the calls of a parser until the returned value is dropped.
+    pub(crate) fn watch(self: &Arc<Self>, parser: &mut TokenParser) -> WatchedParser {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !state.has_thread {
             let watchdog = Arc::downgrade(self);
@@ -69,15 +70,15 @@ impl Watchdog {
             // Without a thread, the library's own limits remain, and the next parser tries again.
             state.has_thread = thread.spawn(move || run(&watchdog)).is_ok();
         }
-        state.watch(parser.enable_cancellation(), limit)
+        state.watch(parser.enable_cancellation())
     }
 }
 
 impl WatchdogState {
-    fn watch(&mut self, handle: CancellationHandle, limit: Duration) -> WatchedParser {
-        let calls = Arc::new(Calls { handle, number: AtomicU64::new(0), task: AtomicU64::new(0) });
-        let seen = Seen { calls: Arc::downgrade(&calls), limit, number: 0, num_looks: 0, start: None };
-        self.parsers.push(seen);
+    fn watch(&mut self, handle: CancellationHandle) -> WatchedParser {
+        let [number, task, limit] = [0; 3].map(AtomicU64::new);
+        let calls = Arc::new(Calls { handle, number, task, limit });
+        self.parsers.push(Seen { calls: Arc::downgrade(&calls), number: 0, num_looks: 0, start: None });
         WatchedParser(calls)
     }
 
@@ -99,7 +100,7 @@ impl WatchdogState {
                 _ => INTERVAL * seen.num_looks,
             };
             seen.num_looks += 1;
-            if spent >= seen.limit {
+            if spent >= Duration::from_nanos(calls.limit.load(Ordering::Relaxed)) {
                 calls.handle.cancel();
             }
             true
@@ -128,9 +129,10 @@ fn processor_time(task: u64) -> Option<Duration> {
 }
 
 impl WatchedParser {
-    /// Makes a call.
-    pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
+    /// Makes a call that may take this processor time.
+    pub(crate) fn call<T>(&self, limit: Duration, call: impl FnOnce() -> T) -> T {
         self.0.task.store(TASK.with(|task| *task), Ordering::Relaxed);
+        self.0.limit.store(limit.as_nanos() as u64, Ordering::Relaxed);
         self.0.number.fetch_add(1, Ordering::Release);
         let result = call();
         self.0.number.fetch_add(1, Ordering::Release);
@@ -154,15 +156,15 @@ mod tests {
     #[test]
     fn calls_are_cancelled_after_their_time() {
         let mut state = WatchdogState::default();
-        let [idle, busy, late, other] = [(); 4].map(|()| state.watch(CancellationHandle::default(), LIMIT));
+        let [idle, busy, late, other] = [(); 4].map(|()| state.watch(CancellationHandle::default()));
         let seconds = |seconds: f64| move |_: u64| Some(Duration::from_secs_f64(seconds));
-        late.call(|| {
+        late.call(LIMIT, || {
             for (now, is_late) in [(7.0, false), (7.5, false), (7.99, false), (8.0, true), (9.0, true)] {
-                busy.call(|| state.look(seconds(now)));
+                busy.call(LIMIT, || state.look(seconds(now)));
                 assert_eq!(late.is_late(), is_late, "at {now}");
             }
         });
-        other.call(|| state.look(seconds(9.5))); // the first look at this call
+        other.call(LIMIT, || state.look(seconds(9.5))); // the first look at this call
         assert_eq!([&idle, &busy, &late, &other].map(WatchedParser::is_late), [false, false, true, false]);
         drop((idle, late));
         state.look(seconds(10.0));
@@ -172,8 +174,8 @@ mod tests {
     #[test]
     fn looks_count_where_the_time_is_not_known() {
         let mut state = WatchdogState::default();
-        let watched = state.watch(CancellationHandle::default(), LIMIT);
-        watched.call(|| {
+        let watched = state.watch(CancellationHandle::default());
+        watched.call(LIMIT, || {
             for look in 0..=20 {
                 assert!(!watched.is_late(), "before look {look}");
                 state.look(|_| None);

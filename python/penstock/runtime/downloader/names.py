@@ -7,18 +7,20 @@ import unicodedata
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from penstock.runtime.downloader.errors import UnsafeNameError
+from penstock.runtime.downloader.errors import TooLargeError, UnsafeNameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.runtime.downloader.options import Options
 
-__all__ = ["SELECTIONS", "check_distinct", "is_safe", "is_state", "selected"]
+__all__ = ["SELECTIONS", "check_distinct", "folders_of", "is_safe", "is_state", "selected"]
 
 #: The options that select files.
 SELECTIONS = ("allow_file_suffix", "allow_patterns", "ignore_patterns")
 _MAX_NAME, _MAX_SEGMENT = 1024, 255
+#: Folders of a model. A name can have hundreds.
+_MAX_FOLDERS = 10_000
 #: Weights in formats that repositories have beside safetensors.
 _OTHER_WEIGHTS = (".bin", ".ckpt", ".h5", ".msgpack", ".ot", ".pt", ".pth")
 
@@ -54,16 +56,27 @@ def is_state(name: str) -> bool:
 def check_distinct(names: Iterable[str]) -> None:
     """Raise `UnsafeNameError` if two files are one on some file system, or one is the other's directory."""
     files: dict[str, str] = {}
-    folders: dict[str, str] = {}
     for name in names:
         folded = unicodedata.normalize("NFKC", name).casefold()
         if folded in files:
             raise UnsafeNameError(f"{name!a} and {files[folded]!a} differ only in case or in Unicode form")
         files[folded] = name
-        while folded := folded.rpartition("/")[0]:
-            folders[folded] = name
-    for folded in files.keys() & folders.keys():
-        raise UnsafeNameError(f"{files[folded]!a} is a file and the directory of {folders[folded]!a}")
+    for folder in files.keys() & folders_of(files):
+        inner = next(name for folded, name in files.items() if folded.startswith(f"{folder}/"))
+        raise UnsafeNameError(f"{files[folder]!a} is a file and the directory of {inner!a}")
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders of files, with those above them. Raises `TooLargeError` if there are too many."""
+    folders: set[str] = set()
+    for name in names:
+        folder = name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            if len(folders) > _MAX_FOLDERS:
+                raise TooLargeError(f"the model has more than {_MAX_FOLDERS} folders")
+            folder = folder.rpartition("/")[0]
+    return folders
 
 
 def selected(names: list[str], options: Options) -> list[str]:

@@ -32,7 +32,7 @@ from penstock.runtime.downloader.errors import (
     InvalidArgumentError,
     UnsafeNameError,
 )
-from penstock.runtime.downloader.names import is_safe, is_state
+from penstock.runtime.downloader.names import folders_of, is_safe, is_state
 from penstock.runtime.downloader.ownership import is_own, is_private, make_folder, make_private
 from penstock.runtime.downloader.parts import hash_file
 
@@ -71,9 +71,9 @@ def model_directory(local_dir: Path, model_name: str) -> Path:
 
 def check_other_models(directory: Path, names: Iterable[str]) -> None:
     """Raise `InvalidArgumentError` if one of these files of a model would be in the directory of another."""
-    for folder in {folder for name in names for folder in PurePosixPath(name).parents[:-1]}:
+    for folder in folders_of(names):
         if (directory / folder / _STATE / _LOCK).exists():
-            message = f"model_name: the model has files in {str(folder)!r:.200}, which is another model"
+            message = f"model_name: the model has files in {folder!r:.200}, which is another model"
             raise InvalidArgumentError(message, "model_name")
 
 

@@ -1,6 +1,6 @@
 //! The vocabulary, special tokens, chat templates and generation defaults in GGUF metadata.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
@@ -116,6 +116,9 @@ pub(super) fn special_tokens(vocabulary: &GgufVocabulary) -> SpecialTokens {
     }
 }
 
+/// A vocabulary has a text of [`ENDS`] once. Those of others, which no model has, are left out beyond this number.
+const MAX_ENDS: usize = 64;
+
 /// The generation defaults. The tokens for end of text, end of turn and end of message all end generation.
 pub(super) fn generation(
     metadata: &Metadata<'_>,
@@ -148,11 +151,8 @@ pub(super) fn generation(
         // The token is not needed, so a wrong id is no error.
         ends.extend(named(role).unwrap_or(None).or_else(|| ids_of(vocabulary, texts).next()));
     }
-    for id in ends {
-        if !generation.eos_token_ids.contains(&id) {
-            generation.eos_token_ids.push(id);
-        }
-    }
+    let mut seen = HashSet::new();
+    generation.eos_token_ids.extend(ends.into_iter().filter(|id| seen.insert(*id)));
     Ok(generation)
 }
 
@@ -172,7 +172,8 @@ fn known_ends(vocabulary: &GgufVocabulary) -> Vec<u32> {
     let eos = vocabulary.eos.map(|id| vocabulary.tokens[id as usize].as_str());
     let is_tag = has(&["<|tool_response>"]) || eos == Some("<|plamo:eos|>");
     let excluded = |text: &str| is_separator && text == "<|end|>" || is_tag && text == "</s>";
-    ids_of(vocabulary, &ENDS).filter(|&id| !excluded(&vocabulary.tokens[id as usize])).collect()
+    let ends = ids_of(vocabulary, &ENDS).filter(|&id| !excluded(&vocabulary.tokens[id as usize]));
+    ends.take(MAX_ENDS).collect()
 }
 
 /// The chat templates by name. The one without a name is `default`.

@@ -272,6 +272,7 @@ fn every_known_text_ends_generation() {
     ] {
         assert_eq!(ends(vocabulary), expected, "{vocabulary:?}");
     }
+    assert_eq!(ends(&["</s>"; 100_000]).len(), 64, "each request compares its tokens with them");
     let infilling = |id| Gguf::model("llama").with("tokenizer.ggml.fim_sep_token_id", Field::U32(id));
     let ids = |file: Gguf| file.open().unwrap().text().generation().eos_token_ids.clone();
     assert_eq!(ids(infilling(2)), [1, 5, 2]);
