@@ -18,6 +18,9 @@ use crate::{GuidanceError, GuidanceLimits, Vocabulary};
 /// Size of an automaton in bytes up to which the library has no large cache beside it.
 const SMALL_AUTOMATON: usize = 128 << 10;
 
+/// Maximum processor time of the first mask, for which the library builds most of the automaton.
+const FIRST_MASK_TIME: Duration = Duration::from_secs(3);
+
 /// The number of tokens that a new grammar is tried with.
 const NUM_TRIED: usize = 2;
 
@@ -83,9 +86,8 @@ impl CompiledGrammar {
         limits: &GuidanceLimits,
         bounds: MatcherBounds,
     ) -> Result<Self, GuidanceError> {
-        let limit = limits.compile_time * 3 / 4; // before those who wait for it give up
         let watched = bounds.watchdog.watch(&mut parser);
-        let first_mask = watched.call(limit, || {
+        let first_mask = watched.call(FIRST_MASK_TIME, || {
             parser.start_without_prompt();
             let complete = parser.check_stop().ok()?;
             if !complete {
@@ -94,7 +96,7 @@ impl CompiledGrammar {
             Some(complete)
         });
         if watched.is_late() {
-            return Err(late_error(kind, limit));
+            return Err(late_error(kind, FIRST_MASK_TIME));
         }
         let complete = first_mask.ok_or_else(|| stop_error(kind, &parser))?;
         let automaton = parser.parser.lexer_stats();

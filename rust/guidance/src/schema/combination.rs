@@ -69,6 +69,8 @@ pub(super) struct Combinations<'schema> {
     pub(super) pairs: usize,
     /// Whether any schema is an intersection.
     pub(super) intersects: bool,
+    /// The targets of references, by the address of their text.
+    targets: HashMap<*const u8, Option<&'schema Value>>,
     bytes: HashMap<*const Value, usize>,
     counts: HashMap<*const Value, usize>,
     /// The largest number of copies that was counted for parts.
@@ -85,6 +87,7 @@ impl<'schema> Combinations<'schema> {
             copied_bytes: 0,
             pairs: 0,
             intersects: false,
+            targets: HashMap::new(),
             bytes: HashMap::new(),
             counts: HashMap::new(),
             combined: HashMap::new(),
@@ -158,7 +161,11 @@ impl<'schema> Combinations<'schema> {
                     found.push(self.alternatives(schemas.iter().map(Constraint::Schema)));
                 }
                 ("$ref", Value::String(reference)) => {
-                    if let Some(definition) = target(self.root, reference) {
+                    let root = self.root;
+                    // Text that may be long is read once, not for each visit.
+                    let key = reference.as_ptr();
+                    let definition = *self.targets.entry(key).or_insert_with(|| target(root, reference));
+                    if let Some(definition) = definition {
                         self.collect(definition, found);
                     }
                 }
