@@ -39,7 +39,7 @@ MAX_SMALL = 1024
 """Maximum number of values of a chat that is copied on the event loop, which takes about a millisecond."""
 
 MAX_ARGUMENTS = 65_536
-"""Maximum number of values of the arguments of a tool call."""
+"""Maximum number of values of the arguments of all tool calls of a chat."""
 
 #: Characters of a key in the place that an error names.
 _SHOWN = 64
@@ -393,13 +393,14 @@ def checked(messages: Iterable[object]) -> list[dict[str, Any]]:
     """
     if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
         raise _wrong("messages", messages, "a list of messages, each a mapping with role and content")
-    checked = [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    arguments = _Arguments()
+    checked = [_message(message, f"messages[{index}]", arguments) for index, message in enumerate(messages)]
     if not checked:
         raise _wrong("messages", messages, "at least one message")
     return checked
 
 
-def _message(message: object, field: str) -> dict[str, Any]:
+def _message(message: object, field: str, arguments: _Arguments) -> dict[str, Any]:
     message = _dumped(message)
     if not isinstance(message, Mapping):
         raise _wrong(field, message, "a mapping with role and content")
@@ -417,7 +418,7 @@ def _message(message: object, field: str) -> dict[str, Any]:
         raise _wrong(f"{field}.content", content, "a string or a list of parts")
     if isinstance(calls := plain.pop("tool_calls", None), list):
         # An empty list is removed, too.
-        plain |= {"tool_calls": [_tool_call(call) for call in calls]} if calls else {}
+        plain |= {"tool_calls": [_tool_call(call, arguments) for call in calls]} if calls else {}
     elif calls is not None:
         raise _wrong(f"{field}.tool_calls", calls, "a list of calls")
     reasoning = next((plain[key] for key in _REASONING if key in plain), None)
@@ -458,23 +459,30 @@ def _joined(parts: list[dict[str, Any]], field: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def _tool_call(call: Any) -> Any:
+class _Arguments:
+    """The JSON texts of the arguments of all tool calls of a chat."""
+
+    def __init__(self) -> None:
+        self._num_values = 0
+
+    def check(self, text: str) -> None:
+        """Count the values of a text. Raises `InvalidRequestError` if all have too many."""
+        self._num_values += number_of_values(text)
+        if (number := self._num_values) > MAX_ARGUMENTS:
+            message = f"the arguments of the tool calls have {number} values; the limit is {MAX_ARGUMENTS}"
+            raise InvalidRequestError(message, "messages", number, str(MAX_ARGUMENTS))
+
+
+def _tool_call(call: Any, arguments: _Arguments) -> Any:
     """A call in the form that templates expect, in which the arguments are a mapping."""
     if not isinstance(call, dict):
         return call
     if isinstance(function := call.get("function"), dict):
-        return {**call, "function": _with_arguments(function)}
-    return _with_arguments(call) if "name" in call else call
+        return {**call, "function": _with_arguments(function, arguments)}
+    return _with_arguments(call, arguments) if "name" in call else call
 
 
-def _check_number_of_values(arguments: str) -> None:
-    """Check the JSON text of a call's arguments. Raises `InvalidRequestError` if it has too many values."""
-    if (number := number_of_values(arguments)) > MAX_ARGUMENTS:
-        message = f"the arguments of a tool call have {number} values; the limit is {MAX_ARGUMENTS}"
-        raise InvalidRequestError(message, "messages", number, str(MAX_ARGUMENTS))
-
-
-def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
+def _with_arguments(function: dict[str, Any], all_arguments: _Arguments) -> dict[str, Any]:
     """The function of a call, with its arguments as a mapping.
 
     OpenAI's JSON text of an object is decoded. Other arguments become empty: a model can make them, and the
@@ -482,7 +490,7 @@ def _with_arguments(function: dict[str, Any]) -> dict[str, Any]:
     """
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        _check_number_of_values(arguments)
+        all_arguments.check(arguments)
         try:
             given, arguments = arguments, loads(arguments)
             if "\\u" in given:  # perhaps a lone surrogate, which becomes U+FFFD

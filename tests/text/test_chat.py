@@ -347,6 +347,10 @@ def test_values_of_arguments_have_a_limit() -> None:
     with pytest.raises(InvalidRequestError, match="have 80001 values; the limit is 65536") as raised:
         render(CHATML, called(json.dumps({"a": [[]] * 40_000})))
     assert raised.value.field == "messages"
+    # All calls of a chat count together.
+    many = called(json.dumps({"a": [[]] * 20_000})) * 2
+    with pytest.raises(InvalidRequestError, match="have 80002 values; the limit is 65536"):
+        render(CHATML, many)
 
 
 def test_lone_surrogate_in_arguments_is_replaced() -> None:

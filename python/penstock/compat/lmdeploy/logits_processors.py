@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from array import array
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ class NgramStop:
     end: int
     forbids_end: bool
     _prompt_len: int | None = dataclasses.field(default=None, init=False)
-    _counts: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict, init=False)
+    #: By the digest of the n-gram, which may be long.
+    _counts: dict[bytes, int] = dataclasses.field(default_factory=dict, init=False)
     _counted: int = dataclasses.field(default=0, init=False)
 
     def __call__(self, token_ids: list[int], logits: penstock.Tensor) -> None:
@@ -66,8 +68,9 @@ class NgramStop:
         number = 0
         first = max(self._counted + 1, (self._prompt_len or 0) + self.size)
         for end in range(first, len(token_ids) + 1):
-            ngram = tuple(token_ids[end - self.size : end])
-            number = self._counts[ngram] = self._counts.get(ngram, 0) + 1
+            ngram = array("q", token_ids[end - self.size : end])
+            key = hashlib.blake2b(ngram, digest_size=16).digest()
+            number = self._counts[key] = self._counts.get(key, 0) + 1
         self._counted = max(self._counted, len(token_ids))
         return number
 
