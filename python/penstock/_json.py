@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["MAX_NESTING", "loads", "number_of_values", "without_strings"]
+__all__ = ["MAX_NESTING", "MAX_SCHEMA", "loads", "number_of_values", "without_strings"]
 
 MAX_NESTING = 100
 """Maximum nesting depth of objects and arrays."""
+
+MAX_SCHEMA = 1 << 20
+"""Maximum length of a schema that is given as a text. The engine has the same limit, in bytes."""
 
 #: A string, also one without an end, or a bracket.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)

@@ -130,7 +130,8 @@ def test_logprobs_are_those_of_the_engine(llm: Llama, engine: penstock.Engine) -
     assert logprobs.keys() == {"tokens", "text_offset", "token_logprobs", "top_logprobs"}
     assert "".join(logprobs["tokens"]) == found["text"] == expected.text
     assert logprobs["token_logprobs"] == list(expected.choices[0].logprobs or ())
-    assert logprobs["text_offset"][0] == len(PROMPT)
+    texts = logprobs["tokens"]
+    assert logprobs["text_offset"] == [len(PROMPT + "".join(texts[:index])) for index in range(len(texts))]
     assert [len(top) for top in logprobs["top_logprobs"]] == [2, 2, 2, 2]
     streamed = llm(PROMPT, max_tokens=4, temperature=0, logprobs=2, stream=True)
     parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]

@@ -245,6 +245,13 @@ def test_special_token_as_a_stop_word_is_a_token_id(model: Model) -> None:
     assert options["stop_token_sequences"] == [[END_ID, 198]]
 
 
+def test_words_that_are_tokenised_have_a_limit(model: Model) -> None:
+    words: Any = [f"w{number}" for number in range(1025)]
+    for config in (GenerationConfig(stop_words=words), GenerationConfig(bad_words=words)):
+        with pytest.raises(ValueError, match="it must be a list of at most 1024"):
+            model.options(config)
+
+
 def test_stop_ids_and_words_of_the_template_add_up(model: Model) -> None:
     config = GenerationConfig(stop_words=["and"], stop_token_ids=[9, 1])
     options = model.options(config, template_stop_words=["<|im_start|>", "or"])

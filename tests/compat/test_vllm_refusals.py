@@ -214,6 +214,10 @@ def test_fields_without_effect_are_accepted(llm: LLM) -> None:
         (lambda: EngineArgs(kv_cache_dtype="fp8"), "kv_cache_dtype='fp8'"),
         (StructuredOutputsParams, "0 of json, regex"),
         (lambda: StructuredOutputsParams(regex="a", choice=["b"]), "2 of json, regex"),
+        (
+            lambda: SamplingParams(structured_outputs=StructuredOutputsParams(json=" " * (1 << 20) + "{}")),
+            "json has 1048578 characters; the limit is 1048576",
+        ),
         (lambda: LoRARequest("a", 0, "path"), "lora_int_id is 0"),
         (lambda: LoRARequest("a", 1), "lora_path is empty"),
         (lambda: PoolingParams(task="classify"), "task is 'classify'"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_type_hi
 import msgspec
 
 import penstock
+from penstock._json import MAX_SCHEMA
 from penstock.server.bodies import converted
 from penstock.server.errors import ApiError, invalid
 from penstock.server.protocol.peers import PEER_ALIASES, PEER_FIELDS, PEER_LABELS
@@ -52,8 +53,6 @@ _PLAIN = penstock.SamplingOptions.__annotations__.keys() - {
     "top_logprobs",
     "unread",
 }
-#: Characters of a JSON schema that is given as a text. The engine has this limit for schemas, too.
-_MAX_SCHEMA = 1 << 20
 #: vLLM's constraints of structured output, and the sampling parameters that they become.
 _CONSTRAINTS = {"json": "response_format", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 #: The former names of the constraints, those of Python, and SGLang's.
@@ -206,8 +205,8 @@ def _constraints(fields: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _json_schema(schema: object) -> dict[str, Any]:
     if isinstance(schema, str):
-        limit = f"a JSON schema of at most {_MAX_SCHEMA} characters"
-        if len(schema) > _MAX_SCHEMA:
+        limit = f"a JSON schema of at most {MAX_SCHEMA} characters"
+        if len(schema) > MAX_SCHEMA:
             raise invalid("structured_outputs.json", schema, limit)
         try:
             schema = msgspec.json.decode(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ class Completion:
         tokens = self._texts(token_ids)
         found: dict[str, Any] = {
             "tokens": tokens,
-            "text_offset": [offset + len("".join(tokens[:index])) for index in range(len(tokens))],
+            "text_offset": list(itertools.accumulate(map(len, tokens), initial=offset))[:-1],
             "token_logprobs": list(part.logprobs or ())[: len(tokens)],
             "top_logprobs": [],
         }

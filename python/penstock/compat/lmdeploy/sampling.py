@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["options"]
 
+#: Texts of a list of words. Each is tokenised.
+_MAX_TEXTS = 1024
+
 logger = logging.getLogger("penstock.lmdeploy")
 
 _UNSUPPORTED = {
@@ -201,6 +204,8 @@ class _Words:
     def add(self, words: Sequence[str] | Sequence[int]) -> None:
         if isinstance(words, str) or not isinstance(words, Sequence):
             refuse(self._field, words, "a list of texts")
+        if (number := sum(isinstance(word, str) for word in words)) > _MAX_TEXTS:
+            refuse(self._field, f"a list of {number} texts", f"a list of at most {_MAX_TEXTS}")
         for word in words:
             if isinstance(word, int):  # of an `EngineGenerationConfig`
                 self.ids[word] = None

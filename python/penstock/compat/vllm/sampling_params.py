@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock._json import loads
+from penstock._json import MAX_SCHEMA, loads
 from penstock.compat.errors import refuse_all, renamed
 
 if TYPE_CHECKING:
@@ -91,6 +91,9 @@ class StructuredOutputsParams:
     def options(self) -> SamplingOptions:
         """The keywords of `penstock.SamplingParams`."""
         if self.json is not None:
+            if isinstance(self.json, str) and len(self.json) > MAX_SCHEMA:
+                message = f"json has {len(self.json)} characters; the limit is {MAX_SCHEMA}"
+                raise ValueError(message)
             schema = loads(self.json) if isinstance(self.json, str) else self.json
             holder = {"schema": schema, "strict": self.disable_additional_properties}
             return {"response_format": {"type": "json_schema", "json_schema": holder}}

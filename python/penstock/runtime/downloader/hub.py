@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["HubSource", "stored_token"]
 
 T = TypeVar("T")
-_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+_NEXT = re.compile(r'<([^<>]+)>;\s*rel="next"')
 
 
 class _Commit(msgspec.Struct):

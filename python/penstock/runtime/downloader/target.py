@@ -30,6 +30,7 @@ from penstock.runtime.downloader.errors import (
     ForeignFileError,
     InsufficientSpaceError,
     InvalidArgumentError,
+    TooLargeError,
     UnsafeNameError,
 )
 from penstock.runtime.downloader.names import folders_of, is_safe, is_state
@@ -118,12 +119,11 @@ def model_state(directory: Path) -> tuple[ModelState, str | None]:
 
 def _are_private(directory: Path, names: Iterable[str]) -> bool:
     """Whether no other user can write to the folders of these files, nor to the files."""
-    folders = {folder for name in names for folder in PurePosixPath(name).parents[:-1]}
     try:
-        below = [(directory / folder).lstat() for folder in folders]
+        below = [(directory / folder).lstat() for folder in folders_of(names)]
         files = [(directory / name).lstat() for name in names]
         return all(map(is_private, [directory.stat(), *below, *files]))
-    except OSError:
+    except (OSError, TooLargeError):
         return False
 
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0
 MAX_REDIRECTS = 5
-MAX_DOCUMENT = 64 << 20
+MAX_DOCUMENT = 16 << 20
 #: Bytes per minute and connection.
 MIN_RATE = 16 << 10
 MAX_DRAINED = 16 << 10
