@@ -80,3 +80,12 @@ def test_mapping_with_too_many_keys_is_refused_unread() -> None:
     many = {"type": "text", **{f"key{number}": 1 for number in range(63)}}
     with pytest.raises(penstock.InvalidRequestError, match="the known keys are 'type'"):
         penstock.SamplingParams(response_format=many)
+
+
+def test_error_of_an_object_with_a_schema_has_the_form_that_is_read() -> None:
+    for_llama = {"type": "json_object", "schema": {"type": "object"}}
+    with pytest.raises(penstock.InvalidRequestError) as raised:
+        penstock.SamplingParams(response_format=for_llama)
+    assert raised.value.limit == (
+        "the schema itself, or {'type': 'json_schema', 'json_schema': {'schema': ...}}"
+    )

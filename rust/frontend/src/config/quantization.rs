@@ -87,13 +87,26 @@ fn read_options<V: Value>(field: Field, value: &V) -> Read<WeightScheme, V> {
 }
 
 fn read_type<V: Value>(field: Field, value: &V, others: &str) -> Read<Auto<WeightType>, V> {
+    let name = if value.kind() == Kind::Text { value.text().map_err(ReadError::Raised)? } else { None };
+    let is_of_gguf = name.is_some_and(|name| is_gguf_type(&name));
     field.choice(value).map_err(|error| match error {
         ReadError::Field(mut problem) => {
             problem.limit.push_str(others);
+            if is_of_gguf {
+                problem
+                    .limit
+                    .push_str("; a GGUF file keeps its own types: open one with weights of this type");
+            }
             ReadError::Field(problem)
         }
         raised => raised,
     })
+}
+
+/// Whether a name is one of llama.cpp's types, such as `Q4_K_M` or `IQ3_XS`.
+fn is_gguf_type(name: &str) -> bool {
+    let name = name.strip_prefix(['I', 'i']).unwrap_or(name);
+    name.strip_prefix(['Q', 'q']).is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 fn read_group_size<V: Value>(field: Field, map: &V, value: &V) -> Read<i16, V> {
@@ -144,6 +157,8 @@ mod tests {
     fn invalid_key_or_value_error_names_it() {
         for (value, words) in [
             (json!("int3"), "'fp8' or a mapping"),
+            (json!("Q4_K_M"), "a GGUF file keeps its own types"),
+            (json!("iq3_xs"), "a GGUF file keeps its own types"),
             (json!({"group_size": 32}), "with a 'type'"),
             (json!({"type": "q4"}), "'int4'"),
             (json!({"type": "int4", "group_size": 48}), "with 32 or 64 or 128 or -1 for 'group_size'"),

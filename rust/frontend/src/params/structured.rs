@@ -67,6 +67,10 @@ impl ResponseFormat {
         }
         let kind = match word(&get(value, "type")?)?.as_deref() {
             Some("text") => ResponseKind::Text,
+            Some("json_object") if get(value, "schema")?.is_some() => {
+                let limit = "the schema itself, or {'type': 'json_schema', 'json_schema': {'schema': ...}}";
+                return Err(field.refuse(value, limit));
+            }
             Some("json_object") => ResponseKind::JsonObject,
             Some("json_schema") => read_schema(field, value)?,
             _ if is_schema(value)? => {
