@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -23,14 +23,22 @@ thread_local! {
         .unwrap_or(0);
 }
 
-/// Cancels late calls of parsers.
+/// Cancels late calls of parsers. Its thread begins with the first parser and ends with the watchdog.
 #[derive(Debug, Default)]
-pub(crate) struct Watchdog(Mutex<WatchdogState>);
+pub(crate) struct Watchdog(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<WatchdogState>,
+    /// Signals the thread: there is a parser, or the watchdog is dropped.
+    changed: Condvar,
+}
 
 #[derive(Debug, Default)]
 struct WatchdogState {
     parsers: Vec<Seen>,
     has_thread: bool,
+    is_closed: bool,
 }
 
 /// The call of a parser that the thread has seen last.
@@ -62,15 +70,44 @@ pub(crate) struct WatchedParser(Arc<Calls>);
 
 impl Watchdog {
     /// Watches the calls of a parser until the returned value is dropped.
-    pub(crate) fn watch(self: &Arc<Self>, parser: &mut TokenParser) -> WatchedParser {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn watch(&self, parser: &mut TokenParser) -> WatchedParser {
+        let mut state = self.0.lock();
         if !state.has_thread {
-            let watchdog = Arc::downgrade(self);
+            let shared = Arc::clone(&self.0);
             let thread = thread::Builder::new().name("penstock-watch".to_owned());
             // Without a thread, the library's own limits remain, and the next parser tries again.
-            state.has_thread = thread.spawn(move || run(&watchdog)).is_ok();
+            state.has_thread = thread.spawn(move || shared.run()).is_ok();
+        }
+        if state.parsers.is_empty() {
+            self.0.changed.notify_one();
         }
         state.watch(parser.enable_cancellation())
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, WatchdogState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the calls until the watchdog is dropped. Waits while there is no parser.
+    fn run(&self) {
+        let mut state = self.lock();
+        while !state.is_closed {
+            state = if state.parsers.is_empty() {
+                self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                self.changed.wait_timeout(state, INTERVAL).unwrap_or_else(PoisonError::into_inner).0
+            };
+            state.look(processor_time);
+        }
     }
 }
 
@@ -105,20 +142,6 @@ impl WatchdogState {
             }
             true
         });
-    }
-}
-
-/// Looks at the calls until there is no parser.
-fn run(watchdog: &Weak<Watchdog>) {
-    loop {
-        thread::sleep(INTERVAL);
-        let Some(watchdog) = watchdog.upgrade() else { return };
-        let mut state = watchdog.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.look(processor_time);
-        if state.parsers.is_empty() {
-            state.has_thread = false;
-            return;
-        }
     }
 }
 
