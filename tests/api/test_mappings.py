@@ -82,7 +82,7 @@ def test_mapping_with_too_many_keys_is_refused_unread() -> None:
         penstock.SamplingParams(response_format=many)
 
 
-def test_error_of_an_object_with_a_schema_has_the_form_that_is_read() -> None:
+def test_error_of_an_object_with_a_schema_has_the_form() -> None:
     for_llama = {"type": "json_object", "schema": {"type": "object"}}
     with pytest.raises(penstock.InvalidRequestError) as raised:
         penstock.SamplingParams(response_format=for_llama)
