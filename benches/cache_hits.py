@@ -44,7 +44,7 @@ def write_model(folder: Path) -> Path:
 
 
 def fill(engine: penstock.Engine, blocks: int) -> None:
-    """Put random prompts into the cache, until it has at least so many blocks."""
+    """Put random prompts into the cache until it has at least this number of blocks."""
     chance = random.Random(0)  # noqa: S311 - prompts
     while engine.stats().blocks_cached < blocks:
         prompts = [chance.choices(range(256), k=LENGTH - 1) for _ in range(16)]

@@ -1,7 +1,7 @@
 //! Compilation on worker threads, so that callers can stop waiting.
 //!
-//! Compilation in the library cannot be interrupted. A compilation that exceeds its time limit keeps its thread until
-//! the library's own limits end it; its result is cached for later requests. Meanwhile its client gets no other grammar,
+//! Compilation in the library cannot be interrupted, except for the first mask (`watchdog.rs`). A compilation that exceeds
+//! its time limit keeps its thread until the limits on its work end it; its result is cached for later requests. Meanwhile its client gets no other grammar,
 //! and another thread serves those of other clients. Callers that ask for the same grammar in the meantime wait for the
 //! same compilation. A queued grammar without callers is removed from the queue. The clients of the queue take turns, and
 //! one grammar of a client is compiled at a time, so that many grammars of one do not delay those of another.

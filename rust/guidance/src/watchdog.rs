@@ -1,8 +1,8 @@
 //! The end of calls of the library that take too long.
 //!
-//! The library's own limits count its work, but not all of it: text that the grammar forces without an end, such as that
-//! of `A "a"` with `A: /a+/`, is followed for ever. A thread looks at the running calls at intervals, and cancels those
-//! that have taken too much time of a processor. The library ends a cancelled call within microseconds.
+//! The library's own limits count most of its work, but not text that the grammar forces without an end, such as that of
+//! `A "a"` with `A: /a+/`: the call does not return. A thread checks the running calls at intervals, and cancels those
+//! that have used too much processor time. The library ends a cancelled call within microseconds.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use llguidance::{CancellationHandle, TokenParser};
 
-/// The time between two looks.
+/// The time between two checks.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 thread_local! {
@@ -64,7 +64,7 @@ struct Calls {
     limit: AtomicU64,
 }
 
-/// A parser whose calls are watched.
+/// The calls of a parser, with a limit on the processor time of each.
 #[derive(Debug)]
 pub(crate) struct WatchedParser(Arc<Calls>);
 

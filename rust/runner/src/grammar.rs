@@ -210,13 +210,9 @@ impl SequenceGrammar {
                 return Ok(()); // never sampled, so no later position is reached
             }
             self.num_followed += 1; // from here on, an error is that of the position after the draft
-            let fork = match (self.fork.take(), &mut self.state) {
-                (None, Some(state)) => {
-                    Some(Mutex::new(catch_user_code(GRAMMAR, || exclusive(state).fork())?))
-                }
-                (fork, _) => fork,
-            };
-            self.fork = fork;
+            if let (None, Some(state)) = (&self.fork, &mut self.state) {
+                self.fork = Some(Mutex::new(catch_user_code(GRAMMAR, || exclusive(state).fork())?));
+            }
             let Some(fork) = self.fork.as_mut().map(exclusive) else { return Ok(()) };
             catch_user_code(GRAMMAR, || fork.accept(draft))?;
         }

@@ -52,7 +52,7 @@ def compare(config: str, mode: str) -> dict[str, Any]:
 
 
 def repeat(config: str) -> dict[str, Any]:
-    """The 12 equal answers of a request on both devices, whose common decode steps become graphs."""
+    """The 12 choices of a greedy request on both devices. Their decode steps become graphs."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     count = None if ON_GPU else Device("libcuda.so.1").library.emuCount
     found: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 //! The vocabulary, special tokens, chat templates and generation defaults in GGUF metadata.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
@@ -151,8 +151,11 @@ pub(super) fn generation(
         // The token is not needed, so a wrong id is no error.
         ends.extend(named(role).unwrap_or(None).or_else(|| ids_of(vocabulary, texts).next()));
     }
-    let mut seen = HashSet::new();
-    generation.eos_token_ids.extend(ends.into_iter().filter(|id| seen.insert(*id)));
+    for id in ends {
+        if !generation.eos_token_ids.contains(&id) {
+            generation.eos_token_ids.push(id);
+        }
+    }
     Ok(generation)
 }
 

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use penstock_guidance::{
-    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolCallSpec, ToolSpec,
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, ToolSpec,
 };
 
-use crate::common::{Random, Tokens, compiler, compiler_with, schema, tool, untimed_limits, words};
+use crate::common::{
+    Random, Tokens, compiler, compiler_with, schema, tool, tool_calls, untimed_limits, words,
+};
 
 fn lark(source: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Lark(source.into())
@@ -20,21 +22,8 @@ fn regex(source: impl Into<String>) -> GrammarSpec {
     GrammarSpec::Regex(source.into())
 }
 
-fn tool_calls(tools: Vec<ToolSpec>) -> GrammarSpec {
-    let [opening, call_opening, call_closing, separator, closing] = [""; 5].map(str::to_owned);
-    let (name_key, arguments_key) = ("name".to_owned(), "arguments".to_owned());
-    GrammarSpec::ToolCalls(ToolCallSpec {
-        opening,
-        call_opening,
-        name_key,
-        arguments_key,
-        call_closing,
-        separator,
-        closing,
-        tools,
-        parallel: true,
-        reasoning: None,
-    })
+fn calls_of(tools: Vec<ToolSpec>) -> GrammarSpec {
+    GrammarSpec::ToolCalls(tool_calls(tools, [""; 5], ["name", "arguments"], true))
 }
 
 /// Joins `part(0)` to `part(count - 1)`.
@@ -497,7 +486,7 @@ fn unsupported_features_are_named_in_the_error() {
 #[test]
 fn tool_schemas_are_checked_one_by_one() {
     let calls =
-        |tools: &[(&str, &str)]| tool_calls(tools.iter().map(|(name, schema)| tool(name, schema)).collect());
+        |tools: &[(&str, &str)]| calls_of(tools.iter().map(|(name, schema)| tool(name, schema)).collect());
     check(
         is_invalid,
         &[
@@ -657,7 +646,7 @@ fn work_of_all_schemas_of_a_grammar_is_limited() {
     let tools = |count: usize, part: &dyn Fn(usize) -> String| {
         let property = |index| format!(r#"{{"type":"object","properties":{{"a":{}}}}}"#, part(index));
         let tools = (0..count).map(|index| tool(&format!("t{index}"), &property(index))).collect();
-        tool_calls(tools)
+        calls_of(tools)
     };
     let multiple = |index| format!(r#"{{"type":"integer","multipleOf":{}}}"#, 9_999 - index);
     let object = |_| format!(r#"{{"type":"object","properties":{{{}}}}}"#, properties(400));

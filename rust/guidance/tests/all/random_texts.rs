@@ -4,7 +4,7 @@ use penstock_guidance::{GrammarSpec, ToolCallSpec, ToolSpec};
 use serde_json::{Value, json};
 
 use crate::common::validate::{is_match, validate};
-use crate::common::{Random, Tokens, bytes, compiler, tool, words};
+use crate::common::{Random, Tokens, bytes, compiler, tool, tool_calls, words};
 
 /// Texts per grammar and vocabulary.
 const NUM_TEXTS: usize = 6;
@@ -163,21 +163,7 @@ fn tools() -> Vec<ToolSpec> {
 }
 
 fn calls(literals: [&str; 5], keys: [&str; 2], parallel: bool) -> ToolCallSpec {
-    let [opening, call_opening, call_closing, separator, closing] = literals.map(str::to_owned);
-    let [name_key, arguments_key] = keys.map(str::to_owned);
-    let (tools, reasoning) = (tools(), None);
-    ToolCallSpec {
-        opening,
-        call_opening,
-        name_key,
-        arguments_key,
-        call_closing,
-        separator,
-        closing,
-        tools,
-        parallel,
-        reasoning,
-    }
+    tool_calls(tools(), literals, keys, parallel)
 }
 
 /// Parses a text as a client would and checks each call.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_guidance::{
-    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, ToolSpec,
-    Vocabulary,
+    GrammarCompiler, GrammarMatcher, GrammarSpec, GuidanceError, GuidanceLimits, TokenText, ToolCallSpec,
+    ToolSpec, Vocabulary,
 };
 
 /// SplitMix64.
@@ -101,6 +101,29 @@ pub fn untimed_limits() -> GuidanceLimits {
 
 pub fn tool(name: &str, schema: &str) -> ToolSpec {
     ToolSpec { name: name.to_owned(), schema: schema.to_owned(), ignores_unsupported: false }
+}
+
+/// Calls with these literals (opening, call opening, call closing, separator, closing) and keys (name, arguments).
+pub fn tool_calls(
+    tools: Vec<ToolSpec>,
+    literals: [&str; 5],
+    keys: [&str; 2],
+    parallel: bool,
+) -> ToolCallSpec {
+    let [opening, call_opening, call_closing, separator, closing] = literals.map(str::to_owned);
+    let [name_key, arguments_key] = keys.map(str::to_owned);
+    ToolCallSpec {
+        opening,
+        call_opening,
+        name_key,
+        arguments_key,
+        call_closing,
+        separator,
+        closing,
+        tools,
+        parallel,
+        reasoning: None,
+    }
 }
 
 pub fn schema(source: &str) -> GrammarSpec {
