@@ -3573,10 +3573,12 @@ class Tokenizer:
     def open(model: str | os.PathLike[str] | bytes) -> Tokenizer:
         """Read them from a directory, a file, or a converted model in memory. Raises `ModelLoadError`."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """The token ids of a text; Ctrl-C in the main thread interrupts it.
 
-        Raises `InvalidRequestError` if the text has a lone surrogate.
+        Raises `InvalidRequestError` if the text has a lone surrogate, or more than `max_tokens` tokens.
         """
 
     def decode(

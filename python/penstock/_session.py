@@ -113,9 +113,11 @@ class Session:
         """The model as given; empty for bytes."""
         return self.model if isinstance(self.model, str) else ""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """The token ids of a text."""
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     # ---- opening and closing
 

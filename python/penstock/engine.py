@@ -631,9 +631,11 @@ class Engine(metaclass=_attributes.Hinted):
         """
         self._session.check_open().reset_prefix_cache(cache_salt=cache_salt)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """The token ids of a text; see `Tokenizer.encode`."""
-        return self._session.encode(text, add_special_tokens=add_special_tokens)
+        return self._session.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; see `Tokenizer.decode`."""

@@ -68,14 +68,20 @@ class Tokenizer(metaclass=_attributes.Hinted):
         """One more than the largest token id of the tokenizer; the model's own number can be larger."""
         return self._native.vocabulary_size
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 
+        `max_tokens` bounds the cost of a text from outside: a text with more tokens, without those that are
+        added, is refused when these are counted. A text of more bytes than `max_tokens` of the longest tokens
+        is refused at once.
+
         Runs in the calling thread, without the GIL: about one second per million characters. Raises
-        `InvalidRequestError` if the text contains a lone surrogate, and `OutOfMemoryError` if the
-        system refuses the memory: 340 bytes for each byte of the text.
+        `InvalidRequestError` if the text contains a lone surrogate or more than `max_tokens` tokens, and
+        `OutOfMemoryError` if the system refuses the memory: 340 bytes for each byte of the text.
         """
-        return self._native.encode(text, add_special_tokens=add_special_tokens)
+        return self._native.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def decode(
         self,

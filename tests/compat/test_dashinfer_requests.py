@@ -267,6 +267,15 @@ def test_prompt_without_room_for_two_tokens_exceeds_the_limit(engine: Engine) ->
     assert len(generate(engine, [1] * 510, {**SAMPLED, "max_length": 512})) == 2
 
 
+def test_long_text_exceeds_the_limit_and_is_not_tokenised(
+    engine: Engine, caplog: pytest.LogCaptureFixture, tiny_model: Path
+) -> None:
+    loader = HuggingFaceModel(tiny_model, NAME).load_model()
+    status, handle, _ = engine.start_request_text(NAME, loader, "ab " * 1_000_000, GREEDY)
+    assert (status, handle) == (EXCEED_LIMIT, None)
+    assert caplog.messages[-1].endswith("the prompt has more than 1024 tokens; engine_max_length is 512")
+
+
 @pytest.mark.parametrize("length", [513, 10**5000], ids=["513", "5001 digits"])
 def test_max_length_above_that_of_the_engine_exceeds_the_limit(engine: Engine, length: int) -> None:
     assert refusal(engine, {"max_length": length}) is EXCEED_LIMIT

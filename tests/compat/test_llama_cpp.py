@@ -397,6 +397,11 @@ def test_output_fills_the_context_without_a_limit(tiny_model: Path) -> None:
             assert output["usage"]["total_tokens"] == 32
         with pytest.raises(ValueError, match="the prompt has 60 tokens; the context has n_ctx=32"):
             llm([5] * 60)
+        for text in ("ab " * 200, "ab " * 1_000_000):
+            with pytest.raises(ValueError, match="the prompt has more than 64 tokens; n_ctx is 32"):
+                llm(text)
+            with pytest.raises(ValueError, match="the prompt has more than 64 tokens; n_ctx is 32"):
+                llm.create_chat_completion([{"role": "user", "content": text}])
 
 
 def _ends(llm: Llama) -> list[int]:

@@ -240,6 +240,9 @@ def test_failing_prompts_leave_the_others_intact(pipe: Pipeline) -> None:
     bad = config(8, ignore_eos=False, response_format={"type": "regex_schema", "regex_schema": "("})
     configs = [GREEDY, bad, GREEDY, config(0), GREEDY]
     responses = pipe(["ab", "cd", "x" * 600, "ef", "gh"], configs, **RAW)
+    [long] = pipe(["ab " * 1_000_000], GREEDY, **RAW)
+    assert long.error_code == "context_length_exceeded"
+    assert long.error_message == "the prompt has more than 1024 tokens; session_len is 512"
     assert [response.error_code for response in responses] == [
         None,
         "invalid_request",

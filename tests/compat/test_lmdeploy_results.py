@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import math
 import random
@@ -205,6 +206,41 @@ def test_ids_do_not_depend_on_the_chunks(text: str, fields: Any, kept: str | Non
     if kept is not None:
         assert session is not None
         assert demo.tokenizer.decode(session) == kept
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"\xe2" * 3000,
+        b"\x80" * 3000,
+        b"\xf0\x9f" * 1500,
+        "\U0001f600".encode() * 700 + b"\xf0\x9f" * 700,
+        "caf\u00e9 \u4f60".encode() * 300,
+    ],
+)
+def test_ids_of_a_long_output_are_found_in_linear_time(output: bytes, demo: Pipeline) -> None:
+    tokenizer = demo.tokenizer.model
+    ids_of_bytes = {text: token for token, text in enumerate(tokenizer.token_bytes(range(49_000)))}
+    ids = [ids_of_bytes[output[place : place + 1]] for place in range(len(output))]
+    num_decoded = 0
+
+    def decode(ids: list[int], **_: Any) -> str:
+        nonlocal num_decoded
+        num_decoded += len(ids)
+        return tokenizer.decode(ids)
+
+    engine: Any = SimpleNamespace(tokenizer=SimpleNamespace(model=SimpleNamespace(decode=decode)))
+    reader = Reader(engine, GREEDY, penstock.SamplingParams(stop="no such word"))
+    decoder, first = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    for place, token in enumerate(ids):
+        text = decoder.decode(output[place : place + 1])
+        part = reader.read(chunk_of(text, token_ids=[token], logprobs=None, top_logprobs=None))
+        if part is not None:
+            assert part.ids == ids[first : first + len(part.ids)]
+            first += len(part.ids)
+            assert len(tokenizer.decode(ids[:first])) - 1 <= len(tokenizer.decode(ids[: place + 1]))
+    assert first >= len(ids) - 4
+    assert num_decoded < 400 * len(ids)
 
 
 def test_slow_reader_gets_the_ids_of_a_fast_one(demo: Pipeline) -> None:

@@ -195,6 +195,15 @@ def test_field_that_is_set_later_is_refused(llm: LLM) -> None:
         llm.embed([1, 2], pooling_params=pooling)
 
 
+def test_long_text_is_refused_before_all_of_it_is_tokenised(llm: LLM) -> None:
+    text, longest = "ab " * 1_000_000, llm._requests.engine.info.max_model_len
+    message = f"the prompt has more than {2 * longest} tokens; max_model_len is {longest}"
+    with pytest.raises(ValueError, match=message):
+        llm.embed(text)
+    with pytest.raises(ValueError, match=message):
+        llm.generate(text, tokenization_kwargs={"add_special_tokens": False})
+
+
 def test_fields_without_effect_are_accepted(llm: LLM) -> None:
     params = SamplingParams(temperature=0, ignore_eos=True)
     expected = llm.generate([1, 2], params)[0].outputs

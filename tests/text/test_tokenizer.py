@@ -175,6 +175,17 @@ def test_invalid_text_and_ids_name_the_argument(tiny_model: Path) -> None:
         tokenizer.eos_token_id  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_text_with_more_tokens_than_the_caller_allows_is_refused(demo_model: Path) -> None:
+    tokenizer = penstock.Tokenizer(demo_model)
+    text = "The quick brown fox."
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode(text, max_tokens=len(ids)) == ids
+    for longer, limit in ((text, len(ids) - 1), (text * 1_000_000, len(ids))):
+        with pytest.raises(penstock.InvalidRequestError, match=f"more than {limit} tokens") as caught:
+            tokenizer.encode(longer, max_tokens=limit)
+        assert (caught.value.field, caught.value.limit) == ("prompt", f"at most {limit} tokens")
+
+
 ENCODE_WITH_LITTLE_MEMORY = """
 import resource, sys
 import penstock

@@ -116,7 +116,10 @@ impl From<penstock_frontend::Error> for Error {
                 message: error.to_string(),
                 field: "prompt".to_owned(),
                 value: None,
-                limit: Some("text that the tokenizer can encode".to_owned()),
+                limit: Some(match error {
+                    TextError::TooManyTokens { max_tokens } => format!("at most {max_tokens} tokens"),
+                    _ => "text that the tokenizer can encode".to_owned(),
+                }),
             }),
             error @ penstock_frontend::Error::TextTooLong { bytes, limit, .. } => {
                 let value =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_checkpoint::{GenerationConfig, SpecialTokens, TextFiles};
 use penstock_frontend::field::{Field, TOKEN_IDS};
-use penstock_text::TextOptions;
+use penstock_text::{TextError, TextOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -42,16 +42,21 @@ impl Tokenizer {
         detach_deep(py, open, || ())?
     }
 
-    #[pyo3(signature = (text, *, add_special_tokens = true))]
+    #[pyo3(signature = (text, *, add_special_tokens = true, max_tokens = None))]
     fn encode(
         &self,
         py: Python<'_>,
         text: &Bound<'_, PyAny>,
         add_special_tokens: bool,
+        max_tokens: Option<usize>,
     ) -> Result<Vec<u32>, Error> {
         let text = Field::new("prompt").text(&PyValue(text.clone())).map_err(request_error)?;
+        let max_tokens = max_tokens.unwrap_or(usize::MAX);
+        if text.len() > max_tokens.saturating_mul(self.0.tokenizer.max_token_bytes()) {
+            return Err(penstock_frontend::Error::Prompt(TextError::TooManyTokens { max_tokens }).into());
+        }
         let encode = |is_wanted: IsWanted<'_>| {
-            self.0.tokenizer.encode_while(&text, add_special_tokens, usize::MAX, is_wanted)
+            self.0.tokenizer.encode_while(&text, add_special_tokens, max_tokens, is_wanted)
         };
         let ids = detach_while_wanted(py, None, encode)?;
         Ok(ids.map_err(penstock_frontend::Error::Prompt)?)

@@ -17,6 +17,7 @@ from penstock.compat.llama_cpp.constants import (
     LLAMA_POOLING_TYPE_UNSPECIFIED,
 )
 from penstock.compat.llama_cpp.sampling import Sampling
+from penstock.compat.prompts import encode_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -179,7 +180,7 @@ class Llama:
             stopping_criteria=stopping_criteria,
             grammar=grammar,
         )
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = self._request(ids, sampling, max_tokens, logprobs, model, offset=len(prompt))
         if stream:
             return request.stream()
@@ -241,7 +242,7 @@ class Llama:
         )
         template = None if self.chat_format is None else chats.CHAT_FORMATS[self.chat_format]
         text = self._tokenizer.apply_chat_template(given, chat_template=template, tools=called.tools)
-        ids = self._tokenizer.encode(text, add_special_tokens=self.chat_format is not None)
+        ids = self._encode(text, add_special_tokens=self.chat_format is not None)
         request = self._request(
             ids, sampling, max_tokens, top_logprobs if logprobs else None, model, offset=len(text)
         )
@@ -468,6 +469,10 @@ class Llama:
         with self._seed_lock:
             self._seed = random.Random(self._seed).randint(0, 2**32) if seed is None else seed  # noqa: S311
             return self._seed
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        encode = self._tokenizer.encode
+        return encode_prompt(encode, text, self.n_ctx(), name="n_ctx", add_special_tokens=add_special_tokens)
 
     def _request(
         self,

@@ -13,6 +13,7 @@ from penstock.compat.lmdeploy import sampling
 from penstock.compat.lmdeploy.errors import ErrorCode, UnsupportedError, message_of, shown
 from penstock.compat.lmdeploy.outputs import Part, Reader, torch
 from penstock.compat.lmdeploy.sessions import RequestFailed
+from penstock.compat.prompts import PromptTooLongError, encode_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,9 +158,13 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
                 text = ask.messages
             else:
                 text = "".join(message["content"] for message in ask.messages)
-            ids = engine.tokenizer.encode(text, add_bos=ask.start)
+            ids = encode_prompt(
+                engine.tokenizer.encode, text, engine.session_len, name="session_len", add_bos=ask.start
+            )
     except RequestFailed:
         raise
+    except PromptTooLongError as error:
+        raise RequestFailed(ErrorCode.CONTEXT_LENGTH_EXCEEDED, str(error)) from error
     except Exception as error:  # templates can be code of the program
         message = f"messages are not allowed: {error}"
         raise RequestFailed(ErrorCode.PREPROCESS_FAILED, message) from error

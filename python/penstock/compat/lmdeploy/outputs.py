@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "Reader", "joined", "to_torch", "torch"]
 
-#: Number of ids after which `Reader` begins to decode at a later one.
-_WINDOW = 16
+#: Number of ids after which `Reader` begins to decode at a later one, at least `_TAIL` ids before the last.
+_WINDOW = 32
+_TAIL = 16
+#: Most bytes of a character in UTF-8.
+_MAX_CHAR_BYTES = 4
 
 
 class Part(NamedTuple):
@@ -118,12 +121,27 @@ class Reader:
         return end
 
     def _move(self, end: int) -> None:
-        """Decode later ids from `_next_first` on."""
+        """Decode later ids from `_next_first` on, and after the next move from a place before `end` on."""
         text = self._decode(self.ids[self._next_first : end])
-        if text and not text.endswith("\ufffd"):
-            num_chars = self._num_chars_before + len(self._decode(self.ids[self._first : end]))
-            self._first, self._num_chars_before = self._next_first, num_chars - len(text)
-            self._next_first = end
+        for place in range(end - _TAIL, end - _TAIL - _MAX_CHAR_BYTES, -1):
+            if self._is_between_characters(place, end, text):
+                num_chars = self._num_chars_before + len(self._decode(self.ids[self._first : end]))
+                self._first, self._num_chars_before = self._next_first, num_chars - len(text)
+                self._next_first = place
+                return
+
+    def _is_between_characters(self, place: int, end: int, text: str) -> bool:
+        """Whether no character contains the place in `text`, that of the ids from `_next_first` to `end`.
+
+        The text of the two parts shows it, if enough follows. A decoder can remove a space at the start.
+        """
+        start = self._decode(self.ids[self._next_first : place])
+        rest = self._decode(self.ids[place:end])
+        return (
+            len(rest) >= _MAX_CHAR_BYTES
+            and text.startswith(start)
+            and text[len(start) :].lstrip() == rest.lstrip()
+        )
 
     def _num_before(self, stop: str) -> int:
         """The number of ids before a stop string that is a part of the output, as without it."""

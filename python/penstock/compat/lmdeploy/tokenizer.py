@@ -88,13 +88,21 @@ class Tokenizer:
             vocabulary.setdefault(text.decode(errors="backslashreplace"), token)
         return vocabulary
 
-    def encode(self, s: str, add_bos: bool = True, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self,
+        s: str,
+        add_bos: bool = True,
+        add_special_tokens: bool = True,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """The token ids of a text.
 
         `add_special_tokens` adds the tokens that begin or end a text. With `add_bos=False`, which continues
         a text, there is no token that begins one. If `s` begins with that token, it is not added.
+        `max_tokens` is that of `penstock.Tokenizer.encode`.
         """
-        ids = self.model.encode(s, add_special_tokens=add_special_tokens)
+        ids = self.model.encode(s, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
         bos = self.bos_token_id
         if bos is None:
             return ids

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.compat.errors import refuse
+from penstock.compat.prompts import encode_prompt
 from penstock.compat.vllm import inputs
 from penstock.compat.vllm.logprobs import positions
 from penstock.compat.vllm.outputs import CompletionOutput, RequestOutput
@@ -130,7 +131,7 @@ class Requests:
         text, ids, salt = inputs.parse(prompt)
         adds_special_tokens = _adds_special_tokens(tokenization_kwargs)
         if ids is None and not adds_special_tokens:
-            ids = self.model_tokenizer.encode(text or "", add_special_tokens=False)
+            ids = self._encode(text, add_special_tokens=False)
         options = sampling.options()
         if sampling.max_tokens is None:
             options["max_tokens"] = self.engine.info.max_model_len
@@ -162,7 +163,17 @@ class Requests:
         adds_special_tokens = _adds_special_tokens(tokenization_kwargs)
         if ids is not None:
             return ids
-        return self.model_tokenizer.encode(text or "", add_special_tokens=adds_special_tokens)
+        return self._encode(text, add_special_tokens=adds_special_tokens)
+
+    def _encode(self, text: str | None, *, add_special_tokens: bool) -> list[int]:
+        longest = self.engine.info.max_model_len
+        return encode_prompt(
+            self.model_tokenizer.encode,
+            text or "",
+            longest,
+            name="max_model_len",
+            add_special_tokens=add_special_tokens,
+        )
 
     def embed_options(self, params: PoolingParams, lora_request: LoRARequest | None) -> dict[str, Any]:
         """The keywords of `penstock.Engine.embed`."""

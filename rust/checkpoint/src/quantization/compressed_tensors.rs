@@ -15,6 +15,9 @@ use crate::packed::{CodeOrder, PackedMatrix, Zeros};
 
 const FORMATS: &str = "pack-quantized, int-quantized, float-quantized, naive-quantized";
 
+/// Most config groups. Each matrix is compared with all of them.
+const MAX_CONFIG_GROUPS: usize = 256;
+
 /// The quantisation of the weights of a config group.
 struct Scheme {
     bits: u32,
@@ -40,7 +43,12 @@ pub(super) fn read(settings: &Settings<'_>, parts: &mut Parts<'_>) -> Result<Str
     let Some(groups) = settings.object("config_groups")? else {
         return Err(settings.malformed("config_groups", "missing"));
     };
-    let schemes = groups.objects()?.into_iter().filter_map(|group| scheme(&group).transpose());
+    let groups = groups.objects()?;
+    if groups.len() > MAX_CONFIG_GROUPS {
+        let problem = format!("{} groups; the limit is {MAX_CONFIG_GROUPS}", groups.len());
+        return Err(settings.malformed("config_groups", problem));
+    }
+    let schemes = groups.into_iter().filter_map(|group| scheme(&group).transpose());
     let schemes = schemes.collect::<Result<Vec<_>, _>>()?;
 
     for module in parts.modules(&["weight_packed"]) {

@@ -299,8 +299,9 @@ class Engine:
         """
         try:
             text = text_of(input_str_or_array)
-            self._model(model_name)
-            return self._start(model_name, encode(model, text), generate_config_builder)
+            installed = self._model(model_name)
+            token_ids = encode(model, text, installed.max_model_len)
+            return self._start(model_name, token_ids, generate_config_builder)
         except AsError as error:
             return _log(error), None, None
 

@@ -11,6 +11,8 @@ from penstock.compat.dashinfer.allspark import dlpack
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error
 from penstock.compat.dashinfer.allspark.llm import ModelSerializerException
+from penstock.compat.dashinfer.allspark.tokenizer import LoaderTokenizer
+from penstock.compat.prompts import PromptTooLongError, encode_prompt
 
 __all__ = ["encode", "text_of", "token_ids_of", "token_ids_of_inputs"]
 
@@ -47,15 +49,20 @@ def text_of(value: object) -> str:
     return value
 
 
-def encode(loader: Any, text: str) -> list[int]:
+def encode(loader: Any, text: str, longest: int) -> list[int]:
     """The token ids of a text, by the tokenizer of a loader. Raises `AsError`."""
     if not hasattr(loader, "init_tokenizer"):
         reason = f"model is of the type {type(loader).__name__}; it must be a loader with a tokenizer"
         raise AsError(AsStatus.ALLSPARK_PARAM_ERROR, reason)
     try:
-        token_ids: list[int] = loader.init_tokenizer().get_tokenizer().encode(text)
+        tokenizer = loader.init_tokenizer().get_tokenizer()
+        if not isinstance(tokenizer, LoaderTokenizer):  # that of a loader of the program
+            token_ids: list[int] = tokenizer.encode(text)
+            return token_ids
+        return encode_prompt(tokenizer.encode, text, longest, name="engine_max_length")
     except ModelSerializerException as error:
         raise AsError(AsStatus.ALLSPARK_IO_ERROR, str(error)) from error
+    except PromptTooLongError as error:
+        raise AsError(AsStatus.ALLSPARK_EXCEED_LIMIT_ERROR, str(error)) from error
     except PenstockError as error:
         raise as_error(error) from error
-    return token_ids

@@ -75,13 +75,15 @@ class LoaderTokenizer:
         ids = [self.encode(item, add_special_tokens) for item in text]
         return {"input_ids": ids, "attention_mask": [[1] * len(item) for item in ids]}
 
-    def encode(self, text: str, add_special_tokens: bool = True, **kwargs: Any) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, max_tokens: int | None = None, **kwargs: Any
+    ) -> list[int]:
         """The token ids of a text; `add_special_tokens` adds those that begin or end a prompt.
 
-        Other keywords must be `None` or `False`.
+        `max_tokens` is that of `penstock.Tokenizer.encode`. Other keywords must be `None` or `False`.
         """
         _refuse_token_keywords(kwargs)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def decode(
         self,

@@ -21,7 +21,11 @@ fn description_names_the_method_and_its_parameters() {
 #[test]
 fn unsupported_methods_and_options_are_named() {
     let gptq = Matrix::new(4, 32, false).gptq(1);
+    let groups: Vec<String> = (0..257).map(|index| format!(r#""{index}":{{}}"#)).collect();
+    let many_groups =
+        format!(r#"{{"quant_method":"compressed-tensors","config_groups":{{{}}}}}"#, groups.join(","));
     for (config, expected) in [
+        (many_groups.as_str(), "quantization_config.config_groups: 257 groups; the limit is 256"),
         (
             r#"{"quant_method":"bitsandbytes"}"#,
             "quantization_config.quant_method is bitsandbytes; supported: awq",
