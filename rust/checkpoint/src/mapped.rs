@@ -82,34 +82,78 @@ impl MappedFile {
 
     /// Asks the operating system to read this range soon. Failure is ignored, because this is only advice.
     pub(crate) fn prefetch(&self, range: Range<usize>) {
-        #[cfg(unix)]
         if let Some((map, range)) = self.in_map(range) {
-            let _ = map.advise_range(memmap2::Advice::WillNeed, range.start, range.len());
+            system::prefetch(map, range);
         }
-        #[cfg(not(unix))]
-        let _ = range;
     }
 
     /// Maps the pages of this range now, in one call. Failure is ignored: they are then mapped on first access.
     pub(crate) fn populate(&self, range: Range<usize>) {
-        #[cfg(target_os = "linux")]
         if let Some((map, range)) = self.in_map(range) {
-            let _ = map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len());
+            system::populate(map, range);
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = range;
     }
 
     /// Removes the pages of this range from the memory of the process. The next access reads them again.
     pub(crate) fn release(&self, range: Range<usize>) {
-        #[cfg(unix)]
         if let Some((map, range)) = self.in_map(range) {
-            // SAFETY: the mapping is read-only and of a file, so a dropped page is read again from the file.
-            let _ = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
-            };
+            system::release(map, range);
         }
-        #[cfg(not(unix))]
-        let _ = range;
+    }
+}
+
+#[cfg(unix)]
+mod system {
+    use std::ops::Range;
+
+    use memmap2::{Advice, Mmap, UncheckedAdvice};
+
+    pub(super) fn prefetch(map: &Mmap, range: Range<usize>) {
+        let _ = map.advise_range(Advice::WillNeed, range.start, range.len());
+    }
+
+    #[cfg(target_os = "linux")]
+    pub(super) fn populate(map: &Mmap, range: Range<usize>) {
+        let _ = map.advise_range(Advice::PopulateRead, range.start, range.len());
+    }
+
+    /// Other systems map pages on first access only.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn populate(_: &Mmap, _: Range<usize>) {}
+
+    pub(super) fn release(map: &Mmap, range: Range<usize>) {
+        // SAFETY: the mapping is read-only and of a file, so a dropped page is read again from the file.
+        let _ = unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+    }
+}
+
+#[cfg(windows)]
+mod system {
+    use std::ops::Range;
+
+    use memmap2::Mmap;
+    use windows_sys::Win32::System::Memory::{
+        PrefetchVirtualMemory, VirtualUnlock, WIN32_MEMORY_RANGE_ENTRY,
+    };
+    use windows_sys::Win32::System::Threading::GetCurrentProcess;
+
+    pub(super) fn prefetch(map: &Mmap, range: Range<usize>) {
+        let bytes = &map[range];
+        let entry = WIN32_MEMORY_RANGE_ENTRY {
+            VirtualAddress: bytes.as_ptr().cast_mut().cast(),
+            NumberOfBytes: bytes.len(),
+        };
+        // SAFETY: the system reads one entry, and only reads the pages of the range.
+        unsafe { PrefetchVirtualMemory(GetCurrentProcess(), 1, &entry, 0) };
+    }
+
+    /// Windows maps pages on first access only.
+    pub(super) fn populate(_: &Mmap, _: Range<usize>) {}
+
+    /// Unlocking pages that are not locked is an error, and removes them from the working set.
+    pub(super) fn release(map: &Mmap, range: Range<usize>) {
+        let bytes = &map[range];
+        // SAFETY: a page of a file that is removed is read again.
+        unsafe { VirtualUnlock(bytes.as_ptr().cast(), bytes.len()) };
     }
 }

@@ -4,19 +4,15 @@
 //! lock; if two compile the same kernel, the later file replaces an equal one. Images are code that a device runs: a
 //! folder that other users may write to is not used, and a file has a checksum.
 
-use std::ffi::{CStr, OsStr};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::mem;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use crate::ownership::{others_may_change, own_folder};
+use crate::system::{NOT_FOLLOWED, create_own, file_of, open_own, others_may_change, own_folder};
 
 /// Bytes at the beginning of a file.
 const MAGIC: &[u8; 8] = b"PENSTKCU";
@@ -98,7 +94,7 @@ impl KernelCache {
         let name = entry.file_name();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let temporary = self.folder.join(format!(".{name}.{}-{number}.tmp", std::process::id()));
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let file = create_own(&temporary)?;
         let written = write(file, entry, image).and_then(|()| fs::rename(&temporary, self.folder.join(name)));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
@@ -148,16 +144,8 @@ impl KernelArchive {
 
     /// The folder `kernels` beside the library that this code is part of.
     pub fn of_package() -> Self {
-        // SAFETY: zeroes are a value of the type.
-        let mut info: libc::Dl_info = unsafe { mem::zeroed() };
-        // SAFETY: the address is that of a function, and `info` is valid.
-        let is_found = unsafe { libc::dladdr(Self::of_package as *const _, &raw mut info) } != 0;
-        if !is_found || info.dli_fname.is_null() {
-            return Self::new(PathBuf::new());
-        }
-        // SAFETY: the name has an end, and lasts as long as the library.
-        let library = unsafe { CStr::from_ptr(info.dli_fname) };
-        Self::new(Path::new(OsStr::from_bytes(library.to_bytes())).with_file_name("kernels"))
+        let library = file_of(Self::of_package as *const _);
+        Self::new(library.map_or_else(PathBuf::new, |library| library.with_file_name("kernels")))
     }
 
     fn path(&self, entry: Entry, compiler: u32, architecture: &str) -> PathBuf {
@@ -192,12 +180,12 @@ impl KernelArchive {
 
 /// Whether an error is about the file. Others, such as that the process has no free descriptor, are not lasting.
 fn is_damage(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(libc::ELOOP)
+    error.kind() == io::ErrorKind::InvalidData || error.raw_os_error() == Some(NOT_FOLLOWED)
 }
 
 /// Reads and verifies a file of this user, and marks it as used.
 fn read_own(path: &Path, entry: Entry) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let file = open_own(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || others_may_change(&metadata).is_some() {
         return Err(damaged("it is not a file of this user alone"));
@@ -234,12 +222,12 @@ fn mark_used(file: &File) {
     let _ = file.set_modified(SystemTime::now());
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::*;
-    use crate::ownership::user;
+    use crate::system::user;
 
     /// An empty folder, removed when it is dropped.
     struct Scratch(PathBuf);

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::cublaslt::sys;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-use libloading::os::unix::Library;
 
 use crate::error::CudaError;
 use crate::library::{NotFound, Search, Status, library_functions};
+use crate::system::Library;
 use crate::{Context, DevicePointer, Stream, Version};
 
 /// Alignment of the rows of the operands of a product, and of its workspace, in bytes.
@@ -138,7 +138,7 @@ impl Cublas {
     /// The first library that can be used.
     pub fn find(search: &Search) -> Result<Self, CublasError> {
         let open = |path: &Path, library| Self::open(path, library, search);
-        search.find("libcublasLt.so", open).map_err(CublasError::NotFound)
+        search.find("cublasLt", open).map_err(CublasError::NotFound)
     }
 
     fn open(path: &Path, library: ManuallyDrop<Library>, search: &Search) -> Result<Self, String> {

@@ -1,21 +1,17 @@
-//! [`Driver`]: `libcuda.so.1`, loaded when CUDA is asked for.
+//! [`Driver`]: the library of the driver, loaded when CUDA is asked for.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-
 use crate::error::{CallError, NO_DEVICE};
 use crate::functions::{Address, functions};
 use crate::library::reason;
+use crate::system::{DRIVER, open_library};
 use crate::{Unavailable, Version};
 
 /// The oldest version of CUDA that a driver may support.
 pub const MIN_DRIVER: Version = Version::new(12, 0);
-
-/// The name that the driver's library has on every system.
-const LIBRARY: &str = "libcuda.so.1";
 
 pub(crate) type Ordinal = c_int;
 pub(crate) type Handle = *mut c_void;
@@ -138,13 +134,13 @@ fn load() -> Result<&'static Functions, Unavailable> {
         return Ok(functions);
     }
     // SAFETY: the initialisers of the system's driver have no requirements.
-    let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| Unavailable::NoLibrary(reason(LIBRARY.as_ref(), &error)))?;
+    let library = unsafe { open_library(DRIVER.as_ref()) }
+        .map_err(|error| Unavailable::NoLibrary(reason(DRIVER.as_ref(), &error)))?;
     // SAFETY: the function is not called with this signature.
     let find = |name: &[u8]| unsafe { library.get::<Address>(name) }.ok().map(|found| *found);
     // SAFETY: the library is the driver's.
     let functions = unsafe { Functions::load(find) }
-        .map_err(|function| Unavailable::MissingFunction { path: LIBRARY.to_owned(), function })?;
+        .map_err(|function| Unavailable::MissingFunction { path: DRIVER.to_owned(), function })?;
     std::mem::forget(library);
     Ok(FUNCTIONS.get_or_init(|| functions))
 }

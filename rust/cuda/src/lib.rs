@@ -1,4 +1,4 @@
-//! CUDA, found when the program runs: [`Driver`] loads `libcuda.so.1` and lists its devices, [`Nvrtc`] compiles
+//! CUDA, found when the program runs: [`Driver`] loads its library and lists its devices, [`Nvrtc`] compiles
 //! kernels, and [`KernelCompiler`] keeps compiled kernels in a [`KernelCache`]. A [`Context`] uses a device: memory,
 //! streams, events and launches of kernels; [`Cublas`] multiplies matrices in it. Nothing of CUDA is needed to build
 //! the crate.
@@ -19,9 +19,9 @@ mod library;
 mod memory;
 mod module;
 mod nvrtc;
-mod ownership;
 mod sources;
 mod stream;
+mod system;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unavailable;
@@ -41,9 +41,9 @@ pub use library::{NotFound, Search};
 pub use memory::{DeviceMemory, DevicePointer, PinnedBlock, PinnedMemory};
 pub use module::{Argument, Grid, Kernel, Module, Parameter};
 pub use nvrtc::{Nvrtc, NvrtcError};
-pub use ownership::{others_may_change, own_folder};
 pub use sources::Sources;
 pub use stream::{Event, Stream};
+pub use system::{others_may_change, own_folder};
 pub use unavailable::Unavailable;
 
 use std::fmt::{self, Display, Formatter};

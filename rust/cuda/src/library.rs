@@ -1,20 +1,15 @@
 //! Libraries that are loaded when they are asked for: the search for those of the CUDA toolkit, and their functions.
 
-use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::ffi::c_int;
 use std::fmt::{self, Display, Formatter};
-use std::mem::{ManuallyDrop, MaybeUninit};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-
 use crate::Version;
+use crate::system::{Library, TOOLKIT, library_name, open_library};
 
 /// The major versions of the toolkit's libraries, in the order of the search.
 const MAJORS: [u32; 2] = [13, 12];
-/// The folder of a toolkit that is installed for all users.
-const TOOLKIT: &str = "/usr/local/cuda/lib64";
 
 /// The result of a function of these libraries; 0 is success.
 pub(crate) type Status = c_int;
@@ -31,8 +26,8 @@ pub struct Search {
 }
 
 impl Search {
-    /// Opens the first library that can be used, by a name without its version, such as `libnvrtc.so`. The error has
-    /// each library with the reason.
+    /// Opens the first library that can be used, by a name without its version, such as `nvrtc`. The error has each
+    /// library with the reason.
     pub(crate) fn find<T>(
         &self,
         name: &str,
@@ -54,8 +49,8 @@ impl Search {
         }
         let newest = self.driver.map_or(u32::MAX, |version| version.major);
         let majors = MAJORS.into_iter().filter(|major| *major <= newest);
-        let names: Vec<_> = majors.map(|major| format!("{name}.{major}")).collect();
-        let folders = self.folders.iter().map(PathBuf::as_path).chain([Path::new(TOOLKIT)]);
+        let names: Vec<_> = majors.map(|major| library_name(name, major)).collect();
+        let folders = self.folders.iter().map(PathBuf::as_path).chain(TOOLKIT.map(Path::new));
         let files = folders.flat_map(|folder| names.iter().map(|name| folder.join(name)));
         files.filter(|file| file.exists()).chain(names.iter().map(PathBuf::from)).collect()
     }
@@ -91,7 +86,7 @@ impl Display for NotFound {
 /// A library, which stays loaded: those of the toolkit that were used keep threads and state of their own.
 fn load(path: &Path) -> Result<ManuallyDrop<Library>, String> {
     // SAFETY: loading the toolkit's libraries has no requirements. A variable that names one must name a copy of it.
-    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+    let library = unsafe { open_library(path) };
     library.map(ManuallyDrop::new).map_err(|error| reason(path, &error))
 }
 
@@ -114,7 +109,7 @@ macro_rules! library_functions {
             /// # Safety
             ///
             /// The library's functions of these names have these types, and it is loaded as long as the table is used.
-            unsafe fn load(library: &libloading::os::unix::Library) -> Result<Self, String> {
+            unsafe fn load(library: &$crate::system::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
                         // SAFETY: the caller's.
@@ -144,36 +139,18 @@ pub(crate) fn reason(path: &Path, error: &libloading::Error) -> String {
     text.strip_prefix(&prefix).unwrap_or(&text).to_owned()
 }
 
-/// The size and the modification time of the file that a function is in; empty if they cannot be found.
-pub(crate) fn describe_file(function: *const c_void) -> String {
-    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the pointer is valid, and any address may be passed.
-    let is_found = unsafe { libc::dladdr(function, info.as_mut_ptr()) } != 0;
-    // SAFETY: all fields are pointers, which are null or were written.
-    let info = unsafe { info.assume_init() };
-    if !is_found || info.dli_fname.is_null() {
-        return String::new();
-    }
-    // SAFETY: the name is a string of the loader, and the library is not unloaded.
-    let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes()));
-    path.metadata().map_or_else(
-        |_| String::new(),
-        |file| format!("{} {}.{:09}", file.len(), file.mtime(), file.mtime_nsec()),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn names(driver: Option<Version>) -> Vec<PathBuf> {
-        let candidates = Search { driver, ..Search::default() }.candidates("libx.so");
+        let candidates = Search { driver, ..Search::default() }.candidates("x");
         candidates.into_iter().filter(|path| path.is_relative()).collect()
     }
 
     #[test]
     fn libraries_newer_than_the_driver_are_not_searched() {
-        let [new, old] = ["libx.so.13", "libx.so.12"].map(PathBuf::from);
+        let [new, old] = [13, 12].map(|major| PathBuf::from(library_name("x", major)));
         assert_eq!(names(None), [new.clone(), old.clone()]);
         assert_eq!(names(Some(Version::new(14, 0))), [new.clone(), old.clone()]);
         assert_eq!(names(Some(Version::new(13, 0))), [new, old.clone()]);
@@ -194,14 +171,14 @@ mod tests {
     fn folders_are_searched_in_order_before_the_system() {
         let root = std::env::temp_dir().join(format!("penstock-search-{}", std::process::id()));
         let folders = ["a", "b", "c"].map(|name| root.join(name));
-        let files = [folders[0].join("libx.so.12"), folders[2].join("libx.so.13")];
+        let files = [folders[0].join(library_name("x", 12)), folders[2].join(library_name("x", 13))];
         for file in &files {
             std::fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
             std::fs::write(file, "").expect("a file");
         }
         let search = Search { folders: folders.to_vec(), ..Search::default() };
-        let candidates = search.candidates("libx.so");
-        let only = Search { library: Some(files[1].clone()), ..search }.candidates("libx.so");
+        let candidates = search.candidates("x");
+        let only = Search { library: Some(files[1].clone()), ..search }.candidates("x");
         std::fs::remove_dir_all(root).expect("a folder");
         assert_eq!(candidates[..2], files);
         assert_eq!(only, files[1..]);

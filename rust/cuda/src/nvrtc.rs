@@ -5,10 +5,9 @@ use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-
 use crate::Version;
-use crate::library::{NotFound, Search, Status, describe_file, library_functions};
+use crate::library::{NotFound, Search, Status, library_functions};
+use crate::system::{BUILTINS, Library, describe_file, open_library};
 
 /// Characters of a compiler's log that an error has.
 const MAX_LOG: usize = 16 << 10;
@@ -86,7 +85,7 @@ impl Nvrtc {
     /// The first library that can be used.
     pub fn find(search: &Search) -> Result<Self, NvrtcError> {
         let open = |path: &Path, library| Self::open(path, library, search);
-        search.find("libnvrtc.so", open).map_err(NvrtcError::NotFound)
+        search.find("nvrtc", open).map_err(NvrtcError::NotFound)
     }
 
     fn open(path: &Path, library: ManuallyDrop<Library>, search: &Search) -> Result<Self, String> {
@@ -234,10 +233,10 @@ impl Functions {
 fn load_builtins(compiler: &Path) {
     let files = compiler.parent().and_then(|folder| folder.read_dir().ok());
     for file in files.into_iter().flatten().flatten() {
-        if file.file_name().as_encoded_bytes().starts_with(b"libnvrtc-builtins.so") {
+        if file.file_name().as_encoded_bytes().starts_with(BUILTINS.as_bytes()) {
             // SAFETY: as for the compiler. A library that cannot be loaded is an error of the compilation, if it is
             // used.
-            let library = unsafe { Library::open(Some(file.path()), RTLD_NOW | RTLD_LOCAL) };
+            let library = unsafe { open_library(&file.path()) };
             std::mem::forget(library);
         }
     }

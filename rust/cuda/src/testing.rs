@@ -227,6 +227,7 @@ fn unbound<T: Send>(driver: &Driver, call: impl FnOnce() -> T + Send) -> Result<
 /// # Errors
 ///
 /// Any error of the driver.
+#[cfg(unix)]
 pub fn fork() -> Result<(), Box<dyn Error>> {
     let (_, context) = open()?;
     let objects = (

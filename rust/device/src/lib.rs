@@ -16,6 +16,7 @@ pub mod packed;
 mod profile;
 mod sample;
 mod step;
+mod system;
 mod timed;
 
 pub use backend::{

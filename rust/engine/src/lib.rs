@@ -66,7 +66,7 @@ pub use penstock_types::{
     BlockCopy, BlockId, HostBlockId, OutputScope, PreemptionMode, PreemptionVictim, RequestedOutputs,
     Sampling,
 };
-pub use port::Port;
+pub use port::{Port, RawBell};
 pub use process::Process;
 pub use request::{
     AdapterId, AdapterUse, CachedTokens, ClientId, Event, Finish, FinishReason, Grammar, GrammarState,

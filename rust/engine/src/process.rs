@@ -1,6 +1,5 @@
 //! The process that opened an engine. A fork copies the handles of an engine, but none of the threads behind them.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::request::StopCause;
@@ -20,13 +19,7 @@ pub struct Process {
 impl Process {
     /// The process of the caller.
     pub fn current() -> Self {
-        static WATCHED: Once = Once::new();
-        WATCHED.call_once(|| {
-            // SAFETY: the handler only adds to an atomic, which is safe in the child of a process with several
-            // threads; the library is never unloaded. The only error is a lack of memory: handles are then not
-            // protected.
-            unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
-        });
+        watch_forks();
         Self { id: std::process::id(), num_forks: NUM_FORKS.load(Ordering::Relaxed) }
     }
 
@@ -47,7 +40,24 @@ impl Process {
     }
 }
 
-/// Runs in the child of every fork.
-extern "C" fn count_fork() {
-    NUM_FORKS.fetch_add(1, Ordering::Relaxed);
+/// Begins to count forks.
+#[cfg(unix)]
+fn watch_forks() {
+    use std::sync::Once;
+
+    /// Runs in the child of every fork.
+    extern "C" fn count_fork() {
+        NUM_FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: the handler only adds to an atomic, which is safe in the child of a process with several threads; the
+        // library is never unloaded. The only error is a lack of memory: handles are then not protected.
+        unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
 }
+
+/// A process of Windows is never copied.
+#[cfg(windows)]
+fn watch_forks() {}

@@ -84,7 +84,7 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         max_registered_adapters: 0,
         max_registered_bytes: u64::MAX,
     };
-    let (port, now) = (Port::with_eventfd().unwrap(), Instant::now());
+    let (port, now) = (Port::with_descriptor().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());
     let (attention, gate) = (Arc::new(Attention::default()), Arc::new(Gate::default()));
     let mut core = EngineCore::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&shared_stats));

@@ -210,7 +210,7 @@ fn pause_vs_pop_down_to_half() {
 #[test]
 fn list_vs_take_and_unlist() {
     check(|| {
-        let port = Port::with_eventfd().unwrap();
+        let port = Port::with_descriptor().unwrap();
         let (writer, mut reader) = result_queue(4);
         let mut outbox = Outbox::new(RequestId(7), writer, port.bell());
         let bell = port.bell();
@@ -263,7 +263,7 @@ fn ring_vs_clear_and_drain(port: impl Fn() -> Port + Send + Sync + 'static) {
 
 #[test]
 fn descriptor_ring_vs_clear_and_drain() {
-    ring_vs_clear_and_drain(|| Port::with_eventfd().unwrap());
+    ring_vs_clear_and_drain(|| Port::with_descriptor().unwrap());
 }
 
 #[test]

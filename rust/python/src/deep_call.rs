@@ -1,6 +1,5 @@
 //! Calls of Python code that recurses as deep as its input is nested, such as the compiler of templates.
 
-use std::mem::MaybeUninit;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -48,9 +47,11 @@ pub fn call_deep(py: Python<'_>, function: Py<PyAny>, interrupt: Py<PyAny>) -> R
     raised.map_or(returned.map_err(Error::Python), |raised| Err(Error::Python(raised)))
 }
 
-/// The size of the stack of the calling thread; 0 if it is not known.
+/// The size of the stack of the calling thread; 0 if the system does not say it.
 #[cfg(target_os = "linux")]
 fn stack_bytes() -> usize {
+    use std::mem::MaybeUninit;
+
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let mut num_bytes = 0;
     // SAFETY: a call that returns 0 has initialised the attributes of this thread, which are read and destroyed then.
@@ -63,7 +64,16 @@ fn stack_bytes() -> usize {
     num_bytes
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(target_os = "macos")]
 fn stack_bytes() -> usize {
-    0
+    // SAFETY: the thread is the calling one.
+    unsafe { libc::pthread_get_stacksize_np(libc::pthread_self()) }
+}
+
+#[cfg(windows)]
+fn stack_bytes() -> usize {
+    let [mut low, mut high] = [0; 2];
+    // SAFETY: the system writes two numbers.
+    unsafe { windows_sys::Win32::System::Threading::GetCurrentThreadStackLimits(&mut low, &mut high) };
+    high - low
 }

@@ -1,6 +1,5 @@
 //! `Port`: one listener (an event loop, or a blocking caller) and the requests it receives for.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,13 +31,13 @@ impl Port {
         let port = if blocking {
             penstock_engine::Port::with_condvar()
         } else {
-            penstock_engine::Port::with_eventfd()?
+            penstock_engine::Port::with_descriptor()?
         };
         Ok(Self { listener: Listener::new(port), process: Process::current() })
     }
 
-    fn fileno(&self) -> RawFd {
-        self.inner().fd().unwrap_or(-1)
+    fn fileno(&self) -> i64 {
+        self.inner().fd().map_or(-1, |fd| fd as i64)
     }
 
     fn drain(&self, py: Python<'_>) -> Result<Vec<u64>, Error> {

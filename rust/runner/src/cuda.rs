@@ -169,6 +169,7 @@ impl CudaSettings {
         let compiler = self.compiler(None).map_err(|error| error.to_string())?;
         let ended = match name {
             "defects" => testing::defects(),
+            #[cfg(unix)]
             "fork" => testing::fork(),
             "lost" => testing::lost(&compiler),
             "threads" => testing::threads(&compiler),

@@ -5,10 +5,9 @@
 //! mapped while they are in use. Weights are used as they are in an entry, so the directory and its entries belong to
 //! the user, and no other user may write to them.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::ControlFlow;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -116,7 +115,7 @@ fn find(
         Ok((ControlFlow::Break(()), _)) => Err(ModelError::Cancelled.into()),
         Ok((ControlFlow::Continue(()), found)) => {
             let now = SystemTime::now();
-            let _ = File::open(path.join(USED)).and_then(|file| file.set_modified(now));
+            let _ = open_for_times(&path.join(USED)).and_then(|file| file.set_modified(now));
             Ok(Some(found))
         }
         Err(error @ CheckpointError::Io { .. }) => {
@@ -129,6 +128,18 @@ fn find(
             Ok(None)
         }
     }
+}
+
+/// Opens a file, whose times can be set.
+fn open_for_times(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(windows)]
+    {
+        use std::os::windows::fs::OpenOptionsExt;
+        options.access_mode(windows_sys::Win32::Storage::FileSystem::FILE_WRITE_ATTRIBUTES);
+    }
+    options.open(path)
 }
 
 /// Checks that an entry is a directory of files, and that no other user may change any of them.
@@ -175,12 +186,25 @@ fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> i
 
 /// The identity of a file with certain contents. A program can set the time of modification, but not that of the last
 /// change of the file's state, and another file that takes the place of this one has another number.
+#[cfg(unix)]
 fn identity(file: &Path) -> io::Result<String> {
+    use std::os::unix::fs::MetadataExt;
+
     let path = file.canonicalize()?;
     let file = path.metadata()?;
     let (device, number, size) = (file.dev(), file.ino(), file.size());
     let times = [file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec()];
     Ok(format!(" {path:?} {device} {number} {size} {times:?}"))
+}
+
+/// The identity of a file with certain contents: its path, size and times.
+#[cfg(windows)]
+fn identity(file: &Path) -> io::Result<String> {
+    use std::os::windows::fs::MetadataExt;
+
+    let path = file.canonicalize()?;
+    let file = path.metadata()?;
+    Ok(format!(" {path:?} {} {:?}", file.file_size(), [file.creation_time(), file.last_write_time()]))
 }
 
 /// Removes the least recently used entries until at most `most_bytes` remain, and abandoned files.
@@ -234,7 +258,7 @@ fn use_and_size(path: &Path) -> (SystemTime, u64) {
     (used.unwrap_or(SystemTime::UNIX_EPOCH), files.map(|file| size(file.path())).sum())
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
     use std::time::Instant;

@@ -54,7 +54,8 @@ pub struct ConvertedWriter {
     temporary: PathBuf,
     overwrite: bool,
     is_archive: bool,
-    file: File,
+    /// The file that is written; `None` after the last one.
+    file: Option<File>,
     /// The path of `file`.
     path: PathBuf,
     checksums: Checksums,
@@ -118,7 +119,7 @@ impl ConvertedWriter {
             temporary,
             overwrite,
             is_archive,
-            file,
+            file: Some(file),
             path,
             checksums: Checksums::default(),
             size,
@@ -139,7 +140,7 @@ impl ConvertedWriter {
     }
 
     fn write_raw(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let written = self.file.write_all(bytes);
+        let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(bytes));
         written.map_err(|source| self.failed(source))
     }
 
@@ -177,15 +178,16 @@ impl ConvertedWriter {
         } else {
             self.sync()?;
             self.path = self.temporary.join(GRAPH);
-            self.file = create_file(&self.path).map_err(|source| self.failed(source))?;
+            self.file = Some(create_file(&self.path).map_err(|source| self.failed(source))?);
             self.write_raw(&graph)?;
         }
         self.sync()?;
+        self.file = None; // Windows renames no directory with an open file
         self.publish()
     }
 
     fn sync(&self) -> Result<(), WriteError> {
-        self.file.sync_all().map_err(|source| self.failed(source))
+        self.file.as_ref().map_or(Ok(()), File::sync_all).map_err(|source| self.failed(source))
     }
 
     /// Renames the temporary directory or file to the output. An existing output directory is renamed first, because a
@@ -234,6 +236,7 @@ impl ConvertedWriter {
 
 /// Creates a directory that only its owner may write to. The weights are used as they are in the files.
 fn create_dir(path: &Path) -> io::Result<()> {
+    #[cfg_attr(windows, expect(unused_mut, reason = "the mode is that of Unix"))]
     let mut builder = DirBuilder::new();
     #[cfg(unix)]
     builder.mode(0o755);

@@ -1,6 +1,6 @@
 //! The memory of an arena.
 
-use memmap2::MmapMut;
+use crate::system::Reserved;
 
 /// Memory that an arena divides. It starts at offset 0 and grows at its end; its content keeps its offsets.
 pub trait Slab {
@@ -19,34 +19,35 @@ pub struct SlabError {
 
 /// Host memory: one page-aligned mapping, reserved once. A page is zero and takes no memory until it is first written.
 #[derive(Debug)]
-pub struct HostSlab(MmapMut);
+pub struct HostSlab(Reserved);
 
 impl HostSlab {
     /// Reserves address space for `bytes`. A failure is an error, never an abort.
     pub fn reserve(bytes: usize) -> Result<Self, SlabError> {
         let refused = |error: std::io::Error| SlabError { bytes, reason: error.to_string() };
-        MmapMut::map_anon(bytes.max(1)).map(Self).map_err(refused)
+        Reserved::new(bytes).map(Self).map_err(refused)
     }
 }
 
 impl Slab for HostSlab {
     fn commit(&mut self, bytes: usize) -> Result<(), SlabError> {
-        if bytes <= self.0.len() {
+        let reserved = self.0.bytes().len();
+        if bytes <= reserved {
             return Ok(());
         }
-        Err(SlabError { bytes, reason: format!("only {} are reserved", self.0.len()) })
+        Err(SlabError { bytes, reason: format!("only {reserved} are reserved") })
     }
 }
 
 impl AsRef<[u8]> for HostSlab {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.0.bytes()
     }
 }
 
 impl AsMut<[u8]> for HostSlab {
     fn as_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        self.0.bytes_mut()
     }
 }
 

@@ -19,14 +19,15 @@ use super::buffers::{MOST_PARTS, PAGE, Weights, arena, lend, lend_some};
 use super::cache::{CacheShape, kv_layout};
 use super::matrices::pack_part;
 use super::{
-    Cpu, CpuAdapters, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, memory,
-    rope, sampling,
+    Cpu, CpuAdapters, CpuBuffer, CpuCache, CpuMatrix, CpuOperand, CpuRope, CpuScratch, CpuSlots, rope,
+    sampling,
 };
 use crate::arena::Region;
 use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::bfc::Placement;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
+use crate::system::available_memory;
 
 /// The results of a `sample` call.
 pub struct CpuTicket(Vec<Sampled>);
@@ -56,7 +57,7 @@ impl Backend for Cpu {
     type Turn = Turn;
 
     fn available_memory(&self) -> Result<u64, DeviceError> {
-        Ok(self.host.remaining(memory::available().min(self.numa_memory.available().unwrap_or(u64::MAX))))
+        Ok(self.host.remaining(available_memory().min(self.numa_memory.available().unwrap_or(u64::MAX))))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {

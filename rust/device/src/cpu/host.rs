@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::available_parallelism;
 
-use penstock_kernels::{Pool, resident_bytes};
+use penstock_kernels::Pool;
 
-use super::memory;
 use super::numa::NumaNode;
+use crate::system::{available_memory, resident_bytes};
 
 /// Worker pools and memory that backends share.
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl CpuHost {
 
     /// Bytes that another backend may reserve, on any NUMA node.
     pub fn available_memory(&self) -> u64 {
-        self.remaining(memory::available())
+        self.remaining(available_memory())
     }
 
     /// The part of `available` bytes, which the system reports, that is not reserved.

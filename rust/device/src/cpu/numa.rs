@@ -8,8 +8,8 @@ use std::path::Path;
 use penstock_kernels::{allowed_cpus, panels_of_node};
 
 use super::buffers::PAGE;
-use super::memory::parse_kilobytes;
 use crate::arena::HostSlab;
+use crate::system::parse_kilobytes;
 
 /// The directory with `node` and `cpu`.
 const SYSTEM: &str = "/sys/devices/system";

@@ -7,12 +7,11 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::condvar::CondvarBell;
-use super::descriptor::DescriptorBell;
+use super::descriptor::{DescriptorBell, RawBell};
 use crate::request::RequestId;
 use crate::sync::{Arc, Mutex, MutexGuard};
 
@@ -51,7 +50,7 @@ enum BellKind {
 impl Port {
     /// A port for an event loop: its [`fd`](Self::fd) becomes readable when the bell rings. Fails if the process may
     /// open no more files.
-    pub fn with_eventfd() -> io::Result<Self> {
+    pub fn with_descriptor() -> io::Result<Self> {
         Ok(Self::new(BellKind::Descriptor(DescriptorBell::new()?)))
     }
 
@@ -66,7 +65,7 @@ impl Port {
 
     /// The file to wait for, non-blocking and closed on exec; `None` for a condvar port. Valid while a clone of the
     /// port lives. Only [`clear`](Self::clear) may read it.
-    pub fn fd(&self) -> Option<RawFd> {
+    pub fn fd(&self) -> Option<RawBell> {
         match &self.bell.inner.kind {
             BellKind::Descriptor(bell) => bell.fd(),
             BellKind::Condvar(_) => None,
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
 
     fn both_kinds() -> [Port; 2] {
-        [Port::with_eventfd().unwrap(), Port::with_condvar()]
+        [Port::with_descriptor().unwrap(), Port::with_condvar()]
     }
 
     #[test]
@@ -182,6 +181,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(unix)]
     fn the_file_does_not_block_and_is_closed_on_exec() {
         let [port, other] = both_kinds();
         assert_eq!(other.fd(), None);

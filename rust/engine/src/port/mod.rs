@@ -21,4 +21,5 @@ mod descriptor;
 mod ringer;
 
 pub use bell::{Bell, Port, RingOnDrop};
+pub use descriptor::RawBell;
 pub use ringer::{PortIndex, Ringer};

@@ -51,7 +51,7 @@ fn engines_never_assign_the_same_request_id() {
 
 #[test]
 fn many_consumers_share_one_port() {
-    for port in [Port::with_eventfd().unwrap(), Port::with_condvar()] {
+    for port in [Port::with_descriptor().unwrap(), Port::with_condvar()] {
         let engine = engine(limits());
         let mut open: VecDeque<_> =
             requests(256).iter().map(|request| Received::start(&engine, request, &port)).collect();

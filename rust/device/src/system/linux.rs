@@ -1,18 +1,32 @@
-//! The host memory that is available.
+//! The available memory on Linux.
 
 use std::fs;
 
-use super::cgroups;
+use super::parse_kilobytes;
+
+#[path = "cgroups.rs"]
+mod cgroups;
 
 /// Bytes available to this process: the lowest of the system's available memory, its commit limit (without overcommit),
-/// the limits of control groups and that of the address space (`ulimit -v`). Without any of them there is no limit.
-pub(super) fn available() -> u64 {
-    let limits = [system_available(), commit_available(), cgroups::available(), address_space_available()];
-    limits.into_iter().flatten().min().unwrap_or(u64::MAX)
+/// the limits of control groups and that of the address space (`ulimit -v`).
+pub(crate) fn available_memory() -> u64 {
+    let limits = [commit_available(), cgroups::available(), address_space_available()];
+    limits.into_iter().flatten().fold(system_available(), u64::min)
 }
 
-fn system_available() -> Option<u64> {
-    parse_meminfo(&fs::read_to_string("/proc/meminfo").ok()?)
+/// The memory that the system can provide without swapping; the free memory where /proc is not mounted.
+fn system_available() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok();
+    meminfo.and_then(|meminfo| parse_meminfo(&meminfo)).unwrap_or_else(free_memory)
+}
+
+/// The memory that holds nothing.
+fn free_memory() -> u64 {
+    // SAFETY: the structure consists of numbers, for which zero is valid.
+    let mut info: libc::sysinfo = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one structure. The call fails for an invalid address only.
+    unsafe { libc::sysinfo(&mut info) };
+    info.freeram as u64 * u64::from(info.mem_unit)
 }
 
 fn parse_meminfo(text: &str) -> Option<u64> {
@@ -31,12 +45,6 @@ fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
     }
     let limit = parse_kilobytes(meminfo, "CommitLimit:")?;
     Some(limit.saturating_sub(parse_kilobytes(meminfo, "Committed_AS:")?))
-}
-
-/// The bytes of a line such as `VmSize:   2048 kB`.
-pub(super) fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn address_space_available() -> Option<u64> {
@@ -59,7 +67,7 @@ mod tests {
     fn available_memory_is_read_in_bytes() {
         assert_eq!(parse_meminfo("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048 * 1024));
         assert_eq!(parse_meminfo("MemTotal: 9 kB\n"), None);
-        assert!(available() > 0);
+        assert!(available_memory() > 0 && free_memory() > 0);
         let limits = |soft: &str| {
             format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n")
         };
