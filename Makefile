@@ -18,6 +18,9 @@ REPORT ?= python
 REPORTS := target/reports
 WHEEL  := $(BIN)/maturin build --release --locked --out dist
 CLIENTS ?= target/clients
+# The targets of the wheels, besides the one of the machine.
+TARGETS := aarch64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-musl aarch64-apple-darwin \
+           x86_64-apple-darwin x86_64-pc-windows-gnu
 # The wheels that a machine with a GPU needs, and the version of its Python.
 GPU := target/gpu
 GPUS := sm_80 sm_90a sm_100a sm_120a
@@ -58,7 +61,7 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel bench bench-suite peers generate format lint \
-        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-schemas test-python \
+        lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
         test-oracle oracle test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
@@ -156,6 +159,12 @@ test-rust-doc: rust  ## Warnings of rustdoc, and doc tests
 
 test-release: rust  # the engine in the profile of the wheel
 	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release --tests)
+
+test-targets: rust  # the systems and CPUs of the wheels, and Python without the GIL: the sources compile for them
+	rustup target add $(TARGETS)
+	$(foreach target,$(TARGETS),cargo check --workspace --locked --target-dir target/targets --target $(target) &&) true
+	PYO3_CONFIG_FILE=$(abspath rust/python/pyo3-free-threaded.txt) cargo check -p penstock-python --locked \
+	    --target-dir target/targets
 
 test-schemas: rust  # a million random schemas, which take longer than a share of the rare tests
 	cargo test -p penstock-guidance --release --locked --test all -- --ignored --exact \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
@@ -60,6 +61,8 @@ def _share_arena() -> None:
 
 
 def _run(host: str, port: int, options: dict[str, Any]) -> None:
+    if sys.platform != "linux":
+        raise click.ClickException(f"the runtime needs Linux; this system is {sys.platform}")
     _share_arena()
     tokens = [*options["tokens"], *lines_of(options["token_file"])]
     if "PENSTOCK_RUNTIME_TOKEN" in os.environ:

@@ -28,6 +28,7 @@ from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
 from penstock._renderer import is_source
+from penstock._system import after_fork_in_child
 from penstock.chat import Chat, has_messages, is_large, prompt_of, read_template
 from penstock.errors import (
     AdapterLoadError,
@@ -72,7 +73,7 @@ def _replace_default_host() -> None:
     _default_host = Host()
 
 
-os.register_at_fork(after_in_child=_replace_default_host)
+after_fork_in_child(_replace_default_host)
 
 
 class Session:

@@ -39,12 +39,14 @@ MAY_BE_UNSAFE = (
     "kernels/src/",
     "cuda/src/",
     "device/src/cuda/",
+    "device/src/system/",
     "engine/src/result_queue",
     "engine/src/port",
     "engine/src/process.rs",
     "checkpoint/src/mapped.rs",
     "python/src/deep_call.rs",
     "python/src/tensor/",
+    "runner/src/cpu_time.rs",
 )
 
 HEAVY = {"torch", "numpy", "transformers", "huggingface_hub", "jinja2", "tqdm"}
@@ -174,6 +176,7 @@ LEAVES = {
     "penstock._install",
     "penstock._json",
     "penstock._renderer",
+    "penstock._system",
     "penstock._threads",
 }
 

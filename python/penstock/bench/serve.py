@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import resource
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock._system import raise_descriptor_limit
 from penstock.bench.client import UNREACHABLE, Client
 from penstock.bench.prompts import bodies
 from penstock.bench.run import Clock, Measurement, measure
@@ -43,9 +43,7 @@ class Benchmark:
 
         Raises `PenstockError` if the server does not answer the warm-up.
         """
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < hard:  # one descriptor for each connection
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        raise_descriptor_limit()  # one for each connection
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(self._run(on_point, on_request))
 

@@ -9,7 +9,7 @@ import penstock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Multiple of the longest sequence up to which the tokens of a text are counted, for the message of an interface.
+#: Multiple of the longest sequence up to which the tokens of a text are counted, for the message.
 _COUNTED_LENGTHS = 2
 
 
@@ -20,7 +20,7 @@ class PromptTooLongError(ValueError):
 def encode_prompt(
     encode: Callable[..., list[int]], text: str, longest: int, *, name: str, **options: Any
 ) -> list[int]:
-    """The tokens of a text, by `encode` of a tokenizer with `max_tokens`; `name` is that of the limit `longest`.
+    """The tokens of a text, by `encode` of a tokenizer; `name` is that of the limit `longest`.
 
     A text that is only a little too long is tokenised. Raises `PromptTooLongError` for a longer one.
     """

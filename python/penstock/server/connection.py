@@ -7,7 +7,6 @@ connection is always read: bytes ahead of the response are held up to a bound.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from functools import partial
 from itertools import takewhile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from penstock._system import AF_UNIX, set_send_timeout
 from penstock.server.addresses import network_of
 
 if TYPE_CHECKING:
@@ -156,10 +156,9 @@ class _Limits(asyncio.Protocol):
             transport.abort()
             return
         connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family != socket.AF_UNIX:
+        if connection is not None and connection.family != AF_UNIX:
             # A client that reads nothing keeps neither the connection nor its buffers.
-            milliseconds = int(self.settings.send_timeout * 1000)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            set_send_timeout(connection, self.settings.send_timeout)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -6,9 +6,9 @@ import asyncio
 import ctypes
 import gc
 import logging
-import select
 import socket
 import struct
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import anyio
 import uvicorn
 
 import penstock
+from penstock._system import AF_UNIX, readable
 
 if TYPE_CHECKING:
     import ssl
@@ -71,7 +72,7 @@ class Server(uvicorn.Server):
         assert sockets is not None  # noqa: S101 - for the type
         listener = sockets[0]
         loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        create = loop.create_unix_server if listener.family == AF_UNIX else loop.create_server
         options: dict[str, Any] = {"backlog": self.config.backlog, **self._tls}
         self._listener = listener.dup()
         self._listener.settimeout(0)
@@ -118,16 +119,17 @@ class Server(uvicorn.Server):
     async def _stop_listening(self) -> None:
         """Close the listener. Connections that the system has accepted become those of the server.
 
-        The system would reset them. First a filter makes it accept no more.
+        The system would reset them. On Linux, a filter makes it accept no more before.
         """
         for server in self.servers:
             server.close()
         program = ctypes.create_string_buffer(_NOTHING)
-        option = struct.pack("HL", 1, ctypes.addressof(program))
         accepted = []
         with self._listener:
-            with suppress(OSError):  # a sandbox can forbid it
-                self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+            if sys.platform == "linux":
+                option = struct.pack("HL", 1, ctypes.addressof(program))
+                with suppress(OSError):  # a sandbox can forbid it
+                    self._listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
             with suppress(OSError):  # there is no further connection
                 while True:
                     accepted.append(self._listener.accept()[0])
@@ -138,8 +140,9 @@ class Server(uvicorn.Server):
 
     async def _adopt(self, connection: socket.socket) -> None:
         connection.settimeout(0)
-        with suppress(OSError):  # it has no filter, unless the system accepted it meanwhile
-            connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        if sys.platform == "linux":
+            with suppress(OSError):  # it has no filter, unless the system accepted it meanwhile
+                connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
         with suppress(OSError):  # it is lost
             await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection, **self._tls)
 
@@ -149,13 +152,8 @@ class Server(uvicorn.Server):
         deadline = anyio.current_time() + _FIRST_REQUEST
         while connections and anyio.current_time() < deadline:
             by_descriptor = {found.fileno(): found for found in connections if found.is_idle}
-            poll = select.poll()
-            for descriptor in by_descriptor:
-                poll.register(descriptor, select.POLLIN)
-            for descriptor, _ in poll.poll(0):
-                del by_descriptor[descriptor]
-            for connection in by_descriptor.values():
-                connection.shutdown()
+            for descriptor in by_descriptor.keys() - readable(by_descriptor):
+                by_descriptor[descriptor].shutdown()
             await anyio.sleep(0.02)
 
     async def _abort_late_connections(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import penstock
+from penstock._system import AF_UNIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +81,9 @@ def _error(field: str, value: str, limit: str, error: Exception) -> penstock.Con
 @contextmanager
 def listening(address: Address) -> Iterator[socket.socket]:
     """A listening socket, until the block is left."""
+    if address.uds is not None and AF_UNIX is None:
+        message = f"uds={address.uds!r} is not allowed: Python has no Unix sockets on this system"
+        raise penstock.ConfigError(message, "uds", address.uds, "left out on this system")
     listener = _tcp_listener(address) if address.uds is None else _unix_listener(address.uds)
     with listener:
         if address.uds is None:

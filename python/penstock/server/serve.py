@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import resource
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
+from penstock._system import raise_descriptor_limit
 from penstock.server.application import app
 from penstock.server.connection import limited_protocol
 from penstock.server.lifecycle import run
@@ -69,7 +69,7 @@ def serve(
         h11_max_incomplete_event_size=2 * settings.max_header_bytes,
     )
     config.load()
-    _raise_descriptor_limit()
+    raise_descriptor_limit()  # one for each connection
     with listening(address) as listener:
         if address.uds is not None:
             url = f"unix:{address.uds}"
@@ -78,10 +78,3 @@ def serve(
             url = f"{'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}"
         logger.info("listening on %s", url)
         run(application, config, listener, context, drain_timeout)
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow as many descriptors as the system lets this process have: one for each connection."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import sys
 from collections.abc import Mapping  # noqa: TC003 - read at run time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -156,6 +157,10 @@ class ServerSettings:
             limit = "addresses and networks with commas between them, or *"
             message = f"forwarded_allow_ips={self.forwarded_allow_ips!r} is not allowed: it must be {limit}"
             raise penstock.ConfigError(message, "forwarded_allow_ips", self.forwarded_allow_ips, limit)
+        if self.request_templates and sys.platform != "linux":
+            limit = "False on this system, which has no limit on the memory of a process"
+            message = f"request_templates=True is not allowed: it must be {limit}"
+            raise penstock.ConfigError(message, "request_templates", True, limit)  # noqa: FBT003
         if self.rerank is not None:
             try:
                 penstock.Reranker.check_family(self.rerank)

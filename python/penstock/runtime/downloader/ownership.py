@@ -6,7 +6,6 @@ The superuser can change everything, so its folders and files are not those of a
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import tempfile
 from contextlib import suppress
@@ -22,8 +21,12 @@ _PRIVATE, _READABLE = 0o700, 0o755
 
 
 def private_folder() -> Path:
-    """The folder of this user in that for temporary files, which all users share."""
-    return Path(tempfile.gettempdir()) / f"aibrix-{os.geteuid()}"
+    """The folder of this user in that for temporary files, which all users share.
+
+    It has a value where the runtime cannot run, for the help text of its options.
+    """
+    user = os.geteuid() if hasattr(os, "geteuid") else 0
+    return Path(tempfile.gettempdir()) / f"aibrix-{user}"
 
 
 def is_own(facts: os.stat_result) -> bool:
@@ -70,6 +73,8 @@ def make_folder(folder: Path) -> None:
 
 
 def _foreign(path: str | Path, facts: os.stat_result) -> ForeignFileError:
+    import pwd
+
     try:
         user = f"{pwd.getpwuid(facts.st_uid).pw_name} (uid {facts.st_uid})"
     except KeyError:

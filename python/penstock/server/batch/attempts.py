@@ -7,6 +7,8 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from penstock._system import O_BINARY
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,7 +28,7 @@ class Attempts:
     def __init__(self, path: Path) -> None:
         """Read the records of earlier processes."""
         self._excess = Counter[bytes]()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o600)
         with open(self._descriptor, "rb", closefd=False) as file:
             while len(record := file.read(_RECORD_BYTES)) == _RECORD_BYTES:
                 self._excess[record[1:]] += 1 if record.startswith(b"+") else -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import time
@@ -17,6 +16,7 @@ import msgspec
 import penstock
 from penstock._client import TurnLimiter, client
 from penstock._renderer import renderer
+from penstock._system import lock_file
 from penstock.server.batch.attempts import Attempts
 from penstock.server.batch.lines import (
     Answer,
@@ -126,7 +126,7 @@ class Batches:
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (self._root / "lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock.fileno())
                 folders = await self.read_threads.run(self._open)
                 self._clients = {key: _Client(key, folder) for key, folder in folders.items()}
                 await self._run(task_status)

@@ -5,7 +5,6 @@ A line is one write of a whole line, so a process that is killed leaves whole li
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from penstock._system import O_BINARY, lock_file
 from penstock.server.batch.lines import ID_PREFIX, PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class _File:
         self._path = path
         #: Where the last whole line ends.
         self._end = 0
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o666)
         try:
             self._lock()
         except BaseException:
@@ -63,8 +63,8 @@ class _File:
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             raise OutputError(f"{self._path}: this is not a regular file")
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock_file(self._descriptor)
+        except (BlockingIOError, PermissionError):
             raise OutputError(f"{self._path}: another process writes this file") from None
 
     def read(self) -> Iterator[tuple[_Line, int]]:

@@ -7,7 +7,6 @@ placed last: if it exists and the sizes agree, both are complete.
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import penstock
 from penstock._json import loads
+from penstock._system import lock_file
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
 
@@ -208,11 +208,14 @@ def temporary_directory(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Exclude other threads and processes that lock the directory."""
+    """Exclude other threads and processes that lock the directory. Windows opens no directories."""
+    if not hasattr(os, "O_DIRECTORY"):
+        yield
+        return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # some network file systems have no locks of directories
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_file(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)
