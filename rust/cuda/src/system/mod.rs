@@ -4,9 +4,15 @@
 use std::ffi::c_void;
 use std::time::UNIX_EPOCH;
 
-#[cfg_attr(unix, path = "unix.rs")]
-#[cfg_attr(windows, path = "windows.rs")]
-mod imp;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as imp;
+#[cfg(windows)]
+use windows as imp;
 
 #[cfg(all(test, unix))]
 pub(crate) use imp::user;

@@ -2,10 +2,7 @@
 
 use std::fs;
 
-use super::parse_kilobytes;
-
-#[path = "cgroups.rs"]
-mod cgroups;
+use super::{cgroups, parse_kilobytes};
 
 /// Bytes available to this process: the lowest of the system's available memory, its commit limit (without overcommit),
 /// the limits of control groups and that of the address space (`ulimit -v`).

@@ -3,16 +3,25 @@
 //! Each has a branch for Linux, macOS and Windows. Elsewhere the crate does not compile: a wrong amount of memory would
 //! give a KV cache of a wrong size.
 
-#[cfg_attr(target_os = "linux", path = "linux.rs")]
-#[cfg_attr(target_os = "macos", path = "macos.rs")]
-#[cfg_attr(windows, path = "windows.rs")]
-mod memory;
+#[cfg(target_os = "linux")]
+mod cgroups;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "macos")]
+mod macos;
 mod pages;
 mod reserved;
+#[cfg(windows)]
+mod windows;
 
-pub(crate) use memory::available_memory;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::available_memory;
+#[cfg(target_os = "macos")]
+pub(crate) use macos::available_memory;
 pub(crate) use pages::resident_bytes;
 pub(crate) use reserved::Reserved;
+#[cfg(windows)]
+pub(crate) use windows::available_memory;
 
 /// The bytes of a line of /proc or /sys such as `VmSize:   2048 kB`.
 pub(crate) fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {

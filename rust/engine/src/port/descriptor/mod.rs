@@ -9,15 +9,17 @@ use std::time::Duration;
 
 #[cfg(feature = "loom")]
 mod model;
-#[cfg(not(feature = "loom"))]
-#[cfg_attr(unix, path = "unix.rs")]
-#[cfg_attr(windows, path = "windows.rs")]
-mod system;
+#[cfg(all(unix, not(feature = "loom")))]
+mod unix;
+#[cfg(all(windows, not(feature = "loom")))]
+mod windows;
 
 #[cfg(feature = "loom")]
 pub(super) use model::DescriptorBell;
-#[cfg(not(feature = "loom"))]
-pub(super) use system::DescriptorBell;
+#[cfg(all(unix, not(feature = "loom")))]
+pub(super) use unix::DescriptorBell;
+#[cfg(all(windows, not(feature = "loom")))]
+pub(super) use windows::DescriptorBell;
 
 /// A file descriptor, for which an event loop waits.
 #[cfg(unix)]
