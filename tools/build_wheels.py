@@ -63,9 +63,10 @@ def environment(wheel: Wheel) -> dict[str, str]:
     prefixes = {cargo: "/cargo", str(ROOT): "/penstock"}
     flags = [f"--remap-path-prefix={path}={name}" for path, name in prefixes.items()]
     variables = {
-        "SOURCE_DATE_EPOCH": subprocess.run(
-            commit, capture_output=True, text=True, check=True
-        ).stdout.strip(),
+        "PATH": os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),  # maturin searches zig
+        "SOURCE_DATE_EPOCH": commit.strip(),
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
         "CARGO_TARGET_DIR": str(ROOT / "target" / "wheels"),
         "CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER": MINGW,

@@ -695,8 +695,8 @@ class SamplingParams:
       output. At most `max_tokens` and `max_length`. Range: 0 or more. Default: 0.
     - `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence of
       strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;
-      `token_ids` ends with the token that completed it. Range: up to 64 strings of 1 to 1024 characters.
-      Default: none.
+      `token_ids` ends with the token that completed it. The strings have at most 16,384 bytes in all.
+      Range: up to 64 strings of 1 to 1024 characters. Default: none.
     - `stop_token_ids`: Token ids that end the output, in addition to the end tokens. The stop token is in
       `token_ids`, not in `text`. Range: up to 256 ids. Default: none.
     - `eos_token_ids`: Token ids that end the output in place of the model's end tokens. An empty sequence:
@@ -989,7 +989,8 @@ class SamplingParams:
         """Stop strings: the output ends before the first one that appears.
 
         One string or a sequence of strings. `text` does not contain the stop string unless
-        `include_stop_str_in_output` is set; `token_ids` ends with the token that completed it.
+        `include_stop_str_in_output` is set; `token_ids` ends with the token that completed it. The strings
+        have at most 16,384 bytes in all.
 
         Range: up to 64 strings of 1 to 1024 characters. Default: none.
         """

@@ -7,12 +7,14 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import msgspec
 import openai
 import pytest
 
 import penstock.server
 from penstock.server.batch.attempts import Attempts
+from penstock.server.batch.lines import Line, Requester, answer_line
 from penstock.server.batch.store import Folder
 from penstock.server.errors import ApiError
 from penstock.server.protocol import objects
@@ -240,6 +242,35 @@ def test_request_that_the_server_refuses_now_is_repeated(tiny_model: Path, tmp_p
     with serving(tiny_model, tmp_path, "--max-outputs-per-key", 1, "--max-num-seqs", 2) as (_, client):
         lines = [request(str(index), COMPLETIONS, **LONG) for index in range(5)]
         assert counts(ended(client, create(client, lines, COMPLETIONS).id)) == (5, 5, 0)
+
+
+def run_line(engine: penstock.Engine, **fields: Any) -> tuple[bytes, int]:
+    """The answer to a line in a server without room for large bodies, and the number of repeats."""
+    state = penstock.server.app(engine, penstock.server.ServerSettings(max_total_body_bytes=60_000)).state
+    body = {"model": "default", "prompt": "a", "ignore_eos": True, **fields}
+    line = Line("a", COMPLETIONS, msgspec.Raw(json.dumps(body).encode()))
+    repeats: list[None] = []
+    answer = anyio.run(answer_line, state, line, Requester(), lambda: repeats.append(None))
+    assert not answer.is_ok
+    return answer.text, len(repeats)
+
+
+def test_request_that_never_fits_is_not_repeated(tiny_model: Path) -> None:
+    with make_engine(tiny_model) as engine:
+        text, num_repeats = run_line(engine, logprobs=20, max_tokens=60)
+    assert (b'"status_code":413' in text, num_repeats) == (True, 0)
+
+
+def test_response_without_room_is_computed_three_times(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise ApiError(503, "no room", retry_after=0)
+
+    monkeypatch.setattr("penstock.server.completions.send_choices", full)
+    with make_engine(tiny_model) as engine:
+        text, num_repeats = run_line(engine, max_tokens=1)
+    assert (b'"status_code":503' in text, num_repeats) == (True, 2)
 
 
 def test_input_of_an_unfinished_batch_cannot_be_deleted(tiny_model: Path, tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def disconnect(server: Served, engine: penstock.Engine, connection: socket.socke
     assert engine.stats().generation_tokens - before < 8000
 
 
+@pytest.mark.parametrize("is_trailer", [False, True], ids=["head", "trailers"])
+def test_many_headers_are_refused_before_they_end(server: Served, is_trailer: bool) -> None:  # noqa: FBT001
+    start = CHUNKED + b"1\r\n \r\n0\r\n" if is_trailer else HEAD
+    with server.send(start + b"ab:cd\r\n" * 5000) as connection:
+        assert read(connection)[9:12] in (b"431", b"400")
+
+
+def test_long_trailer_is_refused(server: Served) -> None:
+    body = b" " * 300_000
+    with server.send(CHUNKED + b"%x\r\n%b\r\n0\r\nab: " % (len(body), body)) as connection:
+        with suppress(OSError):  # the server closes the connection
+            connection.sendall(b"c" * 250_000)
+        assert read(connection)[9:12] in (b"431", b"400")
+
+
 @pytest.mark.parametrize(
     "data", [b"POST /v1/compl", HEAD, post(PATH, b'{"pro', length=100), CHUNKED + b"9\r\n{"]
 )

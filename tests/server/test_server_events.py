@@ -52,7 +52,8 @@ def events_of(engine: penstock.Engine, api: str) -> Events:
         fields = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         return MessageEvents(generation, converted(fields, MessagesRequest))
     request = converted({"input": "a"}, ResponsesRequest)
-    return ResponseEvents(Answer(generation, request, is_stored=False), engine, lambda _status, _body: None)
+    answer = Answer(generation, request, is_stored=False)
+    return ResponseEvents(answer, engine, lambda _status, _body: None, lambda _size: None)
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_headers_beyond_the_limit_are_not_looked_at(engine: penstock.Engine, mou
 
     anyio.run(application, scope, receive, send)
     assert (sent[0]["status"], headers.num_reads) == (431, 0)
-    assert b"the request has 101 headers: the limit is 100" in sent[1]["body"]
+    assert b"the request has too many headers: the limit is 100" in sent[1]["body"]
 
 
 def test_body_that_does_not_arrive_is_status_408(engine: penstock.Engine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models
 
 import penstock.server
 from penstock.server import choices as choices_module
+from penstock.server.sse import json_bytes
 from support.api.checkpoints import SPECIAL_TOKENS
 from support.api.engines import make_engine
 from support.server.serving import Served, serving
@@ -249,7 +249,7 @@ def test_large_response_is_made_outside_the_event_loop(
 
     def encode(value: object) -> bytes:
         threads.add(threading.current_thread())
-        return json.dumps(value).encode()
+        return json_bytes(value)
 
     monkeypatch.setattr(choices_module, "json_bytes", encode)
     prompt = list(range(100, 300))

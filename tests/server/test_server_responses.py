@@ -199,6 +199,16 @@ def test_text_after_a_call_is_kept(thinking: Served, thinks: dict[str, Any]) -> 
     assert "".join(texts) == "I ask.Wait."
 
 
+def test_stream_with_too_many_logprobs_ends_with_an_error(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.server.responses.events._MAX_LOGPROB_BYTES", 300)
+    events = events_of(server, {**BODY, "top_logprobs": 2})
+    assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
+    assert events[-2]["param"] == "top_logprobs"
+    assert sum(len(json.dumps(event.get("logprobs"))) for event in events) < 2000
+
+
 def test_streamed_logprobs_equal_those_of_the_response(server: Served) -> None:
     body = {**BODY, "top_logprobs": 2}
     _, whole, _ = server.ask(PATH, body)

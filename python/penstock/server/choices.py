@@ -18,7 +18,7 @@ __all__ = ["MAX_INLINE", "LogprobCount", "answer_of", "check_size", "num_logprob
 
 #: The number of log probabilities that the event loop makes: about a millisecond's work.
 MAX_INLINE = 1000
-_MAX_BYTES = 256 << 20
+_MAX_BYTES = 128 << 20
 #: About the memory of a log probability in a result, and that in the JSON of a response.
 _LOGPROB_BYTES = 64
 
@@ -117,7 +117,11 @@ async def send_choices(
             check_size(size, "logprobs")
         return json_bytes(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
 
-    body = encode() if size <= MAX_INLINE else await state.response_threads.run(encode)
+    if size <= MAX_INLINE:
+        body = encode()
+    else:
+        body = await state.response_threads.run(encode)
+        exchange.hold(len(body))
     await exchange.send_bytes(body, "application/json")
 
 

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from penstock._system import AF_UNIX, set_send_timeout
 from penstock.server.addresses import network_of
+from penstock.server.heads import MAX_HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -147,6 +148,8 @@ class _Limits(asyncio.Protocol):
         self._ahead = b""
         #: Bytes of a head, or of the framing and the trailers of a body; bytes of the body.
         self._num_overhead = self._num_body = 0
+        #: Bytes since the last byte of a body; header lines of a head, or of trailers.
+        self._num_since_body = self._num_headers = 0
         self._is_lingering = False
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
@@ -206,18 +209,22 @@ class _Limits(asyncio.Protocol):
         limit = self.settings.max_header_bytes
         if self.cycle is not newest:
             self._stop_timer()
-            self._num_overhead = self._num_body = 0
+            self._num_overhead = self._num_body = self._num_since_body = 0
+            if self._num_headers > MAX_HEADERS:  # of trailers, or of the next head
+                self._refuse(_TOO_LARGE)
             return
         if self._requests:
             growth = len(newest.body) - size
             self._num_body += growth
             self._num_overhead += len(piece) - growth
+            self._num_since_body = 0 if growth else self._num_since_body + len(piece)
             limit += self._num_body
         else:
             self._num_overhead += len(piece)
             if self._receive_timer is None:
                 self._start_timer()
-        if self._num_overhead > limit:
+        is_large = self._num_overhead > limit or self._num_since_body > self.settings.max_header_bytes
+        if is_large or self._num_headers > MAX_HEADERS:
             self._refuse(_TOO_LARGE)
 
     def _refuse(self, response: bytes) -> None:
@@ -234,8 +241,22 @@ class _Limits(asyncio.Protocol):
             request.disconnected = True
             request.message_event.set()
 
+    def on_message_begin(self) -> None:
+        """Called by httptools."""
+        super().on_message_begin()  # type: ignore[misc] # of the base class
+        self._num_headers = 0
+        self._is_in_head = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by httptools. Trailers, which no request reads, and headers beyond the limit are dropped."""
+        self._num_headers += 1
+        if self._is_in_head and self._num_headers <= MAX_HEADERS + 1:  # the last one is too many
+            super().on_header(name, value)  # type: ignore[misc] # of the base class
+
     def on_headers_complete(self) -> None:
         """Called by httptools."""
+        self._num_headers = 0
+        self._is_in_head = False
         if self.parser.should_upgrade():
             return  # the parser begins this request again
         if len(self._requests) == _MAX_PIPELINED:
@@ -243,8 +264,6 @@ class _Limits(asyncio.Protocol):
             return
         super().on_headers_complete()  # type: ignore[misc] # of the base class
         self._add_request()
-        # httptools adds trailers to the list, which is that of the request.
-        self.headers: list[tuple[bytes, bytes]] = []
 
     def on_message_complete(self) -> None:
         """Called by httptools."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-__all__ = ["Refusal", "bounded", "refusal_of"]
+__all__ = ["MAX_HEADERS", "Refusal", "bounded", "refusal_of"]
 
-_MAX_HEADERS = 100
+#: Headers of a request, and trailers of a body.
+MAX_HEADERS = 100
 _MAX_QUERY_BYTES = 4 << 10
 _MAX_QUERY_FIELDS = 64
 #: The item of the scope with the refusal.
@@ -41,8 +42,8 @@ def refusal_of(scope: Scope) -> Refusal | None:
 
 def _refusal(scope: Scope, max_bytes: int) -> Refusal | None:
     headers, query = scope["headers"], scope["query_string"]
-    if len(headers) > _MAX_HEADERS:
-        return Refusal(431, f"the request has {len(headers)} headers: the limit is {_MAX_HEADERS}")
+    if len(headers) > MAX_HEADERS:
+        return Refusal(431, f"the request has too many headers: the limit is {MAX_HEADERS}")
     if len(query) > _MAX_QUERY_BYTES:
         return Refusal(414, f"the query has {len(query)} bytes: the limit is {_MAX_QUERY_BYTES}")
     if (number := query.count(b"&") + 1) > _MAX_QUERY_FIELDS:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import codecs
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 import penstock
+from penstock.server.choices import check_size
+from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     Tops = Sequence[tuple[int, float]]
 
@@ -114,11 +118,21 @@ def chat_logprobs(
     """The `logprobs` of a chat's choice."""
     tops = tops or [()] * len(token_ids)
     _load(tokens, token_ids, tops)
-    content = [
+    content = (
         {**_entry(tokens, token_id, logprob), "top_logprobs": [_entry(tokens, *pair) for pair in top]}
         for token_id, logprob, top in zip(token_ids, logprobs, tops, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+    )
+    return {"content": _texts(content), "refusal": None}
+
+
+def _texts(values: Iterable[object]) -> list[msgspec.Raw]:
+    """The JSON texts of values, which take less memory than these. Raises if they are too long."""
+    texts, size = [], 0
+    for value in values:
+        texts.append(msgspec.Raw(json_bytes(value)))
+        size += len(texts[-1])
+        check_size(size, "logprobs")
+    return texts
 
 
 def _entry(tokens: Tokens, token_id: int, logprob: float) -> dict[str, Any]:
@@ -146,10 +160,10 @@ def completion_logprobs(
         "text_offset": [offsets.of(token_id) for token_id in token_ids],
         "token_logprobs": values,
         "tokens": texts,
-        "top_logprobs": [
+        "top_logprobs": _texts(
             None if value is None or top is None else {**_by_text(tokens, top), text: value}
             for text, value, top in zip(texts, values, tops, strict=True)
-        ],
+        ),
     }
 
 
@@ -158,28 +172,28 @@ def _by_text(tokens: Tokens, top: Tops) -> dict[str, float]:
     return {tokens[token_id][0]: max(logprob, _LOWEST) for token_id, logprob in reversed(top)}
 
 
-def prompt_logprobs(tokens: Tokens, result: penstock.Result, count: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokens: Tokens, result: penstock.Result, count: int) -> list[msgspec.Raw]:
     """The `prompt_logprobs` of vLLM: for each position of the prompt, the `count` best tokens by id."""
+    return _texts(_positions(tokens, result, count))
+
+
+def _positions(tokens: Tokens, result: penstock.Result, count: int) -> Iterator[dict[str, Any] | None]:
     known = result.prompt_top_logprobs or [None] * len(result.prompt_token_ids)  # none without top tokens
     tops = [top and top[:count] for top in known]
     _load(tokens, result.prompt_token_ids, tops)
-    positions: list[dict[str, Any] | None] = []
     given = zip(result.prompt_token_ids, result.prompt_logprobs or (), tops, strict=False)
     for token_id, logprob, top in given:
         if logprob is None:
-            positions.append(None)
+            yield None
             continue
         found: dict[int, tuple[float, int | None]]
         found = {other: (value, rank) for rank, (other, value) in enumerate(top or (), start=1)}
         found.setdefault(token_id, (logprob, None))
-        positions.append(
-            {
-                str(other): {
-                    "logprob": max(value, _LOWEST),
-                    "rank": rank,
-                    "decoded_token": tokens[other][0],
-                }
-                for other, (value, rank) in found.items()
+        yield {
+            str(other): {
+                "logprob": max(value, _LOWEST),
+                "rank": rank,
+                "decoded_token": tokens[other][0],
             }
-        )
-    return positions
+            for other, (value, rank) in found.items()
+        }

@@ -348,8 +348,13 @@ class State:
         """Count bytes of a body, its values or its response, of which a number was counted before.
 
         Raises if those of all unfinished requests are too many, or those of the client's requests: of the
-        bytes that the other clients leave, a quarter is for clients with a single body.
+        bytes that the other clients leave, a quarter is for clients with a single body. A client that repeats
+        the request later gets an answer, unless the limit is below what this request alone has.
         """
+        if num_read + size > self.settings.max_total_body_bytes:
+            self.num_rejected_bodies += 1
+            message = "the body and the response of this request are too large"
+            raise ApiError(413, f"{message}: the limit is {self.settings.max_total_body_bytes} bytes")
         limit, own = self.settings.max_total_body_bytes, self._num_body_bytes_by_client[client]
         if self.num_body_bytes + size > limit:
             self.num_rejected_bodies += 1

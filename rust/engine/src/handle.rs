@@ -194,7 +194,7 @@ impl Engine {
         if num_choices == 0 {
             return Ok(Vec::new());
         }
-        let reservation = self.reserve_output(request.output_bytes)?;
+        let reservation = self.reserve_output(request.client, request.output_bytes)?;
         // Relaxed: ids need only be distinct.
         let first = NEXT_ID.fetch_add(u64::from(num_choices), Ordering::Relaxed);
         let (mut outboxes, mut readers) = (Vec::new(), Vec::new());
@@ -225,8 +225,13 @@ impl Engine {
 
     /// Reserves a part of `max_output_bytes` until the returned value is dropped, for work whose requests have no
     /// `output_bytes` of their own; `None` for 0 bytes.
-    pub fn reserve_output(&self, bytes: usize) -> Result<Option<Arc<Reservation>>, StartError> {
-        self.inner.output_budget.reserve(bytes).inspect_err(|_| self.inner.stats.count_rejection())
+    pub fn reserve_output(
+        &self,
+        client: Option<ClientId>,
+        bytes: usize,
+    ) -> Result<Option<Arc<Reservation>>, StartError> {
+        let reserved = self.inner.output_budget.reserve(client, bytes);
+        reserved.inspect_err(|_| self.inner.stats.count_rejection())
     }
 
     /// Empties the prefix cache, for instance because the weights have changed: requests started after this returns

@@ -33,6 +33,7 @@ pub mod request;
 mod result_queue;
 mod scheduler;
 mod sequence;
+mod share;
 pub mod stats;
 pub mod step;
 mod stop;

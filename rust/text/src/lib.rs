@@ -30,6 +30,6 @@ mod tokenizer_config;
 pub use error::TextError;
 pub use options::TextOptions;
 pub use stop_sequences::StopSequences;
-pub use stop_strings::StopMatch;
+pub use stop_strings::{MAX_STOP_BYTES, StopMatch};
 pub use stream::TextStream;
 pub use tokenizer::{TokenBytes, Tokenizer};

@@ -4,7 +4,6 @@
 //! the text; if it completes several, the longest counts. One Aho-Corasick automaton of all stop strings reads every
 //! byte once, so the cost per byte does not depend on their number or length.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use aho_corasick::Anchored;
@@ -13,9 +12,9 @@ use aho_corasick::nfa::contiguous::NFA;
 
 use crate::error::TextError;
 
-/// Maximum total length of the stop strings of one request, in bytes. The automaton takes about 20 bytes of memory per
-/// byte.
-const MAX_STOP_BYTES: usize = 1 << 20;
+/// Maximum total length of the stop strings of one request, in bytes. They take about 28 bytes of memory for each byte,
+/// also while the request waits.
+pub const MAX_STOP_BYTES: usize = 16 << 10;
 
 /// A stop string that ended the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +34,9 @@ pub(crate) struct StopPosition {
 #[derive(Clone)]
 pub(crate) struct StopStringMatcher {
     automaton: Arc<NFA>,
-    /// Length of the prefix of a stop string that each state stands for: the longest one that the text ends with.
-    depths: Arc<HashMap<StateID, usize>>,
+    /// Each state with the length of the prefix of a stop string that it stands for, the longest one that the text ends
+    /// with; sorted.
+    depths: Arc<[(StateID, u32)]>,
     state: StateID,
 }
 
@@ -56,16 +56,17 @@ impl StopStringMatcher {
         }
         let Ok(automaton) = NFA::builder().prefilter(false).build(stops) else { return Err(too_long) };
         let Ok(root) = automaton.start_state(Anchored::No) else { return Err(too_long) };
-        let mut depths = HashMap::with_capacity(bytes + 1);
-        depths.insert(root, 0);
+        let mut depths = vec![(root, 0)];
         for stop in stops {
             let mut state = root;
             for (read, &byte) in stop.as_bytes().iter().enumerate() {
                 state = automaton.next_state(Anchored::No, state, byte);
-                depths.insert(state, read + 1);
+                depths.push((state, read as u32 + 1));
             }
         }
-        Ok(Some(Self { automaton: Arc::new(automaton), depths: Arc::new(depths), state: root }))
+        depths.sort_unstable();
+        depths.dedup();
+        Ok(Some(Self { automaton: Arc::new(automaton), depths: depths.into(), state: root }))
     }
 
     /// Reads more text. Must not be called again after a match.
@@ -86,7 +87,8 @@ impl StopStringMatcher {
 
     /// Number of last bytes read that may be a prefix of a stop string.
     pub(crate) fn held_back(&self) -> usize {
-        self.depths[&self.state]
+        let place = self.depths.binary_search_by_key(&self.state, |(state, _)| *state);
+        self.depths[place.expect("each state is a prefix; this is a bug")].1 as usize
     }
 }
 
@@ -96,7 +98,7 @@ mod tests {
 
     #[test]
     fn streams_share_one_automaton_of_all_stop_strings() {
-        let stops: Vec<String> = (0..64).map(|index| format!("{index:02}{}", "x".repeat(1000))).collect();
+        let stops: Vec<String> = (0..64).map(|index| format!("{index:02}{}", "x".repeat(200))).collect();
         let matcher =
             StopStringMatcher::new(&stops).expect("within the limit").expect("there are stop strings");
         let mut copy = matcher.clone();
@@ -105,6 +107,8 @@ mod tests {
         );
         let num_bytes: usize = stops.iter().map(String::len).sum();
         assert!(matcher.depths.len() <= num_bytes + 1, "a state for each prefix");
+        let memory = matcher.automaton.memory_usage() + size_of_val(&*matcher.depths);
+        assert!(memory <= 28 * num_bytes, "{memory} bytes for {num_bytes}");
         // A clone continues alone.
         assert!(copy.feed(stops[63].as_bytes()).is_some_and(|found| found.stop == 63));
         assert_eq!(matcher.held_back(), 0);

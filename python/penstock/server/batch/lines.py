@@ -58,6 +58,8 @@ ENDPOINTS = tuple(_HANDLERS)
 #: The beginning of the ids of output lines.
 ID_PREFIX = "batch_req_"
 #: Above the largest body by default. A body that is too large for the server is an error of its line.
+#: Times that a response is computed for which the server has no room.
+_MAX_COMPUTED = 3
 _MAX_LINE_BYTES = 33 << 20
 #: Bytes of lines that are read at once; a longer line is read whole.
 PIECE_BYTES = 1 << 20
@@ -235,15 +237,18 @@ async def answer_line(
 ) -> Answer:
     """The response to a request. One that the server has no room for now is repeated until it has.
 
-    `before_retry` can raise to give up.
+    If it has none for a response that was computed, it is computed a few times at most. `before_retry` can
+    raise to give up.
     """
     label = secrets.token_hex(16)
     token = request_id.set(label)
     try:
+        num_computed = 0
         while True:
             exchange = await _answered(state, line, requester)
             error = exchange.error
-            if error is None or error.retry_after is None:
+            num_computed += exchange.generation is not None and bool(exchange.generation.ended)
+            if error is None or error.retry_after is None or num_computed == _MAX_COMPUTED:
                 break
             before_retry()
             await anyio.sleep(error.retry_after)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.server.errors import ApiError
 from penstock.server.events import Events, split_calls
 from penstock.server.logprobs import Tokens
 from penstock.server.responses.output import OutputItem, is_complete, text_logprobs, usage_of
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import penstock
-    from penstock.server.errors import ApiError
     from penstock.server.responses.output import Answer
 
 __all__ = ["ResponseEvents"]
@@ -27,17 +27,27 @@ _MIDDLES = {
     "function_call": b',"sequence_number":',
 }
 _END = b"}\n\n"
+#: The log probabilities of a response are in four events at its end, which the event loop makes.
+_MAX_LOGPROB_BYTES = 16 << 20
 
 
 class ResponseEvents(Events):
     """Makes the events of one response. Deltas without log probabilities are made of constant parts.
 
-    `keep` is called with the status and the text of the response object when it has all output.
+    `keep` is called with the status and the text of the response object when it has all output. `hold` counts
+    the memory of log probabilities, which the last events repeat.
     """
 
-    def __init__(self, answer: Answer, engine: penstock.Engine, keep: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        engine: penstock.Engine,
+        keep: Callable[[str, bytes], None],
+        hold: Callable[[int], None],
+    ) -> None:
         self._answer = answer
         self._keep = keep
+        self._hold = hold
         self._tokens = Tokens(engine)
         self._is_started = False
         self._sequence_number = 0
@@ -46,16 +56,17 @@ class ResponseEvents(Events):
         self._open: OutputItem | None = None
         #: The parts of a delta of the open item before its text, and after it.
         self._head = self._middle = b""
-        #: Log probabilities of tokens without text so far.
+        #: Log probabilities of tokens without text so far, and the bytes of all.
         self._logprobs: list[msgspec.Raw] = []
+        self._num_logprob_bytes = 0
         self._num_reasoning_tokens = 0
         self._finish_reason: str | None = None
 
     def of(self, chunk: penstock.Chunk, prompt: int, request: penstock.Request) -> bytes:  # noqa: ARG002
         """The events of a chunk; the first ones begin the response."""
-        parts = [] if self._is_started else [self._start()]
         if chunk.logprobs is not None:
-            self._logprobs += text_logprobs(self._tokens, chunk)
+            self._add_logprobs(chunk)  # raises before an event has a number
+        parts = [] if self._is_started else [self._start()]
         if chunk.reasoning:
             self._num_reasoning_tokens += len(chunk.token_ids)
             parts += [self._opened("reasoning"), self._delta(chunk.reasoning)]
@@ -74,6 +85,17 @@ class ResponseEvents(Events):
                 parts.append(self._begin("message"))
             parts.append(self._close("completed" if is_complete(chunk.finish_reason) else "incomplete"))
         return b"".join(parts)
+
+    def _add_logprobs(self, chunk: penstock.Chunk) -> None:
+        """Raises if the events at the end would have too many."""
+        found = text_logprobs(self._tokens, chunk)
+        size = sum(map(len, found))
+        self._num_logprob_bytes += size
+        if self._num_logprob_bytes > _MAX_LOGPROB_BYTES:
+            message = f"the log probabilities have more than {_MAX_LOGPROB_BYTES} bytes: ask for fewer"
+            raise ApiError(400, message, param="top_logprobs")
+        self._hold(size)
+        self._logprobs += found
 
     def end(self, requests: Sequence[penstock.Request]) -> bytes:
         """The event of the complete response object."""

@@ -75,11 +75,11 @@ async def create_response(state: State, exchange: Exchange) -> None:
                 state.responses.add(exchange.key, answer.id, Stored(body, items))
 
         if request.stream:
-            events = ResponseEvents(answer, generation.model.engine, keep)
+            events = ResponseEvents(answer, generation.model.engine, keep, exchange.hold)
             await stream(state, generation, events, exchange)
             return
         results = await generate(state, generation, exchange)
-    status, body = await _response(state, generation, answer, results[0])
+    status, body = await _response(state, exchange, generation, answer, results[0])
     keep(status, body)
     await exchange.send_bytes(body, "application/json")
 
@@ -129,7 +129,7 @@ def _params(request: ResponsesRequest, fields: dict[str, Any]) -> penstock.Sampl
 
 
 async def _response(
-    state: State, generation: Generation, answer: Answer, result: penstock.Result
+    state: State, exchange: Exchange, generation: Generation, answer: Answer, result: penstock.Result
 ) -> tuple[str, bytes]:
     """The status and the text of a response; with reasoning or many log probabilities, made in a thread."""
 
@@ -142,7 +142,9 @@ async def _response(
         return response["status"], json_bytes(response)
 
     if result.reasoning or num_logprobs(generation.call.params, [result]) > MAX_INLINE:
-        return await state.response_threads.run(make)
+        status, body = await state.response_threads.run(make)
+        exchange.hold(len(body))
+        return status, body
     return make()
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.server.logprobs import Tokens, chat_logprobs
-from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,8 +180,9 @@ def usage_of(usage: penstock.Usage, num_reasoning_tokens: int) -> dict[str, Any]
 
 
 def text_logprobs(tokens: Tokens, output: penstock.Result | penstock.Chunk) -> list[msgspec.Raw]:
-    """The log probabilities of the tokens of an output, as JSON texts: objects take more memory."""
+    """The log probabilities of the tokens of an output, as JSON texts."""
     if output.logprobs is None:
         return []
     logprobs = chat_logprobs(tokens, output.token_ids, output.logprobs, output.top_logprobs)
-    return [msgspec.Raw(json_bytes(entry)) for entry in logprobs["content"]]
+    content: list[msgspec.Raw] = logprobs["content"]
+    return content

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::request::{AdapterId, ClientId, RequestId};
 use crate::sequence::{SchedulingKey, Sequence};
+use crate::share::bound_of;
 
 /// The waiting sequences of a client with an adapter, without the paused ones. Those of a client are adjacent.
 pub(super) type Lane = (Option<ClientId>, Option<AdapterId>);
@@ -67,13 +68,6 @@ fn client_of(sequence: &Sequence) -> Option<ClientId> {
 
 pub(super) fn lane_of(sequence: &Sequence) -> Lane {
     (sequence.request.client, sequence.request.adapter)
-}
-
-/// The bound for a client that has `own` of what `num_clients` have, and adds some.
-fn bound_of(own: usize, num_added: usize, num_clients: usize, limit: usize) -> usize {
-    let num_clients = num_clients + usize::from(own == 0);
-    let is_share = num_clients > 1 && own + num_added <= limit.div_ceil(num_clients);
-    if is_share { limit.saturating_mul(2) } else { limit }
 }
 
 impl Clients {

@@ -1,5 +1,7 @@
 //! Readers of the parameters whose form does not follow from their type.
 
+use penstock_text::MAX_STOP_BYTES;
+
 use crate::field::{Field, Read, ReadError, TOKEN_IDS};
 use crate::value::{Kind, Value};
 
@@ -109,7 +111,11 @@ pub fn read_stops<V: Value>(
         return Ok(vec![field.text_within(value, max_chars)?]);
     }
     let read = |field: Field, text: &V| field.text_within(text, max_chars);
-    field.items(value, max_items, "strings", "a string or a sequence of strings", read)
+    let stops = field.items(value, max_items, "strings", "a string or a sequence of strings", read)?;
+    if stops.iter().map(String::len).sum::<usize>() > MAX_STOP_BYTES {
+        return Err(field.refuse(value, format!("strings of at most {MAX_STOP_BYTES} bytes in all")));
+    }
+    Ok(stops)
 }
 
 pub fn read_id_sequences<V: Value>(

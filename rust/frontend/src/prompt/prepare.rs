@@ -154,7 +154,8 @@ impl Frontend {
         };
         request.adapter = hold.adapter();
         let step = BeamStep { params: step_params, request, hold: Some(hold) };
-        BeamSearch::new(self.engine.clone(), params, resolved.request(prompt), step, output)
+        let whole = Request { client: step.request.client, ..resolved.request(prompt) };
+        BeamSearch::new(self.engine.clone(), params, whole, step, output)
     }
 
     /// Checks that there is an adapter with the name in the parameters, before the prompt is read.

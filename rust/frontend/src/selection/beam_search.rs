@@ -104,7 +104,7 @@ impl BeamSearch {
         output: OutputOptions,
     ) -> Result<Self, Error> {
         let OutputOptions { tokenizer, options, stops, .. } = output;
-        let reservation = engine.reserve_output(request.output_bytes)?;
+        let reservation = engine.reserve_output(request.client, request.output_bytes)?;
         let checker = StopChecker::new(Arc::new(request), options.include_stop_str_in_output);
         let stream = TextStream::new(&tokenizer, options, &stops)?;
         let text = BeamText { tokenizer, options, stops: stops.into(), stream, checker };

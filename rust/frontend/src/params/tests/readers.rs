@@ -41,6 +41,7 @@ fn values_of_wrong_type_or_range_are_refused_with_the_limit() {
         (json!({"cache_salt": "x".repeat(1025)}), "cache_salt: a string of 1 to 1024 characters"),
         (json!({"stop": ""}), "stop: a string of 1 to 1024 characters"),
         (json!({"stop": ["a", ""]}), "stop[1]: a string of 1 to 1024 characters"),
+        (json!({"stop": vec!["\u{20ac}".repeat(100); 55]}), "stop: strings of at most 16384 bytes in all"),
         (json!({"stop": vec!["a"; 65]}), "stop: at most 64 strings"),
         (json!({"stop": 1}), "stop: a string or a sequence of strings"),
         (json!({"stop_token_ids": [1, -1]}), "stop_token_ids[1]: an integer from 0 to 4294967295"),
@@ -73,7 +74,7 @@ fn values_of_wrong_type_or_range_are_refused_with_the_limit() {
 fn values_at_the_limits_are_read() {
     let params = params(json!({
         "n": 128, "seed": u64::MAX, "priority": -2_147_483_648_i64, "temperature": 2, "top_p": 1, "top_k": -1,
-        "repetition_penalty": 1e-30, "stop": vec!["x".repeat(1024); 64], "max_tokens": u32::MAX,
+        "repetition_penalty": 1e-30, "stop": vec!["x".repeat(256); 64], "max_tokens": u32::MAX,
     }));
     assert_eq!((params.n, params.seed, params.priority), (128, Some(u64::MAX), i32::MIN));
     assert_eq!((params.temperature, params.top_p, params.top_k), (Some(2.0), Some(1.0), Some(0)));
