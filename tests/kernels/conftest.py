@@ -11,5 +11,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that `test_kernels_cuda_checked.py` runs."""
     if not (cuda.CHECKED or cuda.ON_GPU):
         for item in items:
-            if item.path.stem in cuda.CHECKED_FILES:
+            if item.path.stem in set(cuda.CHECKED_FILES).difference(cuda.SLOWLY_CHECKED_FILES):
                 item.add_marker(pytest.mark.rare)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from emu import build
-from support.kernels.cuda import CHECKED_FILES
+from support.kernels.cuda import CHECKED_FILES, SLOWLY_CHECKED_FILES
 from support.kernels.emulator import plants
+from support.marks import rare_except
 from support.paths import TESTS
 
 pytestmark = pytest.mark.timeout(900)  # the first test builds the kernels
@@ -35,7 +36,9 @@ def run_tests(*files: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-@pytest.mark.parametrize("name", CHECKED_FILES)
+@pytest.mark.parametrize(
+    "name", rare_except(CHECKED_FILES, *(set(CHECKED_FILES) - set(SLOWLY_CHECKED_FILES)))
+)
 def test_tests_of_kernels_pass_with_checked_kernels(name: str) -> None:
     build.build_kernels(instrumented=True)
     run_tests(str(TESTS / "kernels" / f"{name}.py"))

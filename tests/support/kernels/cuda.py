@@ -47,6 +47,9 @@ CHECKED_FILES = [
     for name in ("attention", "codes", "gemm", "kv", "lora", "quantise", "rows", "sample")
 ]
 
+#: Those of which checked runs are rare, because they take minutes.
+SLOWLY_CHECKED_FILES = ["test_kernels_cuda_attention"]
+
 #: Variants of a file that is compiled for one of them at a time.
 VARIANTS = {
     "attention": [
