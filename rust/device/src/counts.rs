@@ -1,9 +1,11 @@
 //! The distinct tokens of a request and how often each occurs, for penalties.
 //!
 //! The size depends on the number of distinct tokens, not on the vocabulary. The map is hashed with a random key, so no
-//! prompt can make its tokens collide.
+//! prompt can make its tokens collide. A long prompt is counted whenever a sequence gets a slot: the hash is a fast one.
 
 use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
 
 /// One distinct token of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +22,7 @@ pub(crate) struct TokenCounts {
     /// In the order of their first occurrence.
     counts: Vec<TokenCount>,
     /// The index of each id in `counts`.
-    indices: HashMap<u32, usize>,
+    indices: HashMap<u32, usize, RandomState>,
 }
 
 impl TokenCounts {
