@@ -86,7 +86,7 @@ mod tests {
         let third = reserve(3, 33).expect("a third of the limit");
         assert!(reserve(4, 25).is_err(), "twice the limit are reserved");
         first.clear();
-        assert!(reserve(1, 18).is_err(), "101 of 100 bytes, more than its share");
+        assert!(reserve(1, 35).is_err(), "118 of 100 bytes, more than its share");
         drop((second, third));
         assert!(reserve(1, 100).is_ok());
         assert!(budget.lock().by_client.is_empty());
