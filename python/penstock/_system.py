@@ -19,9 +19,9 @@ AF_UNIX: int | None = getattr(socket, "AF_UNIX", None)
 
 #: Descriptors where the hard limit is infinity, which macOS refuses as a soft limit: its `OPEN_MAX`.
 _OPEN_MAX = 10_240
-#: Options of `<netinet/tcp.h>` of macOS and `<ws2ipdef.h>` of Windows, in seconds.
-_TCP_RXT_CONNDROPTIME = 0x80
-_TCP_MAXRT = 5
+#: Options of TCP that are like `TCP_USER_TIMEOUT` of Linux, in seconds: `TCP_RXT_CONNDROPTIME` of macOS and
+#: `TCP_MAXRT` of Windows.
+_SEND_TIMEOUTS = {"darwin": 0x80, "win32": 5}
 #: The most sockets for `select` of Windows.
 _SELECT_SIZE = 500
 #: The byte of a file that is locked on Windows, where locked bytes cannot be read.
@@ -41,9 +41,9 @@ def raise_descriptor_limit() -> None:
     except ImportError:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit in (hard, _OPEN_MAX):
-        if soft == limit:
-            return
+    if soft == hard:
+        return
+    for limit in (hard, max(soft, _OPEN_MAX)):
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             return
@@ -53,9 +53,8 @@ def set_send_timeout(connection: socket.socket, seconds: float) -> None:
     """Let the system end a connection whose peer acknowledges nothing for this time."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
-        return
-    option = _TCP_RXT_CONNDROPTIME if sys.platform == "darwin" else _TCP_MAXRT
-    with suppress(OSError):
+    elif sys.platform in _SEND_TIMEOUTS:
+        option = _SEND_TIMEOUTS[sys.platform]
         connection.setsockopt(socket.IPPROTO_TCP, option, max(round(seconds), 1))
 
 

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -122,16 +123,27 @@ def test_infinite_limit_of_descriptors_is_replaced(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, infinite))
     monkeypatch.setattr(resource, "setrlimit", set_limit)
     _system.raise_descriptor_limit()
-    assert limits == [(10_240, infinite)]
+    assert limits.pop() == (10_240, infinite)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20_000, infinite))
+    _system.raise_descriptor_limit()
+    assert limits.pop() == (20_000, infinite), "it is never lowered"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (infinite, infinite))
     _system.raise_descriptor_limit()
-    assert len(limits) == 1
+    assert not limits
 
 
-def test_send_timeout_of_another_system_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("system", "option"), [("darwin", (6, 0x80, 3)), ("win32", (6, 5, 3)), ("aix", None)]
+)
+def test_send_timeout_is_that_of_the_system(
+    system: str, option: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
-    with socket.socket() as connection:
-        _system.set_send_timeout(connection, 3)
+    monkeypatch.setattr(sys, "platform", system)
+    options: list[Any] = []
+    connection: Any = SimpleNamespace(setsockopt=lambda *given: options.append(given))
+    _system.set_send_timeout(connection, 3.2)
+    assert options == ([] if option is None else [option])
 
 
 def test_file_is_locked_until_it_is_closed(tmp_path: Path) -> None:
