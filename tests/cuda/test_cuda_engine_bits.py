@@ -11,7 +11,6 @@ from support.api.checkpoints import make_config
 from support.cuda import bits
 from support.kernels import cuda
 from support.kernels.emulator import run_program
-from support.marks import rare_except
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
 
@@ -59,8 +58,8 @@ COUNTERS = {
 }
 
 
-#: The model of each gate has int8 keys and values, a window, and kernels by warpgroups.
-@pytest.mark.parametrize("model", rare_except(MODELS, *WARPGROUP_PREFILL))
+@pytest.mark.rare
+@pytest.mark.parametrize("model", MODELS)
 def test_no_way_of_running_changes_a_bit(model: str) -> None:
     config, options = MODELS[model]
     trace = "1" if model in WIDE_DECODE else "0"

@@ -97,6 +97,7 @@ def test_facades_and_server_give_the_answers_of_the_engine() -> None:
     assert found["status"] == 0
 
 
+@pytest.mark.rare
 def test_checked_kernels_find_no_defect_in_a_mixed_workload() -> None:
     ended = run_program(workload.mixed, checked=True)
     assert ended.findings == []

@@ -23,12 +23,15 @@ SHARED_LIMIT = 48 * 1024
 
 
 def compilations() -> Iterator[ParameterSet]:
-    """Each variant of each file for each target; all but one variant for one target of a file are rare."""
+    """Each variant of each file for each target.
+
+    All but one variant for one target of a file are rare, and all of attention, which takes a minute.
+    """
     for number, path in enumerate(sorted(cuda.SOURCES.glob("*.cu"))):
         targets = (WARPGROUP_TARGET,) if path.stem.endswith("_warpgroup") else cuda.TARGETS
         kept = (cuda.variants(path)[0], targets[number % len(targets)])
         for defines, target in itertools.product(cuda.variants(path), targets):
-            marks = [] if (defines, target) == kept else [pytest.mark.rare]
+            marks = [] if (defines, target) == kept and path.stem != "attention" else [pytest.mark.rare]
             yield pytest.param(path, defines, target, id=" ".join([path.stem, *defines, target]), marks=marks)
 
 
