@@ -4,7 +4,7 @@
 
 Needs rustup, and the packages maturin and ziglang in the environment of this Python; the target for Windows
 needs Debian's gcc-mingw-w64-x86-64. Without arguments, all targets are built, which takes about six minutes
-for each on two cores. Two builds of one commit with the same compiler give the same bytes.
+for each on two cores.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: The flag of `os.open` for a file whose bytes are not changed. Windows has it.
+#: The flag of `os.open` to read and write bytes as they are; only Windows has it.
 O_BINARY: int = getattr(os, "O_BINARY", 0)
 #: The family of Unix sockets; `None` where Python has none.
 AF_UNIX: int | None = getattr(socket, "AF_UNIX", None)
@@ -50,7 +50,7 @@ def raise_descriptor_limit() -> None:
 
 
 def set_send_timeout(connection: socket.socket, seconds: float) -> None:
-    """Let the system end a connection whose peer acknowledges nothing for this time."""
+    """Let the system end a connection if its peer acknowledges nothing for this time."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
     elif sys.platform in _SEND_TIMEOUTS:

@@ -78,8 +78,9 @@ class Tokenizer(metaclass=_attributes.Hinted):
         is refused at once.
 
         Runs in the calling thread, without the GIL: about one second per million characters. Raises
-        `InvalidRequestError` if the text contains a lone surrogate or more than `max_tokens` tokens, and
-        `OutOfMemoryError` if the system refuses the memory: 340 bytes for each byte of the text.
+        `InvalidRequestError` if the text contains a lone surrogate or more than `max_tokens` tokens, or if
+        that is not an integer from 0, and `OutOfMemoryError` if the system refuses the memory: 340 bytes for
+        each byte of the text.
         """
         return self._native.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 

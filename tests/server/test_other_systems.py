@@ -13,8 +13,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from penstock import ConfigError, _system
+from penstock._cli_runtime import runtime
+from penstock.server import ServerSettings
 from penstock.server.listener import Address, listening
 from support.paths import TESTS
 
@@ -167,3 +170,13 @@ def test_unix_socket_is_refused_where_python_has_none(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match="Unix sockets") as caught, listening(Address(uds="a")):
         pass
     assert caught.value.field == "uds"
+
+
+def test_options_that_need_linux_are_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.settings.sys", SimpleNamespace(platform="darwin"))
+    with pytest.raises(ConfigError, match="no limit on the memory of a process") as caught:
+        ServerSettings(request_templates=True)
+    assert caught.value.field == "request_templates"
+    monkeypatch.setattr("penstock._cli_runtime.sys", SimpleNamespace(platform="darwin"))
+    done = CliRunner().invoke(runtime, [])
+    assert (done.exit_code, done.output) == (1, "Error: the runtime needs Linux; this system is darwin\n")

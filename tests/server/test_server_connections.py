@@ -120,9 +120,16 @@ def disconnect(server: Served, engine: penstock.Engine, connection: socket.socke
 
 
 @pytest.mark.parametrize("is_trailer", [False, True], ids=["head", "trailers"])
-def test_many_headers_are_refused_before_they_end(server: Served, is_trailer: bool) -> None:  # noqa: FBT001
+def test_many_headers_are_refused_before_they_end(
+    server: Served,
+    request: pytest.FixtureRequest,
+    is_trailer: bool,  # noqa: FBT001
+) -> None:
+    """h11 keeps bytes, which have a limit; httptools makes an object of each line."""
+    is_h11 = "h11" in request.node.callspec.params["server"]
+    num_bytes = SETTINGS.max_header_bytes + 2000 if is_h11 else SETTINGS.max_header_bytes // 2
     start = CHUNKED + b"1\r\n \r\n0\r\n" if is_trailer else HEAD
-    with server.send(start + b"ab:cd\r\n" * 5000) as connection:
+    with server.send(start + b"ab:cd\r\n" * (num_bytes // 7)) as connection:
         assert read(connection)[9:12] in (b"431", b"400")
 
 

@@ -184,6 +184,11 @@ def test_text_with_more_tokens_than_the_caller_allows_is_refused(demo_model: Pat
         with pytest.raises(penstock.InvalidRequestError, match=f"more than {limit} tokens") as caught:
             tokenizer.encode(longer, max_tokens=limit)
         assert (caught.value.field, caught.value.limit) == ("prompt", f"at most {limit} tokens")
+    wrong: Any
+    for wrong in (-1, 1.5, "a", 10**30):
+        with pytest.raises(penstock.InvalidRequestError) as caught:
+            tokenizer.encode(text, max_tokens=wrong)
+        assert caught.value.field == "max_tokens"
 
 
 ENCODE_WITH_LITTLE_MEMORY = """

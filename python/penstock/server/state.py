@@ -348,14 +348,14 @@ class State:
         """Count bytes of a body, its values or its response, of which a number was counted before.
 
         Raises if those of all unfinished requests are too many, or those of the client's requests: of the
-        bytes that the other clients leave, a quarter is for clients with a single body. A client that repeats
-        the request later gets an answer, unless the limit is below what this request alone has.
+        bytes that the other clients leave, a quarter is for clients with a single body. These requests can be
+        sent again later. One that needs more than the limit alone is refused with status 413.
         """
-        if num_read + size > self.settings.max_total_body_bytes:
+        limit, own = self.settings.max_total_body_bytes, self._num_body_bytes_by_client[client]
+        if num_read + size > limit:
             self.num_rejected_bodies += 1
             message = "the body and the response of this request are too large"
-            raise ApiError(413, f"{message}: the limit is {self.settings.max_total_body_bytes} bytes")
-        limit, own = self.settings.max_total_body_bytes, self._num_body_bytes_by_client[client]
+            raise ApiError(413, f"{message}: the limit is {limit} bytes")
         if self.num_body_bytes + size > limit:
             self.num_rejected_bodies += 1
             message = "the bodies of all unfinished requests and responses are too large"

@@ -1,7 +1,8 @@
 //! The distinct tokens of a request and how often each occurs, for penalties.
 //!
-//! The size depends on the number of distinct tokens, not on the vocabulary. The map is hashed with a random key, so no
-//! prompt can make its tokens collide. A long prompt is counted whenever a sequence gets a slot: the hash is a fast one.
+//! The size depends on the number of distinct tokens, not on the vocabulary. The hash of the map has a random key, so
+//! tokens that collide are not known in advance. It is a fast one: a long prompt is counted whenever a sequence gets a
+//! slot.
 
 use std::collections::HashMap;
 

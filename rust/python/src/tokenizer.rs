@@ -48,10 +48,17 @@ impl Tokenizer {
         py: Python<'_>,
         text: &Bound<'_, PyAny>,
         add_special_tokens: bool,
-        max_tokens: Option<usize>,
+        max_tokens: Option<&Bound<'_, PyAny>>,
     ) -> Result<Vec<u32>, Error> {
         let text = Field::new("prompt").text(&PyValue(text.clone())).map_err(request_error)?;
-        let max_tokens = max_tokens.unwrap_or(usize::MAX);
+        let max_tokens = match max_tokens {
+            None => usize::MAX,
+            Some(value) => {
+                let range = 0..=i128::from(u32::MAX);
+                let field = Field::new("max_tokens");
+                field.integer(&PyValue(value.clone()), range).map_err(request_error)? as usize
+            }
+        };
         if text.len() > max_tokens.saturating_mul(self.0.tokenizer.max_token_bytes()) {
             return Err(penstock_frontend::Error::Prompt(TextError::TooManyTokens { max_tokens }).into());
         }

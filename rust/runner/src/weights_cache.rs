@@ -130,7 +130,7 @@ fn find(
     }
 }
 
-/// Opens a file, whose times can be set.
+/// Opens a file with the right to set its times.
 fn open_for_times(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);

@@ -237,8 +237,8 @@ async def answer_line(
 ) -> Answer:
     """The response to a request. One that the server has no room for now is repeated until it has.
 
-    If it has none for a response that was computed, it is computed a few times at most. `before_retry` can
-    raise to give up.
+    A request with a computed response that has no room is computed three times at most. `before_retry`
+    can raise to give up.
     """
     label = secrets.token_hex(16)
     token = request_id.set(label)

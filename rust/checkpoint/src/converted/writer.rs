@@ -15,6 +15,8 @@ use super::{GRAPH, WEIGHTS, archive};
 use crate::checkpoint::Checkpoint;
 use crate::mapped::MappedFile;
 
+/// The file is closed when nothing is left to write.
+const OPEN: &str = "the file is open while it is written; this is a bug";
 /// Tensors start at multiples of this size.
 const ALIGNMENT: usize = 64;
 
@@ -140,7 +142,7 @@ impl ConvertedWriter {
     }
 
     fn write_raw(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let written = self.file.as_mut().map_or(Ok(()), |file| file.write_all(bytes));
+        let written = self.file.as_mut().expect(OPEN).write_all(bytes);
         written.map_err(|source| self.failed(source))
     }
 
@@ -187,7 +189,7 @@ impl ConvertedWriter {
     }
 
     fn sync(&self) -> Result<(), WriteError> {
-        self.file.as_ref().map_or(Ok(()), File::sync_all).map_err(|source| self.failed(source))
+        self.file.as_ref().expect(OPEN).sync_all().map_err(|source| self.failed(source))
     }
 
     /// Renames the temporary directory or file to the output. An existing output directory is renamed first, because a

@@ -1,6 +1,6 @@
 //! The memory of an arena.
 
-use crate::system::Reserved;
+use crate::system::{Reserved, reserve};
 
 /// Memory that an arena divides. It starts at offset 0 and grows at its end; its content keeps its offsets.
 pub trait Slab {
@@ -25,13 +25,13 @@ impl HostSlab {
     /// Reserves address space for `bytes`. A failure is an error, never an abort.
     pub fn reserve(bytes: usize) -> Result<Self, SlabError> {
         let refused = |error: std::io::Error| SlabError { bytes, reason: error.to_string() };
-        Reserved::new(bytes).map(Self).map_err(refused)
+        reserve(bytes.max(1)).map(Self).map_err(refused)
     }
 }
 
 impl Slab for HostSlab {
     fn commit(&mut self, bytes: usize) -> Result<(), SlabError> {
-        let reserved = self.0.bytes().len();
+        let reserved = self.0.len();
         if bytes <= reserved {
             return Ok(());
         }
@@ -41,13 +41,13 @@ impl Slab for HostSlab {
 
 impl AsRef<[u8]> for HostSlab {
     fn as_ref(&self) -> &[u8] {
-        self.0.bytes()
+        &self.0
     }
 }
 
 impl AsMut<[u8]> for HostSlab {
     fn as_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
+        &mut self.0
     }
 }
 

@@ -1,7 +1,7 @@
 //! The memory of the system: the part that is available, the pages that are in memory, and reserved address space.
 //!
-//! Each has a branch for Linux, macOS and Windows. Elsewhere the crate does not compile: a wrong amount of memory would
-//! give a KV cache of a wrong size.
+//! Each has a branch for Linux, macOS and Windows. On other systems the crate does not compile, because a wrong amount of
+//! memory gives a KV cache of a wrong size.
 
 #[cfg(target_os = "linux")]
 mod cgroups;
@@ -19,7 +19,7 @@ pub(crate) use linux::available_memory;
 #[cfg(target_os = "macos")]
 pub(crate) use macos::available_memory;
 pub(crate) use pages::resident_bytes;
-pub(crate) use reserved::Reserved;
+pub(crate) use reserved::{Reserved, reserve};
 #[cfg(windows)]
 pub(crate) use windows::available_memory;
 

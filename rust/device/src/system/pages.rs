@@ -61,7 +61,7 @@ mod system {
             };
             let size = (address + len - start).min(PAGES * PAGE);
             let mut states: Vec<_> = pages(start, size).map(state).collect();
-            // SAFETY: the system reads and writes the states, whose size it is given; it reads no memory at the pages.
+            // SAFETY: the system reads and writes the states, within the given size. It reads no memory at the pages.
             let done = unsafe {
                 let size = size_of_val(&states[..]) as u32;
                 K32QueryWorkingSetEx(GetCurrentProcess(), states.as_mut_ptr().cast(), size)

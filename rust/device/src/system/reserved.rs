@@ -1,53 +1,25 @@
-//! Zeroed memory whose pages take no memory until they are first written.
-
-use std::io;
-
-/// Memory of a fixed size, page-aligned.
-#[derive(Debug)]
-pub(crate) struct Reserved(system::Mapping);
-
-impl Reserved {
-    /// `bytes` bytes, at least one. A failure is an error, never an abort.
-    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
-        system::Mapping::new(bytes.max(1)).map(Self)
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.bytes()
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.bytes_mut()
-    }
-}
+//! Reserved memory: page-aligned and zero. A page takes no memory until it is first written.
 
 #[cfg(unix)]
-mod system {
+pub(crate) use unix::{Reserved, reserve};
+#[cfg(windows)]
+pub(crate) use windows::{Reserved, reserve};
+
+#[cfg(unix)]
+mod unix {
     use std::io;
 
-    use memmap2::MmapMut;
+    pub(crate) use memmap2::MmapMut as Reserved;
 
-    #[derive(Debug)]
-    pub(super) struct Mapping(MmapMut);
-
-    impl Mapping {
-        pub(super) fn new(bytes: usize) -> io::Result<Self> {
-            MmapMut::map_anon(bytes).map(Self)
-        }
-
-        pub(super) fn bytes(&self) -> &[u8] {
-            &self.0
-        }
-
-        pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-            &mut self.0
-        }
+    /// Reserves this number of bytes, which is not 0. A failure is an error, never an abort.
+    pub(crate) fn reserve(bytes: usize) -> io::Result<Reserved> {
+        Reserved::map_anon(bytes)
     }
 }
 
-/// The system commits to all of the memory at once, so that a later write cannot fail.
 #[cfg(windows)]
-mod system {
+mod windows {
+    use std::ops::{Deref, DerefMut};
     use std::{io, ptr, slice};
 
     use windows_sys::Win32::System::Memory::{
@@ -55,37 +27,42 @@ mod system {
     };
 
     #[derive(Debug)]
-    pub(super) struct Mapping {
+    pub(crate) struct Reserved {
         address: ptr::NonNull<u8>,
         bytes: usize,
     }
 
     // SAFETY: the memory belongs to the value alone, and is accessed through it only.
-    unsafe impl Send for Mapping {}
+    unsafe impl Send for Reserved {}
     // SAFETY: as above; a shared reference gives read access.
-    unsafe impl Sync for Mapping {}
+    unsafe impl Sync for Reserved {}
 
-    impl Mapping {
-        pub(super) fn new(bytes: usize) -> io::Result<Self> {
-            // SAFETY: a null address lets the system choose one.
-            let address =
-                unsafe { VirtualAlloc(ptr::null(), bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE) };
-            let address = ptr::NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
-            Ok(Self { address, bytes })
-        }
+    /// Reserves this number of bytes, which is not 0. The system commits to all of them at once, so that a later write
+    /// cannot fail.
+    pub(crate) fn reserve(bytes: usize) -> io::Result<Reserved> {
+        // SAFETY: a null address lets the system choose one.
+        let address = unsafe { VirtualAlloc(ptr::null(), bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE) };
+        let address = ptr::NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Reserved { address, bytes })
+    }
 
-        pub(super) fn bytes(&self) -> &[u8] {
-            // SAFETY: the memory is zeroed by the system, has this size, and lives as long as the value.
+    impl Deref for Reserved {
+        type Target = [u8];
+
+        fn deref(&self) -> &[u8] {
+            // SAFETY: the system has set the memory to zero; it has this size, and lives as long as the value.
             unsafe { slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
         }
+    }
 
-        pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    impl DerefMut for Reserved {
+        fn deref_mut(&mut self) -> &mut [u8] {
             // SAFETY: as above; the reference to the value is unique.
             unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
         }
     }
 
-    impl Drop for Mapping {
+    impl Drop for Reserved {
         fn drop(&mut self) {
             // SAFETY: the address is that of a call of `VirtualAlloc`, and nothing refers to the memory any more.
             unsafe { VirtualFree(self.address.as_ptr().cast(), 0, MEM_RELEASE) };
