@@ -18,9 +18,6 @@ REPORT ?= python
 REPORTS := target/reports
 WHEEL  := $(BIN)/maturin build --release --locked --out dist
 CLIENTS ?= target/clients
-# The targets of the wheels, besides the one of the machine.
-TARGETS := aarch64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-musl aarch64-apple-darwin \
-           x86_64-apple-darwin x86_64-pc-windows-gnu
 # The wheels that a machine with a GPU needs, and the version of its Python.
 GPU := target/gpu
 GPUS := sm_80 sm_90a sm_100a sm_120a
@@ -60,9 +57,9 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all gate-report gate-record build wheel wheels bench bench-suite peers generate format lint \
+.PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
-        test-oracle oracle test-wheel test-clients test-asan test-arm kernels gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
+        test-oracle oracle test-wheel test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,10 +84,20 @@ build: $(CORE)  ## Build the extension module in place, for `.venv/bin/python -c
 wheel: $(BASE)  ## Build a release wheel in dist/
 	$(WHEEL)
 
-wheels:  ## Build the wheels of all systems in dist/ (WHEELS="aarch64-unknown-linux-gnu ...")
-	$(PYTHON) -m venv target/wheels-env
-	target/wheels-env/bin/python -m pip install --quiet 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18'
-	target/wheels-env/bin/python tools/build_wheels.py $(WHEELS)
+# The environment of maturin and of zig, which links for the other systems.
+DIST := target/dist/bin/python -B tools/dist
+target/dist:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18'
+
+sdist: | target/dist rust  ## Build the source distribution in dist/, with all crates
+	$(DIST) sdist
+
+wheels: | target/dist rust  ## Build it, and the wheels of all systems, in dist/ (WHEELS="aarch64-unknown-linux-gnu ...")
+	$(DIST) wheels $(WHEELS)
+
+test-wheels: | target/dist  ## Test the Linux wheels of dist/ in bare roots; needs root and Debian (ROOTS="debian arm64 musl")
+	$(DIST) test $(ROOTS)
 
 bench:  ## Benchmark the kernels and parts of the engine against the limits of the machine
 	cargo bench -p penstock-device --bench bfc
@@ -166,8 +173,9 @@ test-release: rust  # the engine in the profile of the wheel
 	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release --tests)
 
 test-targets: rust  # the systems and CPUs of the wheels, and Python without the GIL: the sources compile for them
-	rustup target add $(TARGETS)
-	$(foreach target,$(TARGETS),cargo check --workspace --locked --target-dir target/targets --target $(target) &&) true
+	for target in $(filter-out x86_64-unknown-linux-gnu,$(shell $(PYTHON) -B tools/dist targets)); do \
+	    rustup target add $$target && \
+	    cargo check --workspace --locked --target-dir target/targets --target $$target || exit 1; done
 	PYO3_CONFIG_FILE=$(abspath rust/python/pyo3-free-threaded.txt) cargo check -p penstock-python --locked \
 	    --target-dir target/targets
 
@@ -213,6 +221,9 @@ test-arm: rust  ## Kernel tests for 64-bit Arm in qemu-user; needs the Rust targ
 kernels: $(CORE)  ## Compile the CUDA kernels into the package, for wheels that need no NVRTC (GPUS="sm_80 sm_90a")
 	rm -rf python/penstock/kernels
 	PYTHONPATH=python $(BIN)/python tools/build_kernels.py python/penstock/kernels $(GPUS)
+
+kernels-wheel: kernels  ## Write a second wheel with these kernels, after `make wheels`
+	$(PYTHON) -B tools/dist kernels
 
 gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a GPU and without Rust (GPU_PYTHON=3.12)
 	rm -rf $(GPU)/wheels

@@ -102,8 +102,8 @@ class EngineConfig:
       Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that
       the model does not read is an error. This changes outputs. Default: none.
     - `threads`: Number of compute threads. If it is not set, the environment variable `PENSTOCK_THREADS`
-      applies. Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the
-      physical cores of the smallest node times the number of nodes.
+      applies. Range: 1 to 1024. Default: all CPUs that the process may use, on macOS the performance
+      cores; with `numa_nodes`, the physical cores of the smallest node times the number of nodes.
     - `numa_nodes`: NUMA nodes of the threads and the memory. Threads run on the CPUs of the nodes, the
       same number on each. The weights of several nodes are divided between them: a thread computes with
       those of its own node. `threads` must be a multiple of the number of nodes. Weights of converted
@@ -328,8 +328,8 @@ class EngineConfig:
 
         If it is not set, the environment variable `PENSTOCK_THREADS` applies.
 
-        Range: 1 to 1024. Default: all CPUs that the process may use; with `numa_nodes`, the physical cores
-        of the smallest node times the number of nodes.
+        Range: 1 to 1024. Default: all CPUs that the process may use, on macOS the performance cores; with
+        `numa_nodes`, the physical cores of the smallest node times the number of nodes.
         """
 
     @property

@@ -59,8 +59,8 @@ class EngineOptions(TypedDict, total=False):
     ]
     threads: Annotated[
         int | None,
-        "Number of compute threads. Default: all CPUs that the process may use; with numa_nodes, the "
-        "physical cores of the smallest node times the number of nodes.",
+        "Number of compute threads. Default: all CPUs that the process may use, on macOS the performance "
+        "cores; with numa_nodes, the physical cores of the smallest node times the number of nodes.",
     ]
     numa_nodes: Annotated[
         Sequence[int] | None,

@@ -1,4 +1,7 @@
-"""Wheels: their contents, a stream in an environment with nothing else, and a build that is used again."""
+"""The source distribution, and a wheel built from it: contents, a stream in an environment with nothing else.
+
+And the build of `make demo`, which pip uses again.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -47,12 +52,68 @@ def output_of(*command: str | Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built like `make wheel`, whose build is reused."""
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution."""
     folder = tmp_path_factory.mktemp("dist")
-    maturin = Path(sys.executable).with_name("maturin")
-    subprocess.run([maturin, "build", "--release", "--locked", "--out", folder], cwd=ROOT, check=True)
-    return next(folder.glob("*.whl"))
+    output_of(sys.executable, "-B", ROOT / "tools" / "dist", "sdist", "--out", folder)
+    [path] = folder.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that pip builds from the source distribution, with nothing that Cargo has downloaded."""
+    folder = tmp_path_factory.mktemp("wheel")
+    cargo = {"CARGO_HOME": str(tmp_path_factory.mktemp("cargo")), "CARGO_NET_OFFLINE": "true"}
+    programs = [str(Path(sys.executable).parent), str(Path.home() / ".cargo" / "bin"), os.environ["PATH"]]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "--wheel-dir",
+        folder,
+        sdist,
+    ]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYO3_")}
+    environment = inherited | cargo | {"PATH": os.pathsep.join(programs)}
+    subprocess.run(command, cwd="/", check=True, env=environment)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_sdist_has_all_crates_and_no_tests_of_python(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text())
+    crates = {f"{item['name']}-{item['version']}" for item in lock["package"] if "source" in item}
+    assert {f"vendor/{crate}/Cargo.toml" for crate in crates} <= names
+    assert {
+        "cuda/gemm.cu",
+        "rust/python/src/lib.rs",
+        "python/penstock/engine.py",
+        ".cargo/config.toml",
+    } <= names
+    assert not any(name.startswith(("tests/", "target/")) or name.endswith(".so") for name in names)
+    assert sdist.stat().st_size < 25 << 20
+
+
+def test_sdist_depends_on_the_commit_only(sdist: Path, tmp_path: Path) -> None:
+    output_of(sys.executable, "-B", ROOT / "tools" / "dist", "sdist", "--out", tmp_path)
+    assert tmp_path.joinpath(sdist.name).read_bytes() == sdist.read_bytes()
+
+
+def test_wheel_is_small_and_exports_one_function(wheel: Path) -> None:
+    assert wheel.stat().st_size <= 6 * 10**6
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [
+            name for name in archive.namelist() if name.startswith("penstock/_core") and name.endswith(".so")
+        ]
+        library = archive.extract(name, wheel.parent)
+    symbols = output_of("nm", "--dynamic", "--defined-only", library).split()[2::3]
+    assert symbols == ["PyInit__core"]
 
 
 def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:

@@ -35,6 +35,7 @@
 mod arch;
 mod attention;
 mod attention_codes;
+mod cores;
 mod generic;
 mod grid;
 mod isa;
@@ -57,6 +58,7 @@ mod weight_quantiser;
 
 pub use attention::{SPLIT, attention_scratch};
 pub use attention_codes::AttentionCodes;
+pub use cores::usable_cpus;
 pub use grid::is_supported;
 pub use isa::{Isa, IsaError};
 pub use kernels::Kernels;

@@ -7,7 +7,7 @@ use std::sync::Once;
 
 use penstock_cuda::{CallerThread, Cublas};
 use penstock_device::DeviceError;
-use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes};
+use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes, usable_cpus};
 use penstock_device::cuda::Cuda;
 use penstock_types::config_limits::MAX_THREADS;
 use penstock_types::{Device, FieldError};
@@ -112,7 +112,7 @@ pub(crate) fn open_cuda(
         let limit = format!("None with device='cuda:{index}'");
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
-    let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &[]));
+    let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &[]));
     let cublas = if config.deterministic() { None } else { find_cublas(config, &found)? };
     let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads, cublas);
     let backend = opened.map_err(|error| match error {
@@ -145,7 +145,7 @@ pub(crate) fn open_cpu(
     let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
-    let threads = config.threads.unwrap_or_else(|| default_threads(available_cpus(), &nodes));
+    let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &nodes));
     let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
     let info =
@@ -160,10 +160,6 @@ fn default_threads(num_cpus: usize, nodes: &[NumaNode]) -> usize {
         None => num_cpus,
         Some(cores) => cores.min(num_cpus / nodes.len()).max(1) * nodes.len(),
     }
-}
-
-fn available_cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// The placement on `nodes`; logs what the system refuses.

@@ -1,6 +1,12 @@
 //! The plain values that more than one crate names: dtypes, block ids, head shapes, the inputs of attention, the
 //! resolved parameters of a request, and the error for a field. No logic beyond their own conversions.
 
+#[cfg(not(all(
+    any(target_os = "linux", target_os = "macos", windows),
+    any(target_arch = "x86_64", target_arch = "aarch64")
+)))]
+compile_error!("Penstock supports Linux, macOS and Windows on 64-bit x86 and Arm CPUs");
+
 mod attention;
 mod block;
 #[rustfmt::skip]

@@ -4,9 +4,8 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::available_parallelism;
 
-use penstock_kernels::Pool;
+use penstock_kernels::{Pool, usable_cpus};
 
 use super::numa::NumaNode;
 use crate::system::{available_memory, resident_bytes};
@@ -50,7 +49,7 @@ impl CpuHost {
     /// backend that uses it.
     pub(super) fn pool(&self, threads: usize, nodes: &[NumaNode]) -> io::Result<Arc<Pool>> {
         let num_cpus = match nodes {
-            [] => available_parallelism().map_or(1, usize::from),
+            [] => usable_cpus(),
             nodes => nodes.iter().map(|node| node.cpus.len()).sum(),
         };
         let mut pools = lock(&self.pools);

@@ -35,7 +35,7 @@ pub use host::CpuHost;
 pub(crate) use host::Reservation;
 use numa::NumaMemory;
 pub use numa::{NumaError, NumaNode, numa_nodes};
-pub use penstock_kernels::IsaError;
+pub use penstock_kernels::{IsaError, usable_cpus};
 pub use rope::CpuRope;
 pub use sampling::CpuSlots;
 #[cfg(feature = "testing")]

@@ -1,7 +1,7 @@
 //! The memory of the system: the part that is available, the pages that are in memory, and reserved address space.
 //!
-//! Each has a branch for Linux, macOS and Windows. On other systems the crate does not compile, because a wrong amount of
-//! memory gives a KV cache of a wrong size.
+//! Each has a branch for Linux, macOS and Windows, and none for other systems: a wrong amount of memory gives a KV cache
+//! of a wrong size.
 
 #[cfg(target_os = "linux")]
 mod cgroups;

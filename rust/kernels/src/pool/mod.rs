@@ -39,6 +39,7 @@ use turns::Turns;
 
 use penstock_types::config_limits::MAX_NUMA_NODES;
 
+use crate::cores::prefer_fast_cores;
 use crate::numa::pin;
 
 type Job<'a> = &'a (dyn Fn(usize) + Sync);
@@ -148,6 +149,7 @@ impl Pool {
             let cpus = pool.pinned_cpus(worker / per_node).map(<[usize]>::to_vec);
             let builder = std::thread::Builder::new().name(format!("penstock-worker-{worker}"));
             pool.workers.push(builder.spawn(move || {
+                prefer_fast_cores();
                 if let Some(cpus) = cpus {
                     let _ = pin(&cpus); // `try_pin` succeeded; a later failure has no effect on results
                 }
@@ -159,6 +161,7 @@ impl Pool {
 
     /// Makes the calling thread, which is worker 0 of its jobs, run on the CPUs of the first node.
     pub fn pin_caller(&self) {
+        prefer_fast_cores();
         if let Some(cpus) = self.pinned_cpus(0) {
             let _ = pin(cpus); // as above
         }

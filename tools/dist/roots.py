@@ -1,0 +1,118 @@
+"""Tests the Linux wheels, each in a bare root file system of its own: Debian for both CPUs, and a Python with musl.
+
+Needs root, Debian's mmdebstrap, qemu-user-static, musl-tools, busybox-static and sources of packages (`deb-src`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from targets import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+from test_wheel import DEMO, EXTRAS, NAME, PACKAGES
+
+FOLDER = ROOT / "target" / "roots"
+RELEASE = "bookworm"
+MUSL = "/lib/ld-musl-x86_64.so.1"
+#: What a Python with musl is compiled from: packages of Debian, and the commands for each. OpenSSL is for `import ssl`.
+SOURCES = {
+    "zlib": "./configure --prefix=$PREFIX --static && make libz.a && make install",
+    "openssl": "./Configure linux-x86_64 --prefix=$PREFIX --libdir=lib no-shared no-tests no-engine no-legacy no-docs"
+    " -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu && make -j2 build_libs && make install_dev",
+    "python3.11": "./configure --prefix=/usr --with-openssl=$PREFIX --disable-test-modules CPPFLAGS=-I$PREFIX/include"
+    " LDFLAGS='-L$PREFIX/lib -Wl,--dynamic-linker=" + MUSL + "' && make -j2 && make install DESTDIR=$ROOT",
+}
+#: The platforms of wheels of each root, for pip.
+PLATFORMS = {
+    "debian": ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"),
+    "arm64": ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"),
+    "musl": ("musllinux_1_2_x86_64",),
+}
+#: The Python of the roots.
+VERSION = "3.11"
+
+
+def run(*command: str | Path, folder: Path | None = None, **variables: str) -> None:
+    """Run a command."""
+    print("+", shlex.join(map(str, command)), flush=True)
+    subprocess.run(command, check=True, cwd=folder, env=os.environ | variables)  # noqa: S603 - of this file
+
+
+def debian(root: Path, cpu: str) -> None:
+    """A Debian with its Python. Packages of other CPUs are unpacked, and their programs run under QEMU."""
+    packages = "--include=python3,python3-venv,ca-certificates"
+    run("mmdebstrap", "--variant=extract", f"--architectures={cpu}", packages, "--skip=check/qemu", RELEASE, root)
+    if cpu == "arm64" and not (programs := Path("/proc/sys/fs/binfmt_misc")).joinpath("qemu-aarch64").exists():
+        if not (programs / "register").exists():
+            run("mount", "-t", "binfmt_misc", "none", programs)
+        programs.joinpath("register").write_bytes(Path("/usr/lib/binfmt.d/qemu-aarch64.conf").read_bytes())
+
+
+def musl(root: Path) -> None:
+    """A root with musl, Python and busybox, and nothing of the C library of GNU."""
+    work = FOLDER / "sources"
+    prefix = work / "prefix"
+    for name, commands in SOURCES.items():
+        source = work / name
+        source.mkdir(parents=True)
+        run("apt-get", "source", "--quiet", "--download-only", name, folder=source)
+        [archive] = source.glob("*.orig.tar.*[!c]")
+        run("tar", "xf", archive, "--strip-components=1", folder=source)
+        run("sh", "-ec", commands, folder=source, CC="musl-gcc", CFLAGS="-O1 -fPIC", PREFIX=str(prefix), ROOT=str(root))
+    (root / "lib").mkdir(exist_ok=True)
+    shutil.copy(Path(MUSL).resolve(), root / MUSL[1:])
+    (root / "bin").mkdir(exist_ok=True)
+    shutil.copy(str(shutil.which("busybox")), root / "bin" / "busybox")
+    for program in ("bin/sh", "usr/bin/env"):
+        (root / program).symlink_to("/bin/busybox")
+
+
+#: The roots, and how each is made.
+ROOTS: dict[str, Callable[[Path], None]] = {
+    "debian": lambda root: debian(root, "amd64"),
+    "arm64": lambda root: debian(root, "arm64"),
+    "musl": musl,
+}
+#: The commands that test the wheels of a folder in a root, which reaches no network. All mounts end with them.
+TEST = """
+for folder in proc dev tmp penstock dist; do mkdir -p "$FOLDER/$folder"; done
+mount -t proc proc "$FOLDER"/proc
+mount --rbind /dev "$FOLDER"/dev
+mount -t tmpfs tmpfs "$FOLDER"/tmp
+mount --bind -o ro "$SOURCES" "$FOLDER"/penstock
+mount --bind -o ro "$DIST" "$FOLDER"/dist
+chroot "$FOLDER" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
+    python3 /penstock/tools/test_wheel.py /dist --no-index
+"""
+
+
+def download(name: str, dist: Path) -> Path:
+    """A folder with the wheel for a root, its dependencies and the packages of the tests."""
+    folder = FOLDER / f"{name}-wheels"
+    command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:"]
+    command += ["--find-links", dist, "--dest", folder, "--implementation", "cp", "--python-version", VERSION]
+    command += [option for platform in PLATFORMS[name] for option in ("--platform", platform)]
+    run(*command, f"{NAME}[{EXTRAS}]", *PACKAGES)
+    run(*command, "--no-deps", "--requirement", DEMO)
+    return folder
+
+
+def test_wheels(names: Sequence[str], dist: Path) -> None:
+    """Test the wheels of a folder in these roots, and make roots that are missing."""
+    for name in names:
+        root = FOLDER / name
+        if not root.exists():
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            ROOTS[name](root)
+        variables = {"FOLDER": root, "SOURCES": ROOT, "DIST": download(name, dist)}
+        run(
+            *("unshare", "--mount", "--net", "sh", "-ec", f"ip link set lo up\n{TEST}"),
+            **{name: str(path) for name, path in variables.items()},
+        )

@@ -1,0 +1,56 @@
+"""Builds wheels from the source distribution, on a Linux machine with an x86-64 CPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdist import build_sdist, commit_time, unpack
+from targets import ROOT, Wheel
+
+#: The linker for Windows.
+MINGW = "x86_64-w64-mingw32-gcc"
+#: The configuration of PyO3 for Python without the GIL, in the sources.
+FREE_THREADED = Path("rust", "python", "pyo3-free-threaded.txt")
+
+
+def build_wheels(wheels: Sequence[Wheel], out: Path) -> None:
+    """Build the source distribution, and wheels from it, in `out`."""
+    sources = ROOT / "target" / "wheels-source"
+    unpack(build_sdist(out), sources)
+    for wheel in wheels:
+        build(wheel, sources, out)
+
+
+def build(wheel: Wheel, sources: Path, out: Path) -> None:
+    """Build a wheel from unpacked sources."""
+    subprocess.run(["rustup", "target", "add", wheel.target], check=True)  # noqa: S603, S607 - of a table
+    if wheel.target.endswith("windows-gnu") and shutil.which(MINGW) is None:
+        sys.exit(f"{MINGW} is missing: apt-get install gcc-mingw-w64-x86-64")
+    command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--offline"]
+    command += ["--target", wheel.target, *wheel.options, "--out", str(out)]
+    if wheel.python is not None:
+        command += ["--interpreter", "python3.14t"]
+    subprocess.run(command, check=True, cwd=sources, env=environment(wheel, sources))  # noqa: S603 - as above
+
+
+def environment(wheel: Wheel, sources: Path) -> dict[str, str]:
+    """The environment of a build. Nothing in a wheel depends on the time, or on paths of this machine."""
+    variables = {
+        # maturin searches the program of zig beside Python.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "SOURCE_DATE_EPOCH": str(commit_time()),
+        "CARGO_ENCODED_RUSTFLAGS": f"--remap-path-prefix={sources}=/penstock",
+        "CARGO_TARGET_DIR": str(ROOT / "target" / "wheels"),
+        "CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER": MINGW,
+        "MACOSX_DEPLOYMENT_TARGET": "11.0",
+    }
+    if wheel.python is not None:
+        variables["PYO3_CONFIG_FILE"] = str(sources / FREE_THREADED)
+    # Those of make and of .cargo/config.toml are for builds in place.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYO3_")}
+    return inherited | variables

