@@ -57,7 +57,7 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels bench bench-suite peers generate format lint \
+.PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels deny bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
         test-oracle oracle test-wheel test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
@@ -98,6 +98,9 @@ wheels: | target/dist rust  ## Build it, and the wheels of all systems, in dist/
 
 test-wheels: | target/dist  ## Test the Linux wheels of dist/ in bare roots; needs root and Debian (ROOTS="debian arm64 musl")
 	$(DIST) test $(ROOTS)
+
+deny: rust  ## Check licences, versions, sources and advisories of the crates; needs cargo-deny (DENY="licenses bans sources")
+	cargo deny --locked check $(DENY)
 
 bench:  ## Benchmark the kernels and parts of the engine against the limits of the machine
 	cargo bench -p penstock-device --bench bfc

@@ -6,36 +6,21 @@ import csv
 import hashlib
 import io
 import json
-import sys
 import tomllib
 import zipfile
 from base64 import urlsafe_b64encode
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.paths import ROOT
+from support.tools import tool
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import ModuleType
 
+vendor = tool("vendor", "dist")
 KERNELS = {"sm_90a/rows.cubin": b"code", "index.json": b"{}"}
-
-
-def tool(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of the tools."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools" / "dist"))
-    for other in ("targets", "vendor", "sdist", "wheels", "roots", "kernels"):
-        monkeypatch.delitem(sys.modules, other, raising=False)
-    return import_module(name)
-
-
-@pytest.fixture
-def vendor(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that copies crates."""
-    return tool("vendor", monkeypatch)
 
 
 def package(folder: Path, manifest: str) -> Path:
@@ -49,13 +34,13 @@ def package(folder: Path, manifest: str) -> Path:
     return folder
 
 
-def test_packages_of_tests_are_not_needed(vendor: Any) -> None:
+def test_packages_of_tests_are_not_needed() -> None:
     names = {item["name"] for item in vendor.needed_packages()}
     assert {"pyo3", "tokenizers", "llguidance", "cudarc", "libc", "syn"} <= names
     assert not names & {"proptest", "loom", "penstock-engine"}
 
 
-def test_package_that_is_not_needed_becomes_empty(vendor: Any, tmp_path: Path) -> None:
+def test_package_that_is_not_needed_becomes_empty(tmp_path: Path) -> None:
     folder = package(tmp_path / "unused-1.0.0", '[package]\nname = "unused"\n[lib]\npath = "src/unused.rs"\n')
     vendor.make_empty(folder)
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -63,13 +48,13 @@ def test_package_that_is_not_needed_becomes_empty(vendor: Any, tmp_path: Path) -
     assert folder.joinpath("src/unused.rs").read_bytes() == b""
 
 
-def test_checksum_of_a_package_stays(vendor: Any, tmp_path: Path) -> None:
+def test_checksum_of_a_package_stays(tmp_path: Path) -> None:
     folder = package(tmp_path / "used-1.0.0", '[package]\nname = "used"\n')
     vendor.forget_files(folder)
     assert json.loads(folder.joinpath(".cargo-checksum.json").read_text()) == {"files": {}, "package": "abc"}
 
 
-def test_text_that_is_not_there_is_an_error(vendor: Any, tmp_path: Path) -> None:
+def test_text_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "lib.rs"
     file.write_text("mod a;\n")
     with pytest.raises(SystemExit, match="expected once: 'mod b"):
@@ -77,8 +62,8 @@ def test_text_that_is_not_there_is_an_error(vendor: Any, tmp_path: Path) -> None
     assert file.read_text() == "mod a;\n"
 
 
-def test_targets_are_those_of_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = tool("targets", monkeypatch)
+def test_targets_are_those_of_the_wheels() -> None:
+    targets = tool("targets", "dist")
     names = [wheel.name for wheel in targets.WHEELS]
     assert len(set(names)) == len(names)
     systems = {target.split("-", 1)[1] for target in targets.TARGETS}
@@ -86,8 +71,8 @@ def test_targets_are_those_of_the_wheels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {wheel.python for wheel in targets.WHEELS} == {None, "cp314t"}
 
 
-def test_archives_of_equal_files_are_equal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sdist = tool("sdist", monkeypatch)
+def test_archives_of_equal_files_are_equal(tmp_path: Path) -> None:
+    sdist = tool("sdist", "dist")
     archives = []
     for copy, mode in (("one", 0o600), ("two", 0o644)):
         folder = tmp_path / copy / "name-1.0"
@@ -115,7 +100,7 @@ def dist(tmp_path: Path) -> Path:
 
 
 def test_wheel_with_kernels_has_a_local_version(monkeypatch: pytest.MonkeyPatch, dist: Path) -> None:
-    kernels = tool("kernels", monkeypatch)
+    kernels = tool("cuda_kernels", "dist")
     monkeypatch.setattr(kernels, "KERNELS", dist / "kernels")
     for name, content in KERNELS.items():
         dist.joinpath("kernels", name).parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +122,7 @@ def test_wheel_with_kernels_has_a_local_version(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_wheel_with_kernels_needs_kernels(monkeypatch: pytest.MonkeyPatch, dist: Path) -> None:
-    kernels = tool("kernels", monkeypatch)
+    kernels = tool("cuda_kernels", "dist")
     monkeypatch.setattr(kernels, "KERNELS", dist / "kernels")
     with pytest.raises(SystemExit, match="expected kernels in"):
         kernels.add_kernels(dist)

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def tool(name: str) -> ModuleType:
-    """The module of a program by the name of its file."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+def tool(name: str, folder: str = "") -> ModuleType:
+    """The module of a program by the name of its file. Modules of a folder import each other."""
+    path = ROOT / "tools" / folder / f"{name}.py"
+    if folder and str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    if folder and name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

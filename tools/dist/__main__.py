@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernels import add_kernels
+from cuda_kernels import add_kernels
 from roots import ROOTS, test_wheels
 from sdist import build_sdist
 from targets import ROOT, TARGETS, WHEELS

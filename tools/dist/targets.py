@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The crate of the extension module.
+CRATE = "penstock-python"
 
 
 @dataclass(frozen=True)

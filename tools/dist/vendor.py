@@ -14,10 +14,8 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from targets import ROOT, TARGETS
+from targets import CRATE, ROOT, TARGETS
 
-#: The package of the extension module.
-PACKAGE = "penstock-python"
 #: Folders of a package that its library is not compiled from.
 UNUSED = ("tests", "benches", "examples")
 
@@ -38,7 +36,7 @@ def needed_packages(targets: Iterable[str] = TARGETS) -> list[dict[str, object]]
         metadata = json.loads(cargo("metadata", "--format-version=1", f"--filter-platform={target}"))
         packages = {package["id"]: package for package in metadata["packages"]}
         nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-        waiting = [name for name, package in packages.items() if package["name"] == PACKAGE]
+        waiting = [name for name, package in packages.items() if package["name"] == CRATE]
         seen = set(waiting)
         while waiting:
             package = waiting.pop()

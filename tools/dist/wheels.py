@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from licences import write_licences
+from sbom import remove_paths
 from sdist import build_sdist, commit_time, unpack
 from targets import ROOT, Wheel
 
@@ -31,11 +34,16 @@ def build(wheel: Wheel, sources: Path, out: Path) -> None:
     subprocess.run(["rustup", "target", "add", wheel.target], check=True)  # noqa: S603, S607 - of a table
     if wheel.target.endswith("windows-gnu") and shutil.which(MINGW) is None:
         sys.exit(f"{MINGW} is missing: apt-get install gcc-mingw-w64-x86-64")
-    command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--offline"]
-    command += ["--target", wheel.target, *wheel.options, "--out", str(out)]
-    if wheel.python is not None:
-        command += ["--interpreter", "python3.14t"]
-    subprocess.run(command, check=True, cwd=sources, env=environment(wheel, sources))  # noqa: S603 - as above
+    write_licences(wheel.target, sources / "third-party")
+    with tempfile.TemporaryDirectory(dir=out) as folder:
+        command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--offline"]
+        command += ["--target", wheel.target, *wheel.options, "--out", folder]
+        if wheel.python is not None:
+            command += ["--interpreter", "python3.14t"]
+        subprocess.run(command, check=True, cwd=sources, env=environment(wheel, sources))  # noqa: S603 - as above
+        [path] = Path(folder).glob("*.whl")
+        remove_paths(path, sources)
+        path.replace(out / path.name)
 
 
 def environment(wheel: Wheel, sources: Path) -> dict[str, str]:

@@ -1,0 +1,167 @@
+"""The licences of the code that a wheel has besides Penstock's, in the folder `third-party`.
+
+The build of a wheel adds the folder to the wheel's licences, if it exists. A crate without a file with its
+licence, or with a licence that `deny.toml` does not allow, is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from targets import CRATE, ROOT
+
+#: Names of files with licences and notices, in the folder of a crate.
+NAMES = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)s?([-_.].*)?", re.IGNORECASE)
+#: Notices of the C libraries that the linker adds, from the package of the system that has them.
+LINKED = {"x86_64-pc-windows-gnu": Path("/usr/share/doc/mingw-w64-x86-64-dev/copyright")}
+#: The notices of Rust's standard library, in the folder of the toolchain.
+STANDARD_LIBRARY = Path("share", "doc", "rust", "COPYRIGHT-library.html")
+
+HEAD = """\
+Licences of the Rust crates in this package
+===========================================
+
+The extension module of Penstock contains code of these crates:
+
+"""
+
+
+class LicenceError(Exception):
+    """A crate cannot be distributed in a wheel, or its licence is not known."""
+
+
+@dataclass(frozen=True, order=True)
+class Crate:
+    """A crate whose code is in the extension module."""
+
+    name: str
+    version: str
+    licence: str | None  # the SPDX expression of its manifest
+    folder: Path
+    source: str  # where the sources can be had
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def run(*command: str) -> str:
+    """The output of a command at the top of the checkout."""
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
+
+
+def host() -> str:
+    """The target of this machine."""
+    [target] = re.findall(r"^host: (.*)$", run("rustc", "-vV"), re.MULTILINE)
+    return str(target)
+
+
+def linked_crates(target: str) -> list[Crate]:
+    """The crates of others that are linked into the module, without those that run at compile time."""
+    tree = run(
+        *("cargo", "tree", "--locked", "--package", CRATE, "--target", target),
+        *("--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"),
+    )
+    linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line}
+    metadata = json.loads(
+        run("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", target)
+    )
+    members = set(metadata["workspace_members"])
+    return sorted(
+        Crate(
+            package["name"],
+            package["version"],
+            package["license"],
+            Path(package["manifest_path"]).parent,
+            package["repository"] or f"https://crates.io/crates/{package['name']}",
+        )
+        for package in metadata["packages"]
+        if package["id"] not in members and (package["name"], f"v{package['version']}") in linked
+    )
+
+
+def allowed_licences() -> frozenset[str]:
+    """The licences that a crate may have."""
+    rules = tomllib.loads((ROOT / "deny.toml").read_text(encoding="utf-8"))
+    return frozenset(rules["licenses"]["allow"])
+
+
+def is_allowed(expression: str, allowed: frozenset[str]) -> bool:
+    """Whether the allowed licences are enough for an SPDX expression; a slash is an older notation of OR."""
+    tokens = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
+
+    def alternatives() -> bool:
+        found = [terms()]
+        while tokens and tokens[0] == "OR":
+            tokens.pop(0)
+            found.append(terms())
+        return any(found)
+
+    def terms() -> bool:
+        found = [licence()]
+        while tokens and tokens[0] == "AND":
+            tokens.pop(0)
+            found.append(licence())
+        return all(found)
+
+    def licence() -> bool:
+        token = tokens.pop(0)
+        if token == "(":  # noqa: S105 - a bracket
+            found = alternatives()
+            tokens.pop(0)
+            return found
+        if tokens[:1] == ["WITH"]:
+            token = f"{token} WITH {tokens[1]}"
+            del tokens[:2]
+        return token in allowed
+
+    return alternatives()
+
+
+def texts_of(crate: Crate) -> Iterator[str]:
+    """The contents of the files with licences and notices."""
+    for path in sorted(crate.folder.iterdir()):
+        if path.is_file() and path.suffix != ".rs" and NAMES.fullmatch(path.name):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield "\n".join(line.rstrip() for line in text.strip("\ufeff\r\n").splitlines())
+
+
+def licences_of(crates: list[Crate]) -> str:
+    """A document with the licences of all crates, each text once."""
+    allowed = allowed_licences()
+    texts: dict[str, list[Crate]] = {}
+    for crate in crates:
+        if crate.licence is None or not is_allowed(crate.licence, allowed):
+            raise LicenceError(f"{crate}: deny.toml does not allow the licence {crate.licence}")
+        found = list(texts_of(crate))
+        if not found:
+            raise LicenceError(f"{crate}: no file with its licence in {crate.folder}")
+        for text in found:
+            texts.setdefault(text, []).append(crate)
+    table = [f"{crate}: {crate.licence}, {crate.source}" for crate in crates]
+    parts = [HEAD + "\n".join(table)]
+    for text, users in texts.items():
+        names = ", ".join(str(crate) for crate in dict.fromkeys(users))
+        parts.append(f"{'-' * 79}\nOf {names}:\n\n{text}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_licences(target: str, folder: Path) -> None:
+    """Write the licences of a wheel for the target of Rust to a new folder."""
+    document = licences_of(linked_crates(target))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "crates.txt").write_text(document, encoding="utf-8")
+    copies = {"rust.html": Path(run("rustc", "--print", "sysroot").strip()) / STANDARD_LIBRARY}
+    if target in LINKED:
+        copies["libraries.txt"] = LINKED[target]
+    for name, path in copies.items():
+        if not path.is_file():
+            raise LicenceError(f"{path} is missing")
+        shutil.copyfile(path, folder / name)
