@@ -88,7 +88,7 @@ wheel: $(BASE)  ## Build a release wheel in dist/
 DIST := target/dist/bin/python -B tools/dist
 target/dist:
 	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install --quiet 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18'
+	$@/bin/python -m pip install --quiet 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18' 'zopfli>=0.4,<1'
 
 sdist: | target/dist rust  ## Build the source distribution in dist/, with all crates
 	$(DIST) sdist

@@ -1,4 +1,4 @@
-"""Rewrites wheels: archives with a list of the hashes of their files."""
+"""Rewrites wheels: archives with a list of the hashes of their files. Zopfli compresses them, for smaller files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ import hashlib
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
+
+import zopfli.zlib
+
+class Compressor:
+    """Deflate as `zipfile` calls it, by Zopfli."""
+
+    def __init__(self, *_: object) -> None:
+        self._parts: list[bytes] = []
+
+    def compress(self, data: bytes) -> bytes:
+        """Take a part of a file."""
+        self._parts.append(data)
+        return b""
+
+    def flush(self) -> bytes:
+        """The compressed file, without the two bytes before it and the checksum of zlib's format."""
+        return zopfli.zlib.compress(b"".join(self._parts), numiterations=5)[2:-4]
+
 
 #: The list of the files of a wheel, in its folder of metadata.
 RECORD = ".dist-info/RECORD"
@@ -23,12 +42,16 @@ def rewrite(
     The hashes of all files, those of `added` included, are written to the list of the files.
     """
     part = copy.with_suffix(".part")
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", compresslevel=9) as new:
+    with (
+        mock.patch.object(zipfile, "_get_compressor", Compressor),  # `zipfile` has no other way
+        zipfile.ZipFile(wheel) as old,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         rows: list[str] = []
 
         def write(like: zipfile.ZipInfo, name: str, content: bytes) -> None:
             info = zipfile.ZipInfo(name, like.date_time)
-            info.external_attr, info.compress_type = like.external_attr, like.compress_type
+            info.external_attr, info.compress_type = like.external_attr, zipfile.ZIP_DEFLATED
             new.writestr(info, content)
 
         [record] = [item for item in old.infolist() if item.filename.endswith(RECORD)]

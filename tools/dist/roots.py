@@ -21,10 +21,16 @@ from test_wheel import DEMO, EXTRAS, NAME, PACKAGES
 FOLDER = ROOT / "target" / "roots"
 RELEASE = "bookworm"
 MUSL = "/lib/ld-musl-x86_64.so.1"
+#: musl-gcc, which names the platform of gcc without it.
+COMPILER = """\
+#!/bin/sh
+[ "$1" = --print-multiarch ] && echo x86_64-linux-musl && exit
+exec musl-gcc "$@"
+"""
 #: What a Python with musl is compiled from: packages of Debian, and the commands for each. OpenSSL is for `import ssl`.
 SOURCES = {
     "zlib": "./configure --prefix=$PREFIX --static && make libz.a && make install",
-    "openssl": "./Configure linux-x86_64 --prefix=$PREFIX --libdir=lib no-shared no-tests no-engine no-legacy no-docs"
+    "openssl": "./Configure linux-x86_64 --prefix=$PREFIX --libdir=lib no-shared no-tests no-engine no-legacy"
     " -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu && make -j2 build_libs && make install_dev",
     "python3.11": "./configure --prefix=/usr --with-openssl=$PREFIX --disable-test-modules CPPFLAGS=-I$PREFIX/include"
     " LDFLAGS='-L$PREFIX/lib -Wl,--dynamic-linker=" + MUSL + "' && make -j2 && make install DESTDIR=$ROOT",
@@ -59,13 +65,21 @@ def musl(root: Path) -> None:
     """A root with musl, Python and busybox, and nothing of the C library of GNU."""
     work = FOLDER / "sources"
     prefix = work / "prefix"
+    for folder in ("linux", "asm-generic", "x86_64-linux-gnu/asm"):  # headers of the kernel
+        link = prefix / "include" / Path(folder).name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(Path("/usr/include", folder))
+    compiler = work / "musl-cc"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    variables = {"CC": str(compiler), "CFLAGS": "-O1 -fPIC", "PREFIX": str(prefix), "ROOT": str(root)}
     for name, commands in SOURCES.items():
         source = work / name
         source.mkdir(parents=True)
         run("apt-get", "source", "--quiet", "--download-only", name, folder=source)
         [archive] = source.glob("*.orig.tar.*[!c]")
         run("tar", "xf", archive, "--strip-components=1", folder=source)
-        run("sh", "-ec", commands, folder=source, CC="musl-gcc", CFLAGS="-O1 -fPIC", PREFIX=str(prefix), ROOT=str(root))
+        run("sh", "-ec", commands, folder=source, **variables)
     (root / "lib").mkdir(exist_ok=True)
     shutil.copy(Path(MUSL).resolve(), root / MUSL[1:])
     (root / "bin").mkdir(exist_ok=True)
