@@ -25,7 +25,7 @@ MUSL = "/lib/ld-musl-x86_64.so.1"
 COMPILER = """\
 #!/bin/sh
 [ "$1" = --print-multiarch ] && echo x86_64-linux-musl && exit
-exec musl-gcc "$@"
+exec musl-gcc "$@" -w
 """
 #: What a Python with musl is compiled from: packages of Debian, and the commands for each. OpenSSL is for `import ssl`.
 SOURCES = {
