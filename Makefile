@@ -57,7 +57,7 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels deny bench bench-suite peers generate format lint \
+.PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels deny docs bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
         test-oracle oracle test-wheel test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
@@ -101,6 +101,12 @@ test-wheels: | target/dist  ## Test the Linux wheels of dist/ in bare roots; nee
 
 deny: rust  ## Check licences, versions, sources and advisories of the crates; needs cargo-deny (DENY="licenses bans sources")
 	cargo deny --locked check $(DENY)
+
+docs:  ## Build the documentation as a site in target/site; a broken link is an error
+	$(PYTHON) -m venv target/docs-env
+	target/docs-env/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	target/docs-env/bin/python -m pip install --quiet --group docs
+	target/docs-env/bin/python -B tools/site
 
 bench:  ## Benchmark the kernels and parts of the engine against the limits of the machine
 	cargo bench -p penstock-device --bench bfc

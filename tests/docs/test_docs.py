@@ -34,6 +34,7 @@ PAGES = (
     "docs/cuda.md",
     "docs/aibrix.md",
     "docs/downloader.md",
+    "docs/performance.md",
 )
 OTHER_PAGES = (
     "docs/benchmarking.md",
@@ -79,7 +80,14 @@ def engine(demo_model: Path) -> Iterator[penstock.Engine]:
 
 
 @pytest.mark.parametrize("snippet", snippets(), ids=lambda snippet: f"{snippet.page}:{snippet.line}")
-def test_snippet_runs(snippet: Snippet, engine: penstock.Engine, demo_model: Path) -> None:
+def test_snippet_runs(
+    snippet: Snippet,
+    engine: penstock.Engine,
+    demo_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     source = "\n" * (snippet.line - 1) + snippet.code
     for old, new in {'"path/to/model"': repr(str(demo_model)), "max_tokens=256": "max_tokens=16"}.items():
         source = source.replace(old, new)

@@ -73,13 +73,11 @@ def test_batch_recipe_continues_its_output(
 
 
 class Server:
-    """The application of the guide with another model, on a port of its own."""
+    """An application on a port of its own."""
 
-    def __init__(self, model: Path, **options: Any) -> None:
-        scope: dict[str, Any] = {"__name__": "application"}
-        exec(compile(snippets("build-a-service", "## FastAPI")[0], "guide", "exec", dont_inherit=True), scope)  # noqa: S102
-        scope["engine"] = self.engine = make_engine(model, **options)
-        self._server = uvicorn.Server(uvicorn.Config(scope["app"], log_level="error"))
+    def __init__(self, app: Any, engine: Any = None) -> None:
+        self.engine = engine
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
@@ -95,19 +93,23 @@ class Server:
             self._thread.join()
             self._socket.close()
 
-    def ask(self, **question: object) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def ask(
+        self, path: str = "/chat", **question: object
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """Send a request; the body of the response is not read."""
         connection = http.client.HTTPConnection("127.0.0.1", self._socket.getsockname()[1], timeout=30)
-        connection.request(
-            "POST", "/chat", body=json.dumps(question), headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", path, body=json.dumps(question), headers=headers)
         return connection, connection.getresponse()
 
 
 @pytest.fixture
 def server(demo_model: Path) -> Iterator[Server]:
-    """A server with room for one request and one that waits."""
-    with Server(demo_model, max_num_seqs=1, max_waiting=1, max_model_len=2048).run() as server:
+    """The application of the guide, with room for one request and one that waits."""
+    scope: dict[str, Any] = {"__name__": "application"}
+    exec(compile(snippets("build-a-service", "## FastAPI")[0], "guide", "exec", dont_inherit=True), scope)  # noqa: S102
+    scope["engine"] = engine = make_engine(demo_model, max_num_seqs=1, max_waiting=1, max_model_len=2048)
+    with Server(scope["app"], engine).run() as server:
         yield server
 
 
@@ -153,16 +155,44 @@ def test_fastapi_full_engine_is_status_503(server: Server) -> None:
         connection.close()
 
 
-# ---- the first example
+# ---- the examples of README.md
+
+
+def readme_examples() -> list[str]:
+    return re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+
+
+def test_readme_begins_with_two_commands_and_short_examples() -> None:
+    beginning = (ROOT / "README.md").read_text().partition("```")[0]
+    assert beginning.count("\n") < 50
+    assert re.findall(r"^    (make \w+)", beginning, flags=re.MULTILINE) == ["make demo", "make test"]
+    for code in readme_examples():
+        assert len([line for line in code.splitlines() if line.strip()]) <= 12, code
 
 
 def test_first_example_answers_sensibly(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    readme = (ROOT / "README.md").read_text()
-    code = readme.partition("```python\n")[2].partition("```\n")[0]
+    code = readme_examples()[0]
     exec(compile(code.replace("path/to/model", str(demo_model)), "README.md", "exec"), {})  # noqa: S102
     out = capsys.readouterr().out
     assert "light" in out
     assert out.endswith(("tokens, stop\n", "tokens, length\n"))
+
+
+def test_fastapi_example_of_the_readme_answers(demo_model: Path) -> None:
+    [code] = [code for code in readme_examples() if "fastapi" in code]
+    for old, new in {'"path/to/model"': repr(str(demo_model)), "max_tokens=256": "max_tokens=8"}.items():
+        code = code.replace(old, new)
+    scope: dict[str, Any] = {"__name__": "application"}
+    exec(compile(code, "README.md", "exec", dont_inherit=True), scope)  # noqa: S102
+    app = scope["app"]
+    with Server(app).run() as server:
+        connection, response = server.ask("/ask?question=Name%20a%20colour.")
+        assert (response.status, len(json.loads(response.read())) > 1) == (200, True)
+        connection.close()
+        assert app.state.engine.is_running
+    assert not app.state.engine.is_running, "the model is closed when the server stops"
 
 
 @pytest.mark.parametrize("owner", [penstock, penstock.Engine])

@@ -148,8 +148,9 @@ def test_wheel_streams_in_an_empty_environment(wheel: Path, demo_model: Path, tm
     assert {"index.html", "main.js", "style.css"} <= set(files), "the chat page"
 
 
-def test_command_of_the_readme_uses_the_build_of_make_demo(tmp_path: Path) -> None:
-    [line] = [line for line in (ROOT / "README.md").read_text().splitlines() if "build-args" in line]
+def test_command_of_the_guide_uses_the_build_of_make_demo(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guide" / "install.md"
+    [line] = [line for line in page.read_text().splitlines() if "build-args" in line]
     pip, install, package, *options = shlex.split(line.partition("#")[0])
     assert (pip, install, package) == ("pip", "install", ".")
     command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-v"]
