@@ -34,7 +34,7 @@ RUN --mount=type=bind,target=/context \
 FROM files AS aibrix
 RUN --mount=type=bind,source=python/aliases/aibrix,target=/aibrix,rw \
     python3 -m venv /tmp/pip \
-    && /tmp/pip/bin/pip --python /opt/penstock/bin/python install --no-cache-dir /aibrix \
+    && /tmp/pip/bin/pip --python /opt/penstock/bin/python install --no-cache-dir --only-binary :all: /aibrix \
     && rm -rf /tmp/pip
 USER 10001:10001
 EXPOSE 8080

@@ -34,7 +34,7 @@ WORK = ROOT / "target" / "image"
 MAX_LAYER_BYTES = 75_000_000
 #: Files of this machine that the steps of a build see: how it reaches the package index.
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
-NETWORK_VARIABLES = re.compile(r"PIP_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_FILE")
+NETWORK_VARIABLES = re.compile(r"PIP_(EXTRA_)?INDEX_URL|PIP_CERT|PIP_TRUSTED_HOST|(PIP|\w+)_(proxy|PROXY)")
 SECONDS_TO_LOAD = 120
 #: Streams an answer and prints the lines of its events.
 CLIENT = """
@@ -302,7 +302,7 @@ def serve(image: Image, model: Path) -> None:
         lines = []
         for text in container.stream():
             lines.append(text)
-            if text.startswith("data: ") and signal is not None and len(lines) == 4:  # noqa: PLR2004
+            if text.startswith("data: ") and len(lines) == 4:  # noqa: PLR2004
                 os.kill(int(container.pid), signal.SIGTERM)
                 until(lambda: not container.is_healthy(), "the server is healthy while it drains")
         events = [json.loads(text[6:]) for text in lines[1:] if text.startswith("data: {")]
