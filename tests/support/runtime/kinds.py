@@ -8,7 +8,8 @@ Many fields that the manifests do not use are left out. The manifests and these 
   config/crd/autoscaling/autoscaling.aibrix.ai_podautoscalers.yaml
 - kedacore/keda, commit 8b4f083ca8c8c2baf8477e322bd4d16ac4dfa09a of 2026-08-20, after 2.20.1:
   config/crd/bases/keda.sh_scaledobjects.yaml
-- prometheus-operator/prometheus-operator, commit 6adcebc5076c34f4f55f8f5f7b1e528929373ac7 of 2026-08-08, 0.93.0:
+- prometheus-operator/prometheus-operator, commit 6adcebc5076c34f4f55f8f5f7b1e528929373ac7 of 2026-08-08,
+  which is 0.93.0:
   example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml,
   example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
 """
