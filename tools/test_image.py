@@ -4,7 +4,7 @@
 
 Needs root, mmdebstrap, util-linux and iproute2, and a wheel in dist/. The base is Debian with its Python, in
 place of the image that the Dockerfile names. The steps run as they are written; they can use the network and
-the settings of pip on this machine. The server runs as the user of the image, with a read-only root, as PID 1,
+the settings of pip on this machine. The server runs as the user of the image, with a read-only root, as PID 1
 and in a network of its own: the health check, a streamed answer and SIGTERM are tested.
 """
 

@@ -35,7 +35,14 @@ PAGES = (
     "docs/aibrix.md",
     "docs/downloader.md",
 )
-OTHER_PAGES = ("docs/benchmarking.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")
+OTHER_PAGES = (
+    "docs/benchmarking.md",
+    "docs/containers.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "ARCHITECTURE.md",
+)
 SNIPPET = re.compile(
     r"(?P<mark><!-- not run: [^\n]+ -->\n)?^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
