@@ -59,7 +59,7 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels deny docs bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
-        test-oracle oracle test-wheel test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
+        test-oracle oracle test-wheel test-image test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -205,6 +205,10 @@ test-oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Tests with torch and transform
 
 oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Write the stored results of torch and transformers, tests/data/oracle
 	$(PYTEST) -m oracle --oracle write
+
+test-image: $(DEMO)  ## Run the Dockerfile's steps with the wheel in dist/, and the server as its user (needs root, mmdebstrap)
+	$(BIN)/python -B tools/test_image.py
+	$(BIN)/python -B tools/test_image.py --target aibrix
 
 test-clients: $(CORE)  ## The server with LangChain, LlamaIndex, lm-eval and guidellm, and AIBrix's runtime (CLIENTS=DIR, 7 GB)
 	$(PYTHON) -m venv $(CLIENTS)

@@ -7,9 +7,6 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -17,17 +14,11 @@ import penstock.server
 from penstock._cli_runtime import runtime
 from penstock._cli_serve import serve
 from penstock.runtime.rules import rules_of
+from support.manifests import FAULTS, check_schema, parsed
 from support.paths import ROOT
-from support.runtime.kinds import SPECIFICATIONS
 from support.server.serving import serving
 
 FOLDER = ROOT / "deploy" / "kubernetes"
-KUBERNETES = ("1.31", "1.37")
-FAULTS = (
-    jsonschema.ValidationError,
-    kubernetes_validate.SchemaNotFoundError,
-    kubernetes_validate.ValidationError,
-)
 
 
 def objects() -> list[Any]:
@@ -53,25 +44,6 @@ def pod() -> dict[str, Any]:
 def container(name: str) -> dict[str, Any]:
     [found] = [item for item in pod()["containers"] if item["name"] == name]
     return dict(found)
-
-
-def parsed(command: click.Command, arguments: list[str]) -> dict[str, Any]:
-    """The values of the options and arguments of a command; fails for an unknown option."""
-    with click.Context(command) as context:
-        values, rest, _ = command.make_parser(context).parse_args(list(arguments))
-    assert rest == []
-    return values
-
-
-def check_schema(item: dict[str, Any]) -> None:
-    """Raise the error of a schema, of which unknown fields are errors."""
-    specification = SPECIFICATIONS.get((item["apiVersion"], item["kind"]))
-    if specification is not None:
-        assert item.keys() == {"apiVersion", "kind", "metadata", "spec"}
-        jsonschema.validate(item["spec"], specification)
-        return
-    for version in KUBERNETES:
-        kubernetes_validate.validate(item, version, strict=True)
 
 
 @pytest.mark.parametrize("item", objects())
@@ -100,7 +72,9 @@ def test_containers_have_options_that_exist() -> None:
     assert served["lora_roots"] == [managed["adapter_dir"]]
     address = {item["name"]: item["value"] for item in sidecar["env"]}["INFERENCE_ENGINE_ENDPOINT"]
     assert address.endswith(f":{served['port']}")
-    assert pod()["terminationGracePeriodSeconds"] > float(served["drain_timeout"])
+    [_, seconds] = engine["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod()["terminationGracePeriodSeconds"] >= float(served["drain_timeout"]) + float(seconds) + 10
+    assert served["threads"] == engine["resources"]["requests"]["cpu"]
 
 
 def test_token_and_key_of_the_engine_are_different_and_not_given() -> None:
@@ -186,7 +160,7 @@ def compose_additions() -> list[dict[str, Any]]:
 
 def test_compose_file_connects_open_webui_to_the_server() -> None:
     services = compose_services()
-    [entrypoint] = re.findall(r"^ENTRYPOINT (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    [*_, entrypoint] = re.findall(r"^ENTRYPOINT (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     program, command, *arguments = json.loads(entrypoint)
     assert (program, command) == ("penstock", "serve")
     served = parsed(serve, [*arguments, *services["penstock"]["command"]])
@@ -197,6 +171,13 @@ def test_compose_file_connects_open_webui_to_the_server() -> None:
     with serving(application) as server:
         for host, status in ((address.netloc, 200), ("example.org", 403)):
             assert server.ask("/v1/models", headers={"Host": host})[0] == status
+
+
+def test_compose_server_has_a_read_only_root() -> None:
+    server = compose_services()["penstock"]
+    assert (server["read_only"], server["cap_drop"]) == (True, ["ALL"])
+    [home] = re.findall(r"^WORKDIR (.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {volume.split(":")[1] for volume in server["volumes"]} | set(server["tmpfs"]) == {home, "/tmp"}  # noqa: S108
 
 
 def test_additions_of_the_guide_give_both_services_a_key() -> None:

@@ -38,6 +38,7 @@ PAGES = (
 )
 OTHER_PAGES = (
     "docs/benchmarking.md",
+    "docs/containers.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",

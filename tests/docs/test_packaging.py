@@ -11,13 +11,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import pytest
+import yaml
 
 import penstock.server
+from penstock._cli_runtime import aibrix_runtime
 from penstock._cli_serve import serve
 from support.api.engines import make_engine
 from support.paths import ROOT
@@ -65,25 +68,71 @@ def test_dockerfile_has_no_lint() -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_image_has_pinned_bases_and_no_compiler() -> None:
+def arguments() -> dict[str, str]:
+    """The defaults of the build's arguments."""
+    return dict(value.split("=", 1) for name, value in instructions() if name == "ARG")
+
+
+def test_image_has_a_pinned_base_and_no_compiler() -> None:
     found = instructions()
-    bases = [value.split()[0] for name, value in found if name == "FROM"]
-    assert [base.partition(":")[0] for base in bases] == ["rust", "python"]
-    assert all(re.fullmatch(r"\w+:\d+\.\d+\.\d+-slim-bookworm", base) for base in bases)
-    version = re.search(r'rust-version = "(.*)"', (ROOT / "Cargo.toml").read_text())
-    assert version is not None
-    assert bases[0].startswith(f"rust:{version[1]}.")
-    begin = max(index for index, (name, _) in enumerate(found) if name == "FROM")
-    commands = " ".join(value for name, value in found[begin:] if name == "RUN")
-    assert not re.search(r"apt-get|gcc|rustup|cargo", commands)
-    extras = re.search(r"\[([\w,]+)\]", commands)
-    assert extras is not None
-    project = (ROOT / "pyproject.toml").read_text()
-    assert all(re.search(rf"(?m)^{extra} = \[", project) for extra in extras[1].split(","))
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", arguments()["BASE"])
+    stages = [re.fullmatch(r"(\S+) AS (\w+)", value) for name, value in found if name == "FROM"]
+    assert [stage and stage.groups() for stage in stages] == [
+        ("${BASE}", "files"),
+        ("files", "aibrix"),
+        ("files", "server"),  # what `docker build` makes without a target
+    ]
+    commands = [value for name, value in found if name == "RUN"]
+    for command in commands:
+        assert not re.search(r"apt-get|gcc|rustup|cargo|maturin", command)
+        assert command.count("rm -rf /tmp/pip") == 1, "pip is not part of a layer"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(arguments()["EXTRAS"].split(",")) <= set(project["optional-dependencies"])
+
+
+def test_image_and_chart_have_the_version_of_the_package() -> None:
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
+    version = workspace["package"]["version"]
+    assert arguments()["VERSION"] == version
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "penstock" / "Chart.yaml").read_text())
+    assert chart["appVersion"] == version
+    [labels] = [value for name, value in instructions() if name == "LABEL"]
+    names = dict(item.split("=", 1) for item in shlex.split(labels))
+    assert names["org.opencontainers.image.version"] == "${VERSION}"
+    assert names["org.opencontainers.image.licenses"] == workspace["package"]["license"]
 
 
 def test_image_runs_as_an_ordinary_user() -> None:
-    assert int(last_stage()["USER"]) > 0
+    user, group = last_stage()["USER"].split(":")
+    assert int(user) > 0
+    assert user == group
+    assert [value for name, value in instructions() if name == "USER"] == [f"{user}:{group}"] * 2
+    [command] = [value for name, value in instructions() if name == "RUN" and "chown" in value]
+    assert f"chown {user}:{group} ." in command
+
+
+def test_image_writes_below_its_home_only() -> None:
+    found = instructions()
+    [variables] = [
+        dict(item.split("=", 1) for item in shlex.split(value)) for name, value in found if name == "ENV"
+    ]
+    [home] = [value for name, value in found if name == "WORKDIR"]
+    assert variables["HOME"] == home
+    for name in ("HF_HOME", "PENSTOCK_CACHE"):
+        assert Path(variables[name]).parent == Path(home)
+
+
+def test_image_of_aibrix_has_options_that_exist() -> None:
+    found = instructions()
+    stage = dict(found[found.index(("FROM", "files AS aibrix")) : found.index(("FROM", "files AS server"))])
+    program, *fixed = json.loads(stage["ENTRYPOINT"])
+    commands = tomllib.loads((ROOT / "python/aliases/aibrix/pyproject.toml").read_text())["project"][
+        "scripts"
+    ]
+    assert commands[program] == "penstock._cli_runtime:aibrix_runtime"
+    with click.Context(aibrix_runtime) as context:
+        options, rest, _ = aibrix_runtime.make_parser(context).parse_args([*fixed, *json.loads(stage["CMD"])])
+    assert (options["port"], rest) == (stage["EXPOSE"], [])
 
 
 def test_image_serves_with_options_that_exist() -> None:
@@ -115,17 +164,26 @@ def test_health_check_follows_health(tiny_model: Path) -> None:
             assert status() == 0
 
 
-def test_builder_gets_the_sources_it_copies() -> None:
-    patterns = [
-        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")
-    ]
-    copied = [item for name, value in instructions() if name == "COPY" for item in value.split()[:-1]]
+def test_builder_gets_what_its_steps_mount() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if line[:1] not in ("#", "")]
     assert patterns[0] == "*"
-    assert {pattern[1:] for pattern in patterns if pattern.startswith("!")} == set(copied)
-    assert all((ROOT / item).exists() for item in copied)
+    allowed = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
+    mounts = re.findall(
+        r"--mount=type=bind,(\S+)", " ".join(value for name, value in instructions() if name == "RUN")
+    )
+    sources = {options["source"] for options in map(_options, mounts) if "source" in options}
+    assert allowed == {*sources, f"{arguments()['WHEELS']}/*.whl"}
+    assert all((ROOT / source).exists() for source in sources)
+    [whole] = [options for options in map(_options, mounts) if "source" not in options]
+    assert f"{whole['target']}/${{WHEELS}}" in DOCKERFILE.read_text()
     ignored = [pattern for pattern in patterns[1:] if not pattern.startswith("!")]
-    for name in ("python/penstock/_core.abi3.so", "python/penstock/__pycache__", "rust/target"):
-        assert any(fnmatch.fnmatch(name, pattern) for pattern in ignored), name
+    assert any(fnmatch.fnmatch("python/aliases/aibrix/aibrix/__pycache__", pattern) for pattern in ignored)
+
+
+def _options(text: str) -> dict[str, str]:
+    """The options of a mount."""
+    return dict(item.partition("=")[::2] for item in text.split(","))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Reduced schemas of the kinds in deploy/kubernetes that Kubernetes itself does not have.
+"""Reduced schemas of the kinds in deploy that Kubernetes itself does not have.
 
 They are written after the published definitions, and have their names, types, limits and required fields.
 Many fields that the manifests do not use are left out. The manifests and these schemas were compared with:
@@ -8,6 +8,10 @@ Many fields that the manifests do not use are left out. The manifests and these 
   config/crd/autoscaling/autoscaling.aibrix.ai_podautoscalers.yaml
 - kedacore/keda, commit 8b4f083ca8c8c2baf8477e322bd4d16ac4dfa09a of 2026-08-20, after 2.20.1:
   config/crd/bases/keda.sh_scaledobjects.yaml
+- prometheus-operator/prometheus-operator, commit 6adcebc5076c34f4f55f8f5f7b1e528929373ac7 of 2026-08-08,
+  which is 0.93.0:
+  example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml,
+  example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml
 """
 
 from __future__ import annotations
@@ -85,9 +89,24 @@ SCALED_OBJECT = closed(
     scaleTargetRef=closed("name", apiVersion=TEXT, kind=TEXT, name=NAME),
     triggers=listed(closed("metadata type", metadata=TEXTS, metricType=TEXT, name=TEXT, type=NAME)),
 )
+METRICS_ENDPOINTS = {
+    "type": "array",
+    "items": closed(
+        "",
+        authorization=closed("", type=TEXT, credentials=closed("key", name=TEXT, key=TEXT)),
+        interval={"type": "string", "pattern": "^(0|([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?)$"},
+        path=TEXT,
+        port=TEXT,
+    ),
+}
+SELECTOR = closed("", matchLabels=TEXTS)
+SERVICE_MONITOR = closed("endpoints selector", endpoints=METRICS_ENDPOINTS, selector=SELECTOR)
+POD_MONITOR = closed("selector", podMetricsEndpoints=METRICS_ENDPOINTS, selector=SELECTOR)
 #: The schema of `spec`, by version and kind.
 SPECIFICATIONS = {
     ("model.aibrix.ai/v1alpha1", "ModelAdapter"): MODEL_ADAPTER,
     ("autoscaling.aibrix.ai/v1alpha1", "PodAutoscaler"): POD_AUTOSCALER,
     ("keda.sh/v1alpha1", "ScaledObject"): SCALED_OBJECT,
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): SERVICE_MONITOR,
+    ("monitoring.coreos.com/v1", "PodMonitor"): POD_MONITOR,
 }
