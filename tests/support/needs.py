@@ -2,7 +2,8 @@
 
 `@pytest.mark.needs("proc", "fork")` skips a test where one of its needs is missing, with a reason that
 names it; `--without fork` treats a need as missing. `NEEDS` has all needs, `FILES` those of whole files.
-The sign of a need is a pattern of the source of tests that have it; `tests/docs/test_needs.py` compares it with the marks.
+The sign of a need is a pattern of the source of tests that have it; `tests/docs/test_needs.py` compares it
+with the marks.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ def has_compiler() -> bool:
     return sys.platform == "linux" and shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def has_module(name: str) -> Callable[[], bool]:
-    return lambda: importlib.util.find_spec(name) is not None
+def has_device() -> bool:
+    return ON_GPU or is_here("emulator")
+
+
+def has_module(*names: str) -> Callable[[], bool]:
+    return lambda: all(importlib.util.find_spec(name) is not None for name in names)
 
 
 def can_link() -> bool:
@@ -116,7 +121,12 @@ NEEDS = {
     ),
     "cuda": Need(
         "a CUDA device: an emulated one, or with PENSTOCK_TEST_GPU=1 that of the system",
-        lambda: ON_GPU or is_here("emulator"),
+        has_device,
+        r"(?!)",
+    ),
+    "server": Need(
+        "the packages of the extra `server`",
+        has_module("starlette", "uvicorn", "msgspec", "prometheus_client"),
         r"(?!)",
     ),
     "uvloop": Need("uvloop", has_module("uvloop"), r"\bimport uvloop\b"),
@@ -129,6 +139,7 @@ FILES = {
     "kernels/test_gpu_*": ["sources"],
     "kernels/test_kernels_*": ["cuda", "hooks", "sources"],
     "cuda/test_cuda_engine_*": ["cuda", "sources", "hooks"],
+    "server/*": ["server"],
     "runtime/*": ["runtime", "proc", "devices", "fork", "signals", "symlinks", "named_pipes", "permissions"],
 }
 
