@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 # Engines, also those of child processes, check all their parts against each other whenever they are idle.
 os.environ.setdefault("PENSTOCK_CHECK_INTEGRITY", "1")
-pytest_plugins = ["support.selection", "support.parity.modes"]
+pytest_plugins = ["support.needs", "support.selection", "support.parity.modes"]
 
 
 @pytest.fixture(
     params=[
         pytest.param(ASYNCIO, id="asyncio"),
-        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+        pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop", marks=pytest.mark.needs("uvloop")),
         pytest.param(("trio", {}), id="trio"),
     ]
 )

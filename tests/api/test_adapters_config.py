@@ -262,6 +262,7 @@ def test_scale_beyond_finite_updates_is_refused(
     assert engine.adapters == {}
 
 
+@pytest.mark.needs("proc")
 def test_refused_adapters_keep_no_memory(engine: penstock.Engine, tmp_path: Path) -> None:
     """Each load packs 0.9 MB before the last tensor is refused."""
     tensors = make_tensors(CONFIG, rank=64)
@@ -279,6 +280,7 @@ def test_refused_adapters_keep_no_memory(engine: penstock.Engine, tmp_path: Path
     assert refuse(50) - before < 16 << 20
 
 
+@pytest.mark.needs("proc")
 def test_patterns_have_bounded_memory(tiny_model: Path, tmp_path: Path) -> None:
     """4 kB of patterns, each of which compiles to 95 kB."""
     patterns = {rf"\w{{6}}|{index}": 8 for index in range(300)}

@@ -171,6 +171,10 @@ def linked(target: str) -> Callable[[Path], object]:
     return lambda path: path.symlink_to(target)
 
 
+def piped(path: Path) -> None:
+    os.mkfifo(path)
+
+
 def looped(path: Path) -> None:
     path.symlink_to(path)
 
@@ -186,8 +190,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights in a loop of links": (replaced(WEIGHTS, looped), WEIGHTS),
     "configuration in a loop of links": (replaced(SETTINGS, looped), SETTINGS),
     "link of the weights without a target": (replaced(WEIGHTS, linked("absent")), WEIGHTS),
-    "weights that are a named pipe": (replaced(WEIGHTS, os.mkfifo), WEIGHTS),
-    "configuration that is a named pipe": (replaced(SETTINGS, os.mkfifo), SETTINGS),
+    "weights that are a named pipe": (replaced(WEIGHTS, piped), WEIGHTS),
+    "configuration that is a named pipe": (replaced(SETTINGS, piped), SETTINGS),
     "weights that are a device": (replaced(WEIGHTS, linked("/dev/zero")), WEIGHTS),
     "configuration that is a device": (
         replaced(SETTINGS, lambda path: path.symlink_to("/dev/zero")),
@@ -200,10 +204,20 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "sparse weights of a terabyte": (lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), WEIGHTS),
     "sparse configuration of a terabyte": (lambda folder: os.truncate(folder / SETTINGS, 1 << 40), SETTINGS),
 }
+#: What these changes need, by words of their names.
+NEEDED = {
+    "link": pytest.mark.needs("symlinks"),
+    "named pipe": pytest.mark.needs("named_pipes"),
+    "device": pytest.mark.needs("devices", "symlinks"),
+    "without an end": pytest.mark.needs("proc", "symlinks"),
+}
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("case", FOLDERS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[mark for words, mark in NEEDED.items() if words in case]) for case in FOLDERS],
+)
 def test_folder_is_refused(case: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     change, words = FOLDERS[case]
     change(folder)
@@ -212,7 +226,7 @@ def test_folder_is_refused(case: str, adapter_engine: AdapterEngine, folder: Pat
     assert str(folder) in message
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+@pytest.mark.needs("permissions", "refusals")
 @pytest.mark.parametrize("name", [WEIGHTS, SETTINGS])
 def test_unreadable_file_is_refused(name: str, adapter_engine: AdapterEngine, folder: Path) -> None:
     (folder / name).chmod(0)
@@ -223,6 +237,7 @@ def test_file_in_place_of_a_folder_is_refused(adapter_engine: AdapterEngine, fol
     assert WEIGHTS in adapter_engine.refusal(folder / WEIGHTS)
 
 
+@pytest.mark.needs("symlinks")
 def test_loop_of_links_is_refused(adapter_engine: AdapterEngine, tmp_path: Path) -> None:
     looped(tmp_path / "loop")
     assert str(tmp_path / "loop") in adapter_engine.refusal(tmp_path / "loop")

@@ -84,6 +84,7 @@ def test_bytes_of_loaded_adapters_have_a_limit(tiny_model: Path, adapter_folders
         engine.blocking.load_adapter("c", third)
 
 
+@pytest.mark.needs("proc")
 def test_adapters_in_use_take_their_memory_once(tmp_path: Path) -> None:
     config = make_config("llama", hidden_size=512, intermediate_size=1024)
     model = write_checkpoint(tmp_path / "model", config)

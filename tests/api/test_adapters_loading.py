@@ -301,6 +301,7 @@ def test_loads_in_threads_are_independent(tiny_model: Path, adapter_folders: lis
         wait_until(lambda: engine.stats().running == 0)
 
 
+@pytest.mark.needs("fork")
 def test_calls_in_the_child_of_a_fork_raise(tiny_model: Path, adapter_folders: list[Path]) -> None:
     program = """
 import os, sys, penstock

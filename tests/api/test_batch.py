@@ -176,6 +176,7 @@ async def test_batch_takes_prompts_as_it_needs_them(engine: penstock.Engine) -> 
     await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 async def test_memory_of_a_long_batch_is_flat(engine: penstock.Engine) -> None:
     params = penstock.SamplingParams(max_tokens=1, ignore_eos=True)
     memory = num_items = 0
@@ -286,6 +287,7 @@ async def test_batches_and_streams_share_an_event_loop(engine: penstock.Engine) 
     await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 async def test_batch_that_is_left_cancels_what_runs(engine: penstock.Engine) -> None:
     prompts = [prompt(number) for number in range(100)]
     await assert_at_rest(engine)

@@ -216,6 +216,7 @@ async def test_selected_outputs_are_refused_in_streams(
     assert isinstance(error, penstock.InvalidRequestError)
 
 
+@pytest.mark.needs("proc")
 async def test_streams_of_a_batch_that_is_left_are_cancelled(engine: penstock.Engine) -> None:
     prompts = [prompt(number) for number in range(100)]
     await assert_at_rest(engine)

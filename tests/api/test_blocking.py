@@ -129,6 +129,7 @@ def test_last_chunk_that_follows_a_taken_one_is_read() -> None:
     assert request.read() == "last"
 
 
+@pytest.mark.needs("proc")
 def test_many_threads_share_one_engine(engine: penstock.Engine) -> None:
     expected = [
         engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(64)
@@ -181,6 +182,7 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
 """
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_interrupts_a_wait_and_the_engine_continues(tiny_model: Path) -> None:
     process = start_python(CTRL_C, tiny_model)
     assert process.stdout is not None
@@ -209,6 +211,7 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
 """
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_at_any_moment_leaves_a_request_readable(tiny_model: Path) -> None:
     process = start_python(INTERRUPTS, tiny_model)
     out, err = process.communicate(timeout=60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ def logits(model: Path, **options: Any) -> bytes:
     return compute_logits(model, random_prompt(40, vocabulary_size=300), threads=1, **options).tobytes()
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize(
     ("family", "changes"),
@@ -55,6 +55,7 @@ def test_converted_checkpoint_has_the_bits_of_the_original(
     assert logits(converted) == logits(model, quantization=quantization)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K"])
 def test_converted_gguf_file_has_the_bits_of_the_original(kind: str, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
@@ -115,6 +116,7 @@ def test_existing_output_is_replaced_only_on_request(tiny_model: Path, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["converted"]
 
 
+@pytest.mark.needs("resource")
 @pytest.mark.parametrize("name", ["converted", "converted.tar"])
 def test_conversion_that_fails_leaves_nothing_behind(name: str, tiny_model: Path, tmp_path: Path) -> None:
     def stop(done: int, _total: int) -> None:
@@ -128,6 +130,8 @@ def test_conversion_that_fails_leaves_nothing_behind(name: str, tiny_model: Path
     with pytest.raises(OSError, match=r"Not a directory|File exists") as caught:
         convert(tiny_model, file / name)
     assert caught.value.filename is not None
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
     try:
@@ -174,6 +178,7 @@ def test_weights_are_a_safetensors_file_of_aligned_tensors(tiny_model: Path, tmp
     assert all((8 + length + start) % 64 == 0 for start in starts)
 
 
+@pytest.mark.needs("proc")
 def test_conversion_memory_is_near_that_of_the_largest_tensor(tmp_path: Path) -> None:
     """The file has 16 layers of 8 MB, and an embedding table of 34 MB."""
     changes = {
@@ -261,6 +266,7 @@ def test_cache_distinguishes_weights_of_the_same_size_and_time(
     assert len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.needs("permissions")
 def test_cache_that_others_may_write_to_is_not_used(
     tiny_model: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,6 +279,7 @@ def test_cache_that_others_may_write_to_is_not_used(
     assert f"weights are not cached in {cache}: other users may write to it" in caplog.text
 
 
+@pytest.mark.needs("permissions")
 @pytest.mark.parametrize("name", [".", "weights.safetensors"])
 def test_cache_entry_that_others_may_change_is_replaced(
     name: str, tiny_model: Path, cache: Path, caplog: pytest.LogCaptureFixture
@@ -319,6 +326,7 @@ def test_cache_that_cannot_be_written_is_not_used(tiny_model: Path, cache: Path)
     assert weights_of(tiny_model, weights_cache_bytes=1 << 30) == weights_of(tiny_model)
 
 
+@pytest.mark.needs("hooks")
 def test_renamed_archive_is_recognised_by_its_content(tiny_model: Path, tmp_path: Path) -> None:
     archive = convert(tiny_model, tmp_path / "model.tar")
     for name in ("model.asparam", "model", "model.bin2"):

@@ -222,6 +222,7 @@ def test_dropped_engine_warns_and_ends_its_threads(tiny_model: Path) -> None:
         del engine
 
 
+@pytest.mark.needs("proc")
 def test_ten_engines_leave_no_resources(tiny_model: Path) -> None:
     def live() -> None:
         with make_engine(tiny_model) as engine:
@@ -244,6 +245,7 @@ def test_ten_engines_leave_no_resources(tiny_model: Path) -> None:
         assert resident_bytes() - memory < 20 << 20
 
 
+@pytest.mark.needs("proc")
 def test_engines_on_many_loops_and_threads_run_concurrently(tiny_model: Path) -> None:
     """Each engine is opened, used and closed by different tasks; all kinds of loops run at the same time."""
     with make_engine(tiny_model) as engine:

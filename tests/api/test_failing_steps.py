@@ -14,6 +14,8 @@ from support.api.engines import LONG, PROMPT, SHORT, assert_at_rest, assert_at_r
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("hooks")
+
 FAILING_TOKEN = 77
 POISON = [*PROMPT, FAILING_TOKEN]
 

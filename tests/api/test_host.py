@@ -48,6 +48,7 @@ async def test_engines_run_together_with_the_bits_of_one(tiny_model: Path) -> No
                 assert bits_of(results[index, seed]) == bits_of(expected)
 
 
+@pytest.mark.needs("proc")
 def test_engines_share_threads_unless_their_hosts_differ(tiny_model: Path) -> None:
     own = ALL_THREADS - 1
     with make_engine(tiny_model, threads=ALL_THREADS) as first:
@@ -201,6 +202,7 @@ def test_mapped_weights_count(tiny_model: Path, tmp_path: Path) -> None:
     assert sizes[1] == pytest.approx(sizes[0], rel=0.02)
 
 
+@pytest.mark.needs("fork")
 def test_engine_uses_the_host_of_its_process_after_a_fork(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
     given = make_engine(tiny_model, host=penstock.Host())

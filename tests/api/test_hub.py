@@ -323,6 +323,7 @@ def test_thread_that_starts_at_the_exit_does_not_delay_it() -> None:
     subprocess.run([sys.executable, "-c", EXIT_WITH_A_POOL], check=True, timeout=20)
 
 
+@pytest.mark.needs("signals")
 @pytest.mark.parametrize("code", INTERRUPTED.values(), ids=INTERRUPTED)
 def test_ctrl_c_in_a_stalled_download_ends_the_process(hub: Hub, tmp_path: Path, code: str) -> None:
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -32,11 +32,13 @@ def add_distribution(folder: Path, name: str, origin: dict[str, object] | None =
         (information / "direct_url.json").write_text(json.dumps(origin))
 
 
+@pytest.mark.needs("sources")
 def test_distribution_has_the_name_of_the_project_file() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == _install.DISTRIBUTION == "penstock-llm"
 
 
+@pytest.mark.needs("sources")
 def test_command_for_an_extra_fits_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert _install.install_command("hub") == f"pip install '{ROOT}[hub]'"
@@ -44,6 +46,7 @@ def test_command_for_an_extra_fits_the_installation(tmp_path: Path, monkeypatch:
     assert _install.install_command("hub") == "pip install 'penstock-llm[hub]'"
 
 
+@pytest.mark.needs("sources")
 def test_namesake_is_a_warning_at_import(tmp_path: Path) -> None:
     add_distribution(tmp_path, "penstock")
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", "import penstock"]
@@ -74,6 +77,7 @@ def test_warning_of_the_namesake_names_the_origin(
         _install.warn_of_namesake()
 
 
+@pytest.mark.needs("sources")
 def test_warning_of_the_namesake_names_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_distribution(tmp_path, "penstock")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -81,6 +85,7 @@ def test_warning_of_the_namesake_names_the_checkout(tmp_path: Path, monkeypatch:
         _install.warn_of_namesake()
 
 
+@pytest.mark.needs("sources")
 def test_no_file_has_the_name_of_the_namesake() -> None:
     names = subprocess.check_output(["git", "-C", str(ROOT), "ls-files"], text=True).splitlines()  # noqa: S607
     found = [

@@ -43,6 +43,7 @@ def exact(demo_model: Path, request: pytest.FixtureRequest) -> tuple[list[int], 
     return token_ids, compute_logits(demo_model, token_ids)
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.parametrize("name", rare_except(BOUNDS, "int8"))
 def test_quantised_kv_cache_stays_close_on_the_demo_model(
     name: str, demo_model: Path, exact: tuple[list[int], NDArray[np.float32]]
@@ -57,6 +58,7 @@ def test_quantised_kv_cache_stays_close_on_the_demo_model(
     assert abs(change) < most_change
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", BOUNDS)
 def test_quantised_kv_cache_stays_within_bounds_on_random_models(

@@ -47,6 +47,7 @@ def generate_in_a_thread(engine: penstock.Engine) -> None:
     engine.blocking.generate(PROMPT, SHORT)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("occasion", [read_stats, generate_in_a_thread, close])
 def test_records_arrive_on_the_next_python_call(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture, occasion: Callable[[penstock.Engine], None]
@@ -75,6 +76,7 @@ async def test_records_of_loading_arrive_with_start(
     await engine.aclose()
 
 
+@pytest.mark.needs("hooks")
 def test_record_has_the_time_and_thread_of_its_creation(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -92,6 +94,7 @@ def test_record_has_the_time_and_thread_of_its_creation(
     assert record.threadName != threading.current_thread().name
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.anyio
 async def test_records_arrive_while_a_loop_waits_for_requests(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
@@ -101,6 +104,7 @@ async def test_records_arrive_while_a_loop_waits_for_requests(
     assert [record.getMessage() for record in caplog.records] == ["record 0 of a test"]
 
 
+@pytest.mark.needs("hooks")
 def test_excess_records_are_dropped_and_counted(
     engine: penstock.Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,12 +135,14 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
     assert ("all parts of the idle engine agree" in done.stdout) == is_set
 
 
+@pytest.mark.needs("hooks")
 def test_disabled_level_is_not_queued(engine: penstock.Engine, caplog: pytest.LogCaptureFixture) -> None:
     hooks.log_records("info", CAPACITY + 1000)
     engine.stats()
     assert caplog.records == []
 
 
+@pytest.mark.needs("hooks")
 def test_level_is_that_of_the_logger_when_an_engine_opens(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +159,7 @@ def test_level_is_that_of_the_logger_when_an_engine_opens(
             )
 
 
+@pytest.mark.needs("hooks")
 def test_raising_handler_has_no_effect_on_requests(
     engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,6 +190,7 @@ def test_dependency_records_about_a_prompt_are_not_delivered(
     assert not [record for record in caplog.records if "'s'" in record.getMessage()]
 
 
+@pytest.mark.needs("hooks")
 def test_ctrl_c_in_a_handler_propagates(engine: penstock.Engine) -> None:
     def interrupt(_record: logging.LogRecord) -> bool:
         raise KeyboardInterrupt

@@ -239,6 +239,7 @@ def test_interpreter_exits_though_a_processor_never_returns(tiny_model: Path) ->
     assert process.returncode is not None
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_interrupts_close(tiny_model: Path) -> None:
     close = """
 threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
@@ -253,6 +254,7 @@ os._exit(0)
     assert output == b"interrupted\n", errors.decode()
 
 
+@pytest.mark.needs("fork")
 def test_fork_during_a_processor_call_exits_at_once(tiny_model: Path) -> None:
     fork = """
 child = os.fork()

@@ -14,6 +14,8 @@ from support.api.engines import LONG, PROMPT, SHORT, make_engine
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("hooks")
+
 LOSING_TOKEN = 77
 MESSAGE = "token 77 was to lose the device"
 

@@ -82,6 +82,7 @@ def cpus_of_threads(threads: Iterable[Path], *names: str) -> list[set[int]]:
     return found
 
 
+@pytest.mark.needs("proc")
 @needs_nodes
 @pytest.mark.anyio
 async def test_engine_on_a_node_has_its_threads_and_memory_there(tiny_model: Path) -> None:
@@ -105,6 +106,7 @@ async def test_engine_on_a_node_has_its_threads_and_memory_there(tiny_model: Pat
         assert engine.info.numa is None
 
 
+@pytest.mark.needs("proc")
 @needs_nodes
 def test_output_on_a_node_has_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
     def output(model: Path, **options: Any) -> tuple[object, penstock.ModelInfo]:
@@ -124,6 +126,7 @@ def test_output_on_a_node_has_the_same_bits(tiny_model: Path, tmp_path: Path) ->
     assert info_of_copy.memory.peak == (info if is_copied else info_of_mapped).memory.peak
 
 
+@pytest.mark.needs("proc")
 @needs_nodes
 def test_threads_default_to_the_cores_of_the_nodes(tiny_model: Path) -> None:
     with penstock.Engine(tiny_model, numa_nodes=[node()]) as engine:
@@ -159,6 +162,7 @@ def test_threads_of_environment_error_names_the_variable(
     assert caught.value.field == "PENSTOCK_THREADS"
 
 
+@pytest.mark.needs("proc")
 @needs_nodes
 def test_missing_node_error_lists_the_nodes(tiny_model: Path) -> None:
     match = r"numa_nodes=\[1023\] is not allowed: .* of this machine: [0-9, ]+; node 1023 does not exist"
@@ -167,6 +171,7 @@ def test_missing_node_error_lists_the_nodes(tiny_model: Path) -> None:
     assert caught.value.field == "numa_nodes"
 
 
+@pytest.mark.needs("proc")
 @needs_nodes
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the filter has the numbers of x86-64")
 def test_refused_system_calls_are_a_warning_and_shown_in_info(tiny_model: Path, tmp_path: Path) -> None:
@@ -180,6 +185,7 @@ def test_refused_system_calls_are_a_warning_and_shown_in_info(tiny_model: Path, 
     ]
 
 
+@pytest.mark.needs("fork", "proc")
 @needs_nodes
 def test_child_of_a_fork_has_the_cpus_of_its_parent(tiny_model: Path) -> None:
     program = """

@@ -159,6 +159,7 @@ def test_health_has_the_age_of_a_step_that_hangs(tiny_model: Path) -> None:
         wait_until(lambda: engine.health().step_age is None)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.anyio
 async def test_health_of_a_lost_device_raises(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
@@ -173,6 +174,7 @@ async def test_health_of_a_lost_device_raises(tiny_model: Path) -> None:
 # ---- draining
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_drain_lets_open_requests_finish(tiny_model: Path) -> None:
     engine = make_engine(tiny_model, max_num_seqs=3)
@@ -193,6 +195,7 @@ async def test_drain_lets_open_requests_finish(tiny_model: Path) -> None:
     assert lengths == [100] * 7
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.anyio
 async def test_drain_does_not_wait_for_a_failed_beam_search(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
@@ -239,6 +242,7 @@ async def test_drain_of_an_idle_engine_returns_at_once(tiny_model: Path) -> None
         await engine.aclose(drain=math.inf)
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_cancelled_drain_closes_the_engine(tiny_model: Path) -> None:
     engine = make_engine(tiny_model)
@@ -263,6 +267,7 @@ async def test_close_ends_the_drain_of_another_task(tiny_model: Path) -> None:
     assert (await request.result()).finish_reason == "cancelled"
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_drain_without_a_free_descriptor_raises_and_closes(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,6 +312,7 @@ def test_blocking_drain_lets_open_requests_finish(tiny_model: Path) -> None:
     assert unread.result().finish_reason == "cancelled"
 
 
+@pytest.mark.needs("signals")
 def test_sigint_ends_a_blocking_drain(tiny_model: Path) -> None:
     process = start_python(
         """
@@ -317,7 +323,7 @@ request = engine.blocking.start_request([10, 20, 30, 40], max_tokens=400, ignore
 
 def tell():
     while engine.health().state != "draining":
-        os.sched_yield()
+        yield_processor()
     print("draining", flush=True)
 
 threading.Thread(target=tell).start()
@@ -338,6 +344,7 @@ except KeyboardInterrupt:
 # ---- sleeping
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_wake_gives_the_same_bits_as_before_sleep(tiny_model: Path) -> None:
     options = LONG.replace(logprobs=True, temperature=1)
@@ -475,6 +482,7 @@ async def test_sleep_that_ends_late_leaves_a_woken_engine_open(tiny_model: Path)
         await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 def test_blocking_sleep_and_wake(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine:
         before = engine.blocking.generate(PROMPT, SHORT)

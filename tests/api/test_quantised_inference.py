@@ -50,6 +50,7 @@ def exact(demo_model: Path, request: pytest.FixtureRequest) -> tuple[list[int], 
     return token_ids, compute_logits(demo_model, token_ids, threads=2)
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.parametrize("quantization", rare_except(BOUNDS, "int4"))
 def test_perplexity_of_the_demo_model_stays_within_bounds(
     quantization: str, demo_model: Path, exact: tuple[list[int], NDArray[np.float32]]
@@ -64,6 +65,7 @@ def test_perplexity_of_the_demo_model_stays_within_bounds(
     assert change < most_change
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_gguf_type_is_close_to_its_values_in_float32(kind: str, tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", TYPES[kind])
@@ -74,6 +76,7 @@ def test_gguf_type_is_close_to_its_values_in_float32(kind: str, tmp_path: Path) 
     assert error < 0.05
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("method", ["gptq", "awq", "w4a16", "fp8", "fp8-square-blocks"])
 def test_weight_only_files_have_the_logits_of_their_values(method: str, tmp_path: Path) -> None:
     write_quantised(tmp_path, METHODS[method])

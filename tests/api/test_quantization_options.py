@@ -59,6 +59,7 @@ def write_exact(directory: Path, config: dict[str, Any], scheme: dict[str, Any])
     return directory
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name_of)
 def test_scheme_has_the_logits_of_its_values_in_float32(scheme: dict[str, Any], tmp_path: Path) -> None:
     write_exact(tmp_path, CONFIG, scheme)

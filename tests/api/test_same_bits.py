@@ -155,6 +155,7 @@ CPU_FLAGS = {
 }
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("isa", rare_except(CPU_FLAGS, "portable", "avx2"))
 def test_each_instruction_set_is_reproducible(checkpoint: Path, isa: str) -> None:
     if missing := CPU_FLAGS[isa] - set(Path("/proc/cpuinfo").read_text().split()):

@@ -25,6 +25,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.anyio
 @pytest.mark.parametrize("length", [1, 2, 16, 17, 150])
 async def test_score_is_the_log_softmax_of_the_logits(

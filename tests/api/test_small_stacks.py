@@ -15,6 +15,8 @@ from support.api.small_stacks import ENTRIES
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("fork")
+
 STACK = 128 << 10
 
 

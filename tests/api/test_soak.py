@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("proc")
+
 #: Prompt and output of most requests.
 MAX_LEN = 160
 #: A request of this length pauses if it is not read.

@@ -85,6 +85,7 @@ def test_capsule_has_the_requested_dlpack_version(max_version: Any, name: bytes)
             make().__dlpack__(max_version=max_version)
 
 
+@pytest.mark.needs("proc")
 def test_unconsumed_capsule_frees_its_memory() -> None:
     values = np.zeros(1 << 20, dtype=np.float32)
     tensor = make(values)

@@ -167,6 +167,7 @@ def test_open_loop_does_not_wait_for_responses() -> None:
     assert (stub.peak, point["completed"]) == (20, 20)
 
 
+@pytest.mark.needs("resource")
 def test_limit_of_descriptors_is_raised() -> None:
     code = "import resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
     code += "resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))\nfrom penstock.cli import main; main()"
@@ -340,6 +341,7 @@ def test_api_key_is_sent_and_not_reported(
         assert run(server.url, *SMALL, "--num-prompts", 1, "--api-key", "secret").exit_code == 0
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_prints_the_numbers_so_far(server: Served, engine: penstock.Engine) -> None:
     before = engine.stats().requests_finished
     process = start_python(
@@ -390,6 +392,7 @@ def test_invalid_option_is_a_usage_error(arguments: tuple[str, ...], message: st
     assert message in done.stderr
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_chart_is_drawn_on_a_terminal(server: Served) -> None:
     code = "from penstock.cli import main; main()"
     load = ("--concurrency", 2, "--num-prompts", 4, *SMALL)

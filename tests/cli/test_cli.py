@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -273,6 +272,8 @@ def test_parameters_are_checked_before_the_model_is_loaded() -> None:
 
 def chat_lines(model: Path, *lines: str) -> tuple[str, str]:
     """Standard output and errors of a chat in which the user types these lines and leaves."""
+    import pty
+
     keyboard, terminal = pty.openpty()
     options = ("--max-tokens", 4, "--temperature", 0, "--ignore-eos", "--system", "Be brief.")
     process = start("chat", model, *options, stdin=terminal)
@@ -298,18 +299,21 @@ def answers_to(model: Path, *questions: str) -> list[str]:
     return answers
 
 
+@pytest.mark.needs("terminal")
 def test_chat_keeps_the_conversation(tiny_model: Path) -> None:
     first, second = answers_to(tiny_model, "One", "Two")
     out, _ = chat_lines(tiny_model, "One", "", "Two")
     assert out == f"> {first}\n> > {second}\n> \n"
 
 
+@pytest.mark.needs("terminal")
 def test_clear_forgets_all_but_the_system_prompt(tiny_model: Path) -> None:
     first, second = answers_to(tiny_model, "One"), answers_to(tiny_model, "Two")
     out, _ = chat_lines(tiny_model, "One", "/clear", "Two", "/bye", "not read")
     assert out == f"> {first[0]}\n> > {second[0]}\n> "
 
 
+@pytest.mark.needs("terminal")
 def test_unknown_chat_command_is_named_and_help_shown(tiny_model: Path) -> None:
     out, err = chat_lines(tiny_model, "/quit")
     assert out == "> > \n"
@@ -318,12 +322,14 @@ def test_unknown_chat_command_is_named_and_help_shown(tiny_model: Path) -> None:
     assert "output tokens" not in err
 
 
+@pytest.mark.needs("terminal")
 def test_chat_continues_after_a_message_that_is_too_long(tiny_model: Path) -> None:
     _, err = chat_lines(tiny_model, "x" * 600, "short")
     assert "Error: prompt of" in err
     assert "4 output tokens" in err
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_ctrl_c_clears_the_line_and_twice_leaves_the_chat(demo_model: Path) -> None:
     with Terminal(MAIN, "chat", demo_model, "--max-tokens", 4000, "--ignore-eos") as terminal:
         terminal.wait_for("> ")
@@ -353,6 +359,7 @@ def test_ctrl_c_before_the_first_chunk_drops_the_message(monkeypatch: pytest.Mon
     assert messages == [{"role": "system", "content": "Be brief."}]
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_json_in_an_interactive_chat_is_refused(tiny_model: Path) -> None:
     with Terminal(MAIN, "chat", tiny_model, "--json") as terminal:
         terminal.wait_for("--json requires a PROMPT")
@@ -504,6 +511,7 @@ def test_demo_command_answers(demo_model: Path, monkeypatch: pytest.MonkeyPatch)
     assert commands == [f"chat {model}", f"serve {model}", "chat Qwen/Qwen2.5-1.5B-Instruct"]
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_one_answer_of_chat_shows_commands_in_a_terminal(tiny_model: Path) -> None:
     arguments = ("chat", tiny_model, "Hi", "--max-tokens", 2)
     with Terminal(MAIN, *arguments) as terminal:
@@ -543,6 +551,7 @@ def test_one_answer_ends_after_256_tokens(demo_model: Path, command: str) -> Non
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 256
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_ends_the_answer_and_prints_statistics(demo_model: Path) -> None:
     process = start("generate", demo_model, "Once upon a time", "--max-tokens", 4000, "--ignore-eos")
     assert process.stdout is not None
@@ -556,7 +565,10 @@ def test_ctrl_c_ends_the_answer_and_prints_statistics(demo_model: Path) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.needs("signals", "terminal")
 def test_ctrl_c_in_chat_ends_only_the_answer(demo_model: Path) -> None:
+    import pty
+
     keyboard, terminal = pty.openpty()
     process = start("chat", demo_model, "--max-tokens", 4000, "--ignore-eos", stdin=terminal)
     try:
@@ -601,6 +613,7 @@ def test_other_system_errors_are_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     assert done.stderr == "Error: [Errno 24] Too many open files\n"
 
 
+@pytest.mark.needs("devices")
 @pytest.mark.parametrize("arguments", [["generate", "{model}", "x"], ["info", "{model}"], ["chat", "--help"]])
 @pytest.mark.parametrize("is_full", [True, False], ids=["full disk", "closed pipe"])
 def test_output_that_cannot_be_written_is_one_line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import signal
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import penstock
+from penstock import _system
 from penstock.cli import main
 from penstock.server import ServerSettings
 from penstock.server.batch.lines import Line, Requester, answer_line
@@ -124,6 +124,7 @@ def test_adapter_answers_under_its_name(tiny_model: Path, tmp_path: Path) -> Non
             assert found[name]["response"]["body"]["choices"][0]["text"] == expected
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_terminal_shows_the_progress(tiny_model: Path, tmp_path: Path) -> None:
     lines = [request(f"r{index}", max_tokens=60, ignore_eos=True) for index in range(200)]
     source, target = write_lines(tmp_path / "in", lines), tmp_path / "out"
@@ -136,6 +137,7 @@ def test_terminal_shows_the_progress(tiny_model: Path, tmp_path: Path) -> None:
 # ---- an output that exists
 
 
+@pytest.mark.needs("signals")
 def test_killed_batch_continues_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
     lines = [request(f"r{index}", max_tokens=60, ignore_eos=True) for index in range(400)]
     source, target = write_lines(tmp_path / "in", lines), tmp_path / "out"
@@ -156,6 +158,7 @@ def test_killed_batch_continues_where_it_was(tiny_model: Path, tmp_path: Path) -
     assert output_of(target).keys() == {line["custom_id"] for line in lines}
 
 
+@pytest.mark.needs("resource")
 def test_full_disk_leaves_an_output_that_continues(tiny_model: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in", [request(f"r{index}") for index in range(20)])
     target = tmp_path / "out"
@@ -194,6 +197,7 @@ def test_other_file_is_refused_and_not_changed(contents: bytes, tmp_path: Path) 
     assert target.read_bytes() == contents
 
 
+@pytest.mark.needs("devices")
 def test_input_cannot_be_the_output(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in", [request("a")])
     before = source.read_bytes()
@@ -206,7 +210,7 @@ def test_input_cannot_be_the_output(tmp_path: Path) -> None:
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
     source, target = write_lines(tmp_path / "in", [request("a")]), tmp_path / "out"
     with target.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _system.lock_file(file.fileno())
         result = run(source, target, "missing")
     assert (result.exit_code, "another process writes" in result.stderr) == (2, True)
 
@@ -251,6 +255,7 @@ def test_blank_lines_are_skipped_and_empty_files_refused(tiny_model: Path, tmp_p
 # ---- the engine
 
 
+@pytest.mark.needs("signals")
 def test_interruption_keeps_the_lines_so_far(tiny_model: Path, tmp_path: Path) -> None:
     lines = [request(f"r{index}", max_tokens=60, ignore_eos=True) for index in range(400)]
     source, target = write_lines(tmp_path / "in", lines), tmp_path / "out"

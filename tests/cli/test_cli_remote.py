@@ -158,6 +158,7 @@ def test_answer_with_a_finish_reason_is_complete(end: str) -> None:
     assert (done.exit_code, done.stdout) == (0, "Yes\n")
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_terminal_gets_no_control_characters_of_a_server() -> None:
     text = "\x1b]0;title\x07A\x1b[2J\x9bB\tC\nD\x7f"
     event = {"choices": [{"delta": {"reasoning": "\x1b[8m?", "content": text}, "finish_reason": "stop"}]}
@@ -180,6 +181,7 @@ def test_terminal_gets_no_control_characters_of_a_server() -> None:
 # ---- the interactive chat
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_conversation_continues_until_it_is_cleared(server: Served, engine: penstock.Engine) -> None:
     first = content(engine, "One")
     second = content(engine, "One", first, "Two")
@@ -198,6 +200,7 @@ def test_conversation_continues_until_it_is_cleared(server: Served, engine: pens
         assert terminal.wait() == 0
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_ctrl_c_ends_the_request_and_not_the_chat(server: Served, engine: penstock.Engine) -> None:
     long = ("--max-tokens", 8000, "--ignore-eos", "--seed", 1)
     with Terminal(MAIN, "chat", "--url", server.url, *long) as terminal:
@@ -215,6 +218,7 @@ def test_ctrl_c_ends_the_request_and_not_the_chat(server: Served, engine: pensto
         assert "Traceback" not in terminal.screen
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_ends_one_answer_with_status_130(server: Served, engine: penstock.Engine) -> None:
     long = ("--max-tokens", 8000, "--ignore-eos", "--seed", 1)
     process = start_python(MAIN, "chat", "--url", server.url, "-q", "Tell me a story", *long)
@@ -227,6 +231,7 @@ def test_ctrl_c_ends_one_answer_with_status_130(server: Served, engine: penstock
     wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.needs("fcntl", "terminal")
 def test_refused_question_does_not_end_the_chat(server: Served) -> None:
     with Terminal(MAIN, "chat", "--url", server.url, "--top-p", 7) as terminal:
         for _ in range(2):

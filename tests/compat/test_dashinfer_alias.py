@@ -13,6 +13,7 @@ from support.compat.aliases import ALIASES, assert_is_installed, assert_methods_
 ALIAS = ALIASES / "dashinfer"
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize(
     "statement",
     [
@@ -41,6 +42,7 @@ assert dashinfer.allspark.model_loader is original.model_loader
     run(code, ALIAS)
 
 
+@pytest.mark.needs("sources")
 def test_star_imports_have_the_documented_names() -> None:
     code = """from dashinfer.allspark import *
 from dashinfer.allspark.engine import *
@@ -65,5 +67,6 @@ def test_every_public_method_has_a_docstring() -> None:
     assert_methods_have_docstrings(Path(allspark.__file__).parent)
 
 
+@pytest.mark.needs("sources")
 def test_distribution_is_built_and_installed(tmp_path: Path) -> None:
     assert_is_installed("dashinfer", tmp_path)

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.needs("fork")
 
 #: Forks while other threads hold every lock; each call of the child that returns otherwise is printed.
 PROGRAM = """

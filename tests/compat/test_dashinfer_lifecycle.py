@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from penstock.compat.dashinfer.allspark.enums import AsStatus, GenerateRequestSt
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error
 from penstock.compat.dashinfer.allspark.runtime_config import AsModelConfig
 from support.api.checkpoints import make_config, write_checkpoint
-from support.api.engines import engine_threads, resources, wait_until
+from support.api.engines import engine_threads, resources, wait_until, yield_processor
 from support.compat.dashinfer import GREEDY, NAME, PROMPT, SUCCESS, generate, held, install, native, start
 
 if TYPE_CHECKING:
@@ -106,6 +105,7 @@ def test_released_model_is_unknown_to_every_call(engine: Engine) -> None:
         assert call(NAME, handle) is PARAM_ERROR
 
 
+@pytest.mark.needs("proc")
 def test_installed_model_can_be_released_without_a_start(tiny_model: Path) -> None:
     engine = Engine()
     install(engine, tiny_model, start=False)
@@ -173,7 +173,7 @@ def test_stop_waits_for_the_requests_of_a_later_stop(engine: Engine) -> None:
         assert restarted.wait(60)
         for _ in range(100):
             assert state(engine) == "stopping"
-            os.sched_yield()
+            yield_processor()
         assert not any(stop.done() for stop in stops)
         stack.close()
         assert [stop.result() for stop in stops] == [SUCCESS, SUCCESS]
@@ -205,6 +205,7 @@ def state(engine: Engine) -> str:
     return model.state
 
 
+@pytest.mark.needs("proc")
 def test_released_model_frees_threads_and_descriptors(tiny_model: Path) -> None:
     before = None
     for _ in range(3):
@@ -220,6 +221,7 @@ def test_released_model_frees_threads_and_descriptors(tiny_model: Path) -> None:
         assert resources() == before
 
 
+@pytest.mark.needs("proc")
 def test_dropped_engine_releases_its_models(tiny_model: Path) -> None:
     engine = Engine()
     install(engine, tiny_model)
@@ -344,6 +346,7 @@ def test_error_names_the_field_of_the_documents() -> None:
 # ---- unloading
 
 
+@pytest.mark.needs("proc")
 def test_unloaded_model_frees_memory_and_continues_equally(engine: Engine) -> None:
     ids = generate(engine)
     assert engine.unload_device_mem(NAME) is SUCCESS

@@ -96,6 +96,7 @@ def test_bad_arguments_are_refused_and_neutral_ones_accepted(tiny_model: Path, t
     assert loader.serialize(None, tmp_path, lora_cfg={}, customized_quant_config=None) is loader
 
 
+@pytest.mark.needs("hooks")
 def test_serialised_files_have_the_documented_names_and_bits(tiny_model: Path, tmp_path: Path) -> None:
     loader = HuggingFaceModel(tiny_model, "org/m").load_model().read_model_config()
     loader.serialize(None, tmp_path / "new" / "output").free_model()
@@ -128,6 +129,7 @@ def test_second_serialisation_is_skipped_if_both_files_exist(
     assert model_files.ModelFiles.named(tmp_path, "m").read().weights == "m.asparam"
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_weights_of_the_same_size_and_time_are_serialised(tmp_path: Path, *, is_renamed: bool) -> None:
     def serialise() -> bytes:
@@ -150,6 +152,7 @@ def test_weights_of_the_same_size_and_time_are_serialised(tmp_path: Path, *, is_
     assert serialise() == logits(model) != first
 
 
+@pytest.mark.needs("hooks")
 def test_serialisation_is_repeated_after_the_model_changes(tmp_path: Path) -> None:
     def serialise(seed: int) -> bytes:
         model = write_checkpoint(tmp_path / "model", make_config("llama"), seed=seed)
@@ -225,6 +228,7 @@ def test_failed_conversion_keeps_the_former_files(
     model_files.ModelFiles.named(tmp_path, "m").read()
 
 
+@pytest.mark.needs("hooks")
 def test_files_of_overlapping_conversions_match(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +290,7 @@ def test_serialize_follows_in_memory_serialize(tiny_model: Path) -> None:
     loader.free_memory_serialize_file()
 
 
+@pytest.mark.needs("fork")
 def test_temporary_files_are_deleted_at_exit_but_not_by_a_fork(tiny_model: Path) -> None:
     code = """
 import os, sys
@@ -538,6 +543,7 @@ def test_modelscope_without_its_package_names_the_alternatives(
     assert ModelScope(tiny_model, "m").load_model().get_model_context_length() == 512
 
 
+@pytest.mark.needs("hooks")
 def test_state_dict_of_arrays_has_the_bits_of_the_checkpoint(tmp_path: Path) -> None:
     config = make_config("llama")
     model = write_checkpoint(tmp_path / "model", config)
@@ -562,6 +568,7 @@ def test_state_dict_of_arrays_has_the_bits_of_the_checkpoint(tmp_path: Path) -> 
     assert engine.get_file_information(graph, weights).create_version_param
 
 
+@pytest.mark.needs("hooks")
 def test_logn_attention_of_a_state_dict_is_in_its_configuration(tmp_path: Path) -> None:
     config = make_config("llama")
     expected = write_checkpoint(tmp_path / "model", config | {"use_logn_attn": True, "seq_length": 2})
@@ -620,6 +627,7 @@ def test_state_dict_that_is_no_model_is_a_serializer_exception(
         serialise("m", "", {"x": np.zeros(1)}, make_config("llama"), tmp_path)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.torch
 def test_torch_module_has_the_bits_of_its_checkpoint(tmp_path: Path) -> None:
     config = make_config("llama", tie_word_embeddings=True)

@@ -221,6 +221,7 @@ def test_model_without_lora_cfg_has_no_memory_for_adapters(
     end(engine)
 
 
+@pytest.mark.needs("symlinks")
 @pytest.mark.parametrize("suffix", ["", ".aslora"])
 def test_absolute_path_names_an_adapter_by_its_last_part(
     engine: Engine, folders: Path, tmp_path: Path, suffix: str
@@ -239,6 +240,7 @@ def test_invalid_name_is_a_param_error(engine: Engine, name: Any) -> None:
     assert native(engine).adapters == {}
 
 
+@pytest.mark.needs("symlinks")
 def test_name_with_a_comma_is_a_param_error(engine: Engine, folders: Path, tmp_path: Path) -> None:
     path = tmp_path / "a,b.aslora"
     path.symlink_to(folders / "lora-1")
@@ -452,6 +454,7 @@ def test_skipped_serialisation_adds_the_adapters(model: Path, folders: Path, tmp
     assert (tmp_path / "tiny.asparam").stat().st_ino != first  # it takes no adapters
 
 
+@pytest.mark.needs("symlinks")
 def test_adapter_replaces_a_former_one_and_a_file(model: Path, folders: Path, tmp_path: Path) -> None:
     (tmp_path / "lora-1.aslora").write_bytes(b"AllSparky")
     for name in ("lora-1", "lora-2"):
@@ -545,6 +548,7 @@ def test_state_dict_is_serialised_with_adapters(folders: Path, tmp_path: Path) -
     assert (tmp_path / "lora-1.aslora").is_dir()
 
 
+@pytest.mark.needs("sources")
 def test_program_with_the_package_dashinfer(model: Path, folders: Path, tmp_path: Path) -> None:
     code = f"""
 from dashinfer import allspark

@@ -152,6 +152,7 @@ def test_several_readers_divide_the_tokens(engine: Engine) -> None:
     assert sorted(chain.from_iterable(parts)) == sorted(expected)
 
 
+@pytest.mark.needs("signals")
 def test_ctrl_c_interrupts_get_and_sync(tiny_model: Path) -> None:
     code = """
 import sys
@@ -522,6 +523,7 @@ def test_statistics_of_a_request_are_consistent(engine: Engine) -> None:
 FAILING_TOKEN = 499
 
 
+@pytest.mark.needs("hooks")
 def test_failed_request_is_interrupted_and_has_its_reason(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,8 @@ from support.paths import DATA, ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.needs("sources")
+
 BLOCKS = DATA / "dashinfer"
 ALIAS = ROOT / "python" / "aliases" / "dashinfer"
 NAME = "qwen_Qwen2.5-1.5B-Instruct"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.compat.dashinfer.allspark.engine import RequestHandle
     from penstock.compat.dashinfer.allspark.result_queue import ResultQueue
 
+pytestmark = pytest.mark.needs("proc")
+
 NUM_THREADS = 64
 NAMES = ("first", "second")
 #: Requests of different lengths: prompt and generation configuration.

@@ -207,6 +207,7 @@ def test_no_adapters_take_no_memory(model: Path) -> None:
         assert pipe.engine.info.memory.adapters == 0
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize(
     ("name", "path", "error", "reason"),
     [
@@ -343,6 +344,7 @@ def test_score_with_an_unknown_adapter_raises(pipe: Pipeline) -> None:
 # ---- the package lmdeploy
 
 
+@pytest.mark.needs("sources")
 def test_program_with_the_package_lmdeploy(
     model: Path, paths: dict[str, Path], native: penstock.Engine
 ) -> None:

@@ -14,6 +14,7 @@ from support.compat.aliases import ALIASES, assert_is_installed, assert_methods_
 ALIAS = ALIASES / "lmdeploy"
 
 
+@pytest.mark.needs("sources")
 def test_documented_imports_have_the_objects_of_the_modules() -> None:
     statements = """
 import lmdeploy
@@ -91,6 +92,7 @@ def test_missing_name_has_an_alternative(name: str) -> None:
         importlib.import_module(module).other  # noqa: B018
 
 
+@pytest.mark.needs("sources")
 def test_star_import_has_the_listed_names() -> None:
     names = run("from lmdeploy import *\nprint(*sorted(globals()))", ALIAS).split()
     assert set(lmdeploy.__all__) <= {*names}
@@ -107,5 +109,6 @@ def test_every_public_method_has_a_docstring() -> None:
     assert_methods_have_docstrings(Path(lmdeploy.__file__).parent)
 
 
+@pytest.mark.needs("sources")
 def test_distribution_is_built_and_installed(tmp_path: Path) -> None:
     assert_is_installed("lmdeploy", tmp_path)

@@ -497,6 +497,7 @@ def test_log_n_attention_applies_beyond_the_trained_length(tiny_model: Path) -> 
     assert logprobs(use_logn_attn=True, length=600) != logprobs(use_logn_attn=False, length=600)
 
 
+@pytest.mark.needs("symlinks")
 def test_rope_factor_does_not_replace_another_scaling(tiny_model: Path, tmp_path: Path) -> None:
     config = json.loads((tiny_model / "config.json").read_text())
     (tmp_path / "config.json").write_text(
@@ -509,6 +510,7 @@ def test_rope_factor_does_not_replace_another_scaling(tiny_model: Path, tmp_path
         resolve(tmp_path, rope_scaling_factor=2.0)
 
 
+@pytest.mark.needs("sources")
 def test_every_field_and_template_is_documented() -> None:
     page = (ROOT / "docs" / "lmdeploy.md").read_text(encoding="utf-8")
     names = {field.name for kind in (*CLASSES, GenerationConfig) for field in dataclasses.fields(kind)}

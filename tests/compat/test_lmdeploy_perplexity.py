@@ -81,6 +81,7 @@ def test_logits_are_tensors_of_torch_with_memory_of_their_own(tiny_model: Path, 
     assert whole.logits[-8:].argmax(dim=1).tolist() == whole.token_ids
 
 
+@pytest.mark.needs("hooks")
 def test_logits_are_those_of_all_positions(
     tiny_model: Path, pipe: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

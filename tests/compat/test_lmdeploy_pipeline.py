@@ -373,6 +373,7 @@ def test_requests_share_blocks_only_with_prefix_caching(tiny_model: Path) -> Non
             assert first.cached_tokens == 0
 
 
+@pytest.mark.needs("proc")
 def test_block_ends_the_pipeline_and_its_threads(tiny_model: Path) -> None:
     gc.collect()
     before = resources()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("sources")
+
 BLOCKS = DATA / "lmdeploy"
 ALIAS = ROOT / "python" / "aliases" / "lmdeploy"
 MODEL = "internlm/internlm-chat-7b"

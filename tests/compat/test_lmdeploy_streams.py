@@ -301,6 +301,7 @@ async def test_close_ends_streams_lists_and_iterators(tiny_model: Path) -> None:
     pipe.end_session(1)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize(
     ("engine_with", "code"), [(losing_engine, "engine_unavailable"), (failing_engine, "internal_error")]
 )

@@ -290,6 +290,7 @@ def test_model_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
         LLM(str(tmp_path / "none"))
 
 
+@pytest.mark.needs("sources")
 def test_document_names_what_has_an_effect_or_is_refused() -> None:
     text = (ROOT / "docs" / "vllm.md").read_text()
     fields = [name for cls in (SamplingParams, BeamSearchParams, PoolingParams) for name in defaults_of(cls)]

@@ -85,6 +85,7 @@ def alone(folder: Path) -> list[Any]:
     return list(found)
 
 
+@pytest.mark.needs("cuda")
 def test_adapters_give_the_tokens_of_the_cpu(folder: Path, alone: list[Any]) -> None:
     (expected,) = run_requests(str(folder), "{}", "[1]")
     assert [tokens for tokens, _ in alone] == [tokens for tokens, _ in expected]
@@ -101,11 +102,13 @@ def test_adapters_give_distinct_outputs(folder: Path) -> None:
     assert len(found) == len(NAMES)
 
 
+@pytest.mark.needs("cuda")
 def test_batch_and_chunks_change_no_bit(folder: Path, alone: list[Any]) -> None:
     assert on_cuda(folder, 8) == [alone]
     assert on_cuda(folder, 8, max_num_batched_tokens=16) == [alone]
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(
     "options",
     [
@@ -127,6 +130,7 @@ def test_adapters_on_rounded_weights_are_those_of_the_cpu(folder: Path, options:
     assert np.allclose(first, [logprobs[0] for _, logprobs in expected], atol=0.05)
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.rare
 def test_few_adapters_on_the_device_change_no_bit(folder: Path, alone: list[Any]) -> None:
     """Adapters are replaced while other steps run."""
@@ -147,6 +151,7 @@ def move_adapters(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.needs("cuda")
 def test_adapters_are_moved_together_for_a_large_one(folder: Path) -> None:
     ended: Ended = run_program(move_adapters, folder)
     assert ended.findings == []
@@ -182,6 +187,7 @@ def change_adapters(folder: str, device: str) -> list[Any]:
     return found
 
 
+@pytest.mark.needs("cuda")
 def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
     ended: Ended = run_program(change_adapters, folder, "cuda")
     assert ended.findings == []
@@ -191,6 +197,7 @@ def test_adapters_are_replaced_and_unloaded(folder: Path) -> None:
     assert len(set(found)) == 3
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.rare
 def test_kernels_use_only_memory_of_loaded_adapters(folder: Path, alone: list[Any]) -> None:
     assert on_cuda(folder, 8, checked=True, max_adapters=2, max_cpu_adapters=4) == [alone]
@@ -213,6 +220,7 @@ def copy_half_an_adapter(folder: str) -> list[Any]:
     return found
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.rare
 def test_adapter_does_not_read_what_the_one_before_has_left(folder: Path) -> None:
     ended = run_program(copy_half_an_adapter, folder, checked=True)

@@ -37,6 +37,7 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.needs("hooks")
 def test_archived_kernel_needs_no_compiler(archive: Path) -> None:
     image = hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
     (file,) = archive.rglob("*.cubin")
@@ -46,6 +47,7 @@ def test_archived_kernel_needs_no_compiler(archive: Path) -> None:
     assert file.parent.parent.name.startswith("cuda1")
 
 
+@pytest.mark.needs("hooks")
 def test_later_minor_versions_use_the_kernels_of_sm_80(archive: Path) -> None:
     image = hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
     assert hooks.compile_cuda_kernel("rms_norm.cu", "sm_86") == image
@@ -53,6 +55,7 @@ def test_later_minor_versions_use_the_kernels_of_sm_80(archive: Path) -> None:
     assert image in file.read_bytes()
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize(("name", "architecture"), [("rms_norm.cu", "sm_90a"), ("copy.cu", "sm_80")])
 @pytest.mark.usefixtures("archive")
 def test_kernel_outside_the_archive_needs_the_compiler(name: str, architecture: str) -> None:
@@ -60,6 +63,7 @@ def test_kernel_outside_the_archive_needs_the_compiler(name: str, architecture: 
         hooks.compile_cuda_kernel(name, architecture)
 
 
+@pytest.mark.needs("hooks")
 def test_damaged_file_is_compiled_again(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = hooks.compile_cuda_kernel("rms_norm.cu", "sm_80")
     (file,) = archive.rglob("*.cubin")
@@ -70,6 +74,7 @@ def test_damaged_file_is_compiled_again(archive: Path, monkeypatch: pytest.Monke
     assert hooks.compile_cuda_kernel("rms_norm.cu", "sm_80") == image
 
 
+@pytest.mark.needs("hooks", "sources")
 def test_other_sources_are_not_in_the_archive(
     archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -86,6 +91,7 @@ def test_other_sources_are_not_in_the_archive(
     assert len(list(archive.rglob("*.cubin"))) == 1
 
 
+@pytest.mark.needs("cuda", "hooks", "sources")
 @pytest.mark.rare
 def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
@@ -105,6 +111,7 @@ def test_engine_on_cuda_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not list(tmp_path.glob("kernels/*"))
 
 
+@pytest.mark.needs("sources")
 def test_tool_lists_every_file_of_kernels_once() -> None:
     sources = tool("build_kernels").sources("sm_90a")
     files = {path.name for path in (ROOT / "cuda").glob("*.cu")}
@@ -120,6 +127,7 @@ def test_tool_lists_every_file_of_kernels_once() -> None:
     assert set(others) == {source for source in sources if source[0] not in warpgroups} - fp8
 
 
+@pytest.mark.needs("sources")
 def test_tool_needs_the_core_alone() -> None:
     code = "import sys; sys.modules.update(numpy=None, pytest=None); import build_kernels as tool"
     code += "; print(len(tool.sources('sm_90a')))"

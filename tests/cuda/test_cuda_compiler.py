@@ -89,6 +89,7 @@ def test_compiler_of_the_dependency_group_is_found() -> None:
     assert "/nvidia/" in info.compiler_path
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a", "sm_120a"])
 def test_embedded_kernel_compiles_to_an_image(architecture: str) -> None:
     image = hooks.compile_cuda_kernel("rms_norm.cu", architecture)
@@ -96,11 +97,13 @@ def test_embedded_kernel_compiles_to_an_image(architecture: str) -> None:
     assert b"rms_norm" in image
 
 
+@pytest.mark.needs("hooks")
 def test_working_copy_is_compiled_instead(sources: Path) -> None:
     assert hooks.cuda_kernels() == [path.name for path in sources.glob("*.cu")]
     assert b"scale" in hooks.compile_cuda_kernel("scale.cu", "sm_80")
 
 
+@pytest.mark.needs("hooks")
 def test_error_names_the_file_and_the_line(sources: Path, cache: Path) -> None:
     (sources / "scale.cu").write_text(KERNEL.replace("FACTOR *", "MISSING *"))
     with pytest.raises(penstock.GenerationError, match=r"scale\.cu\(5\): error: .*MISSING"):
@@ -112,6 +115,7 @@ def test_error_names_the_file_and_the_line(sources: Path, cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.needs("hooks")
 def test_unknown_architecture_and_kernel_are_errors() -> None:
     with pytest.raises(penstock.GenerationError, match="sm_1"):
         hooks.compile_cuda_kernel("rms_norm.cu", "sm_1")
@@ -121,6 +125,7 @@ def test_unknown_architecture_and_kernel_are_errors() -> None:
         hooks.compile_cuda_kernel("none.cu", "sm_80")
 
 
+@pytest.mark.needs("hooks")
 def test_folder_of_kernels_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_KERNEL_DIR", "/no/such/folder")
     with pytest.raises(penstock.GenerationError, match="kernels in /no/such/folder cannot be read"):
@@ -143,6 +148,7 @@ def test_compiler_of_the_variable_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert penstock.cuda_info().compiler_path == path
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.usefixtures("sources")
 def test_image_is_compiled_once(cache: Path) -> None:
     image = hooks.compile_cuda_kernel("scale.cu", "sm_80")
@@ -152,6 +158,7 @@ def test_image_is_compiled_once(cache: Path) -> None:
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.needs("hooks")
 def test_change_of_any_input_compiles_again(sources: Path, cache: Path) -> None:
     hooks.compile_cuda_kernel("scale.cu", "sm_80")
     hooks.compile_cuda_kernel("scale.cu", "sm_90a")
@@ -163,6 +170,7 @@ def test_change_of_any_input_compiles_again(sources: Path, cache: Path) -> None:
     assert len(list(cache.iterdir())) == 4
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.usefixtures("sources")
 def test_other_file_of_the_compiler_compiles_again(own_compiler: Path, cache: Path) -> None:
     counts = []
@@ -173,6 +181,7 @@ def test_other_file_of_the_compiler_compiles_again(own_compiler: Path, cache: Pa
     assert counts == [1, 1, 2]
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.usefixtures("sources")
 def test_builtins_beside_the_compiler_are_found(own_compiler: Path, cache: Path) -> None:
     library = own_compiler.read_bytes()
@@ -182,6 +191,7 @@ def test_builtins_beside_the_compiler_are_found(own_compiler: Path, cache: Path)
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.usefixtures("sources")
 def test_damaged_image_is_compiled_again(cache: Path) -> None:
     image = hooks.compile_cuda_kernel("scale.cu", "sm_80")
@@ -191,6 +201,7 @@ def test_damaged_image_is_compiled_again(cache: Path) -> None:
     assert file.read_bytes().endswith(image)
 
 
+@pytest.mark.needs("devices", "hooks", "resource", "sources")
 def test_image_that_cannot_be_opened_is_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     code = """
 import contextlib, os, resource
@@ -213,6 +224,7 @@ with contextlib.suppress(penstock.GenerationError):  # the compiler may need a f
     assert inode(cache) == first
 
 
+@pytest.mark.needs("hooks", "permissions")
 @pytest.mark.usefixtures("sources")
 def test_folder_that_others_may_change_is_not_used(cache: Path) -> None:
     cache.mkdir(parents=True)
@@ -221,6 +233,7 @@ def test_folder_that_others_may_change_is_not_used(cache: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.usefixtures("sources")
 def test_processes_that_compile_at_once_get_the_same_image(cache: Path) -> None:
     code = (
@@ -244,6 +257,7 @@ def markers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.needs("cuda", "hooks")
 @pytest.mark.timeout(600)  # the first test builds the emulator
 def test_several_threads_compile_the_images_of_one(markers: Path, tmp_path: Path) -> None:
     images = []
@@ -256,6 +270,7 @@ def test_several_threads_compile_the_images_of_one(markers: Path, tmp_path: Path
     assert 10 < len(images[0]) <= len(list(markers.iterdir()))
 
 
+@pytest.mark.needs("cuda", "hooks")
 @pytest.mark.timeout(600)
 def test_error_of_one_of_several_compiling_threads_is_reported(markers: Path, tmp_path: Path) -> None:
     (markers / "rope_kv.cu").write_text("error\n")

@@ -17,7 +17,7 @@ from support.kernels.emulator import Ended, driver, run_program
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+pytestmark = [pytest.mark.timeout(600), pytest.mark.needs("cuda", "hooks")]
 
 ROWS, WIDTH = 5, 300
 PROGRAM = """

@@ -72,6 +72,7 @@ def cuda(driver: Path, **variables: str) -> dict[str, Any]:
     return section
 
 
+@pytest.mark.needs("cuda")
 def test_devices_of_the_driver_are_listed(driver: Path) -> None:
     section = cuda(driver, FAKE_COUNT="2")
     assert section["driver_version"] == "13.0"
@@ -84,6 +85,7 @@ def test_devices_of_the_driver_are_listed(driver: Path) -> None:
     assert section["devices"] == [DEVICE, DEVICE | other]
 
 
+@pytest.mark.needs("cuda")
 def test_text_of_the_command_has_a_line_per_device(driver: Path) -> None:
     lines = run(driver, "-m", "penstock", "info", FAKE_COUNT="2", FAKE_VERSION="12080").splitlines()
     assert lines[0].split() == ["version", penstock.__version__]
@@ -93,6 +95,7 @@ def test_text_of_the_command_has_a_line_per_device(driver: Path) -> None:
     assert lines[4].startswith("CUDA compiler  ")
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
@@ -123,6 +126,7 @@ def test_driver_that_cannot_be_used_has_a_reason(
     assert section["driver_version"] is None
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [
@@ -144,6 +148,7 @@ def test_device_that_cannot_be_used_has_a_reason(
     assert (device["free_memory"], device["reason"]) == (None, section["reason"])
 
 
+@pytest.mark.needs("cuda")
 def test_device_that_is_lost_does_not_hide_the_others(driver: Path) -> None:
     section = cuda(driver, FAKE_COUNT="3", FAKE_LOST="1")
     assert section["reason"] is None
@@ -156,16 +161,19 @@ def test_device_that_is_lost_does_not_hide_the_others(driver: Path) -> None:
     assert lines[3].split()[:2] == ["cuda:1", "cuDeviceGetAttribute"]
 
 
+@pytest.mark.needs("cuda")
 def test_long_name_of_a_device_is_cut_off(driver: Path) -> None:
     (device,) = cuda(driver, FAKE_NAME="x" * 1000)["devices"]
     assert device["name"] == "x" * 255
 
 
+@pytest.mark.needs("cuda")
 def test_library_without_a_function_is_too_old(tmp_path: Path) -> None:
     section = cuda(build(tmp_path / "lib", "-DWITHOUT_UUID"))
     assert section["reason"] == ("libcuda.so.1 has no function cuDeviceGetUuid_v2; update the NVIDIA driver")
 
 
+@pytest.mark.needs("cuda")
 def test_file_that_is_no_library_is_reported(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("text" * 100)
     reason = cuda(tmp_path)["reason"]
@@ -184,6 +192,7 @@ def test_missing_driver_is_reported_with_the_remedy() -> None:
     assert penstock.cuda_info() == info
 
 
+@pytest.mark.needs("cuda")
 def test_compiler_newer_than_the_driver_is_not_used(driver: Path) -> None:
     path = cuda(driver)["compiler_path"]
     assert path is not None
@@ -194,12 +203,14 @@ def test_compiler_newer_than_the_driver_is_not_used(driver: Path) -> None:
     assert path not in (cuda(driver, FAKE_VERSION="12080")["compiler_reason"] or "")
 
 
+@pytest.mark.needs("cuda", "proc")
 def test_import_does_not_load_the_driver(driver: Path) -> None:
     statement = "import penstock; print('libcuda' in open('/proc/self/maps').read())"
     assert run(driver, "-c", statement) == "False\n"
     assert run(driver, "-c", f"{statement.replace('; ', '; penstock.cuda_info(); ')}") == "True\n"
 
 
+@pytest.mark.needs("cuda", "fork")
 def test_child_of_a_fork_reports_the_fork(driver: Path) -> None:
     code = """
 import os, penstock
@@ -217,6 +228,7 @@ print(os.getpid(), os.read(reader, 1000).decode(), penstock.cuda_info().reason)
     assert run(driver, "-c", code.format(is_used=False)).endswith(" None None\n")
 
 
+@pytest.mark.needs("cuda")
 def test_each_call_queries_the_driver_again(driver: Path) -> None:
     code = """
 import os, penstock
@@ -227,6 +239,7 @@ for init in ("999", "0", "999"):
     assert run(driver, "-c", code).split() == ["False", "True", "False"]
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(
     ("device", "variables", "message"),
     [
@@ -243,6 +256,7 @@ def test_engine_on_a_cuda_device_is_refused_with_the_reason(
     assert message in output
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize("device", ["cuda", "auto"])
 @pytest.mark.parametrize(
     ("capability", "limit"),
@@ -262,12 +276,14 @@ def test_architecture_that_a_device_does_not_have_is_refused(
     assert output == f"ConfigError: {expected}"
 
 
+@pytest.mark.needs("cuda")
 def test_driver_without_the_functions_of_a_backend_is_refused(driver: Path, tiny_model: Path) -> None:
     output = run(driver, "-c", OPEN, tiny_model, "cuda")
     assert output.startswith("DeviceUnavailableError: device='cuda:0' cannot be used: ")
     assert "libcuda.so.1 has no function" in output
 
 
+@pytest.mark.needs("cuda", "proc")
 def test_engine_on_the_cpu_does_not_load_the_driver(driver: Path, tiny_model: Path) -> None:
     code = f"{OPEN}\nprint('libcuda' in open('/proc/self/maps').read())"
     assert run(driver, "-c", code, tiny_model, "cpu") == "False\n"
@@ -290,6 +306,7 @@ for device in ("cpu", "auto", "auto"):
     assert after.count(f"{ABSENT}:penstock:device='auto' is the CPU: ") == 1
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(
     ("variables", "level"),
     [

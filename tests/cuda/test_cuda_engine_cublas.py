@@ -64,6 +64,7 @@ def run(
     return ended
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("dtype", CONFIGS)
 def test_products_of_cublas_have_nearly_the_values_of_the_cpu(dtype: str) -> None:
     if cuda.ON_GPU and (reason := penstock.cuda_info().cublas_reason):
@@ -75,6 +76,7 @@ def test_products_of_cublas_have_nearly_the_values_of_the_cpu(dtype: str) -> Non
     assert cuda.ON_GPU or not found["same_bits"]
 
 
+@pytest.mark.needs("proc")
 @EMULATED
 def test_deterministic_engine_does_not_use_cublas() -> None:
     config = CONFIGS["bfloat16"]
@@ -107,6 +109,7 @@ def test_product_that_fails_in_a_capture_is_tried_without_it() -> None:
     assert not warnings(ended)
 
 
+@pytest.mark.needs("proc")
 @EMULATED
 def test_kernels_compute_products_without_an_algorithm() -> None:
     found = run(cublas.compare, CONFIGS["bfloat16"], "varying", EMU_CUBLAS_UNSUPPORTED="30").result
@@ -126,6 +129,7 @@ def test_workspace_is_in_the_plan_of_the_memory() -> None:
     assert with_cublas - without == 32 << 20
 
 
+@pytest.mark.needs("proc")
 @EMULATED
 @pytest.mark.parametrize(
     "function",
@@ -147,6 +151,7 @@ def test_library_that_fails_at_the_start_is_not_used(function: str) -> None:
     assert warnings(ended) == {f"WARNING deterministic=False changes nothing: {reason}"}
 
 
+@pytest.mark.needs("proc")
 @EMULATED
 @pytest.mark.parametrize("function", ["cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmul"])
 def test_kernels_compute_products_that_fail_later(function: str) -> None:
@@ -168,6 +173,7 @@ def test_error_of_a_lost_device_is_that_of_the_driver() -> None:
     assert "CUDA_ERROR_LAUNCH_FAILED" in message
 
 
+@pytest.mark.needs("proc")
 @EMULATED
 @pytest.mark.parametrize("model", NOTHING)
 def test_model_without_products_for_cublas_is_deterministic(model: str) -> None:

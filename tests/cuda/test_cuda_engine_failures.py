@@ -10,7 +10,7 @@ from emu.client import OUT_OF_MEMORY
 from support.cuda import failures
 from support.kernels.emulator import run_program
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+pytestmark = [pytest.mark.timeout(600), pytest.mark.needs("proc")]
 
 #: The errors of an engine that cannot start.
 START_ERRORS = {"DeviceUnavailableError", "OutOfMemoryError", "PenstockError"}

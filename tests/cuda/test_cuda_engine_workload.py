@@ -27,6 +27,7 @@ def check_storm(found: dict[str, Any]) -> None:
     assert found["threads"] == []
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.rare  # each gate runs it with checked kernels
 def test_engines_of_one_device_give_the_answers_of_the_cpu() -> None:
     ended = run_program(workload.mixed)
@@ -43,6 +44,7 @@ def test_engines_with_any_option_give_the_answers_of_the_cpu() -> None:
     assert len({str(found) for found in ended.result.values()}) == 3  # plain, int8, and another epsilon
 
 
+@pytest.mark.needs("proc")
 @needs_emulator
 def test_engine_that_wakes_gives_the_same_bits_and_uses_graphs() -> None:
     ended = run_program(workload.lives)
@@ -74,6 +76,7 @@ def test_batches_that_change_in_each_step_make_no_graphs() -> None:
     assert ended.result <= 2  # at the begin, where requests arrive one by one
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.rare
 def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     """On each event loop; the memory holds one request or two."""
@@ -86,6 +89,7 @@ def test_storms_of_cancels_under_pressure_leave_nothing() -> None:
     assert ended.result[1]["swaps"] == 0  # computed again
 
 
+@pytest.mark.needs("signals")
 def test_facades_and_server_give_the_answers_of_the_engine() -> None:
     ended = run_program(workload.facades)
     assert set(ended.findings) <= {END}  # of the server's process
@@ -97,6 +101,7 @@ def test_facades_and_server_give_the_answers_of_the_engine() -> None:
     assert found["status"] == 0
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.rare
 def test_checked_kernels_find_no_defect_in_a_mixed_workload() -> None:
     ended = run_program(workload.mixed, checked=True)
@@ -111,6 +116,7 @@ def test_checked_kernels_find_no_defect_with_tensor_cores(kv_type: str) -> None:
     assert ended.result == []
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.rare
 def test_checked_kernels_find_no_defect_in_a_storm() -> None:
     ended = run_program(workload.storms, 16, 1, checked=True)

@@ -7,7 +7,7 @@ import pytest
 from support.cuda import planted
 from support.kernels.emulator import run_program
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the emulator
+pytestmark = [pytest.mark.timeout(600), pytest.mark.needs("cuda", "proc")]
 
 
 @pytest.mark.rare

@@ -12,7 +12,7 @@ from support.kernels.emulator import run_program
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
+pytestmark = [pytest.mark.timeout(600), pytest.mark.needs("cuda")]
 
 
 @pytest.fixture(scope="module")

@@ -235,6 +235,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         assert "penstock.service" not in result.stderr, result.stderr
 
 
+@pytest.mark.needs("permissions")
 @pytest.mark.parametrize("status", [0, 1])
 def test_build_prints_one_line_or_why_it_fails(tmp_path: Path, status: int) -> None:
     for name in ("rust", "python/penstock", "examples"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -144,6 +143,8 @@ def link(name: str, objects: Sequence[Path], flags: Sequence[str] = ()) -> Path:
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
     """Exclude other processes that build into the same folder."""
+    import fcntl  # not on Windows
+
     OUTPUT.mkdir(parents=True, exist_ok=True)
     with (OUTPUT / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -135,6 +135,7 @@ d.close()
     assert run_program(f"import ctypes\n{code}", EMU_MEMORY=str(4 << 20)).findings == []
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("size", [2 << 30, 140 << 30])
 def test_large_memory_takes_no_memory_of_the_host(size: int) -> None:
     code = """
@@ -251,12 +252,14 @@ def write_cubin(source: Path, target: str, folder: Path, *defines: str) -> str:
     return str(path)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("target", cuda.TARGETS)
 def test_cubin_of_each_architecture_runs_the_host_kernels(target: str, tmp_path: Path) -> None:
     outcome = run("vectors", EMU_CUBIN=write_cubin(PLANTS / "sound.cu", target, tmp_path))
     assert (outcome.result, outcome.findings) == ([0.5, 2.0, 3.5, 5.0], [])
 
 
+@pytest.mark.needs("hooks")
 def test_cubin_with_other_parameters_is_reported(tmp_path: Path) -> None:
     text = (PLANTS / "sound.cu").read_text()
     for old, new in {
@@ -275,6 +278,7 @@ def test_cubin_with_other_parameters_is_reported(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize(
     "name", rare_except(sorted(path.stem for path in cuda.SOURCES.glob("*.cu")), "gemm", "rms_norm")
 )

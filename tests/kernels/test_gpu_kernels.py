@@ -38,6 +38,7 @@ def on_the_driver(tmp_path: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.needs("cuda")
 @pytest.mark.rare
 def test_tests_of_kernels_run_through_the_driver(tmp_path: Path) -> None:
     tests = [str(TESTS / "kernels" / f"test_kernels_cuda_{name}.py") for name in ("gemm", "kv", "rows")]
@@ -65,6 +66,7 @@ assert "gather_rows" in kernels and "gather_columns" not in kernels
 """
 
 
+@pytest.mark.needs("cuda")
 def test_kernels_run_after_an_error_of_the_device(tmp_path: Path) -> None:
     on_the_driver(tmp_path, "-c", FAILING)
 

@@ -36,6 +36,7 @@ def run_tests(*files: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+@pytest.mark.needs("proc", "signals")
 @pytest.mark.parametrize(
     "name", rare_except(CHECKED_FILES, *(set(CHECKED_FILES) - set(SLOWLY_CHECKED_FILES)))
 )
@@ -55,6 +56,7 @@ def test_that_hangs():
 """
 
 
+@pytest.mark.needs("named_pipes")
 @pytest.mark.timeout(120)
 def test_run_of_tests_ends_with_its_parent(tmp_path: Path) -> None:
     hanging = tmp_path / "test_hanging.py"

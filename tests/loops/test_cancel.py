@@ -121,6 +121,7 @@ async def test_ended_request_is_dropped_without_warning(engine: penstock.Engine)
     await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 async def test_thousand_streams_ended_in_every_way_leave_no_resources(engine: penstock.Engine) -> None:
     expected = await engine.generate(PROMPT, LONG)
     before = resources()
@@ -236,6 +237,7 @@ async def test_request_is_cancelled_during_prefill(tiny_model: Path) -> None:
         await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 async def test_closed_engine_ends_many_concurrent_streams(tiny_model: Path) -> None:
     outcomes: list[str] = []
 

@@ -187,6 +187,7 @@ async def test_cancelled_tokenisation_ends_early(
     await assert_at_rest(demo_engine)
 
 
+@pytest.mark.needs("proc")
 async def test_clients_that_give_up_leave_few_threads_and_flat_memory(demo_engine: penstock.Engine) -> None:
     text = "some words " * (480_000 // 11)
     before = threading.active_count()

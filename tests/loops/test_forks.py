@@ -73,6 +73,7 @@ def run_program(program: str, model: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.needs("fork")
 def test_every_call_in_the_child_raises(tiny_model: Path) -> None:
     program = """
 def child():
@@ -102,6 +103,7 @@ assert fork(child) == 0
     assert run_program(OPEN + program + FINISH, tiny_model) == "parent done\n"
 
 
+@pytest.mark.needs("fork")
 @pytest.mark.parametrize(
     "ending",
     [
@@ -126,6 +128,7 @@ for _ in range(3):
     assert run_program(OPEN + program + FINISH, tiny_model) == "parent done\n"
 
 
+@pytest.mark.needs("fork")
 def test_sys_exit_inside_async_with_exits_the_child(tiny_model: Path) -> None:
     program = """
 async def main():
@@ -146,6 +149,7 @@ asyncio.run(main())
     assert run_program(program, tiny_model) == "5 100\n"
 
 
+@pytest.mark.needs("fork")
 def test_child_drops_the_copy_and_uses_its_own_engine(tiny_model: Path) -> None:
     program = """
 def child():
@@ -163,6 +167,7 @@ assert fork(child) == 0
     assert run_program(OPEN + program + FINISH, tiny_model) == "parent done\n"
 
 
+@pytest.mark.needs("fork")
 def test_prefork_pool_with_one_engine_per_worker(tiny_model: Path) -> None:
     program = """
 import signal
@@ -267,11 +272,13 @@ def fetch(address: str) -> tuple[int, str]:
     return status, text
 
 
+@pytest.mark.needs("signals")
 def test_gunicorn_workers_open_their_own_engines(tiny_model: Path, tmp_path: Path) -> None:
     with gunicorn(tmp_path, tiny_model) as address:
         assert [fetch(address) for _ in range(4)] == [(200, "4")] * 4
 
 
+@pytest.mark.needs("signals")
 def test_gunicorn_preload_gives_errors_at_once(tiny_model: Path, tmp_path: Path) -> None:
     with gunicorn(tmp_path, tiny_model, "--preload") as address:
         begin = time.monotonic()

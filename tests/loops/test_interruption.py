@@ -106,6 +106,7 @@ def how(interruption: tuple[str, dict[str, Any], str]) -> str:
     return interruption[2]
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_opening_can_be_interrupted_at_every_wait(tiny_model: Path, how: str) -> None:
     memory = 0
@@ -126,6 +127,7 @@ async def test_opening_can_be_interrupted_at_every_wait(tiny_model: Path, how: s
     assert resident_bytes() - memory < 20 << 20
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 async def test_closing_can_be_interrupted_at_every_wait(tiny_model: Path, how: str) -> None:
     memory = 0
@@ -144,6 +146,7 @@ async def test_closing_can_be_interrupted_at_every_wait(tiny_model: Path, how: s
     assert resident_bytes() - memory < 20 << 20
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.anyio
 @pytest.mark.parametrize("stage", ["fetching", "loading"])
 async def test_interruption_stops_opening_immediately(

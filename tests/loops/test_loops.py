@@ -36,6 +36,7 @@ def engine(tiny_model: Path) -> Iterator[penstock.Engine]:
         yield engine
 
 
+@pytest.mark.needs("proc")
 def test_loops_of_all_kinds_share_an_engine(engine: penstock.Engine) -> None:
     expected = [
         engine.blocking.generate(PROMPT, LONG, max_tokens=40, seed=seed).token_ids for seed in range(16)
@@ -69,6 +70,7 @@ def test_loops_of_all_kinds_share_an_engine(engine: penstock.Engine) -> None:
     assert resources() == before
 
 
+@pytest.mark.needs("proc")
 def test_consecutive_loops_use_an_engine_neither_opened(engine: penstock.Engine) -> None:
     before = resources()
     for how in BACKENDS * 2:
@@ -83,6 +85,7 @@ def test_engine_opened_on_one_loop_closes_on_another(tiny_model: Path) -> None:
     anyio.run(engine.aclose, backend="trio")
 
 
+@pytest.mark.needs("proc")
 def test_loop_that_ends_with_open_requests_leaves_no_resources(engine: penstock.Engine) -> None:
     async def abandon() -> None:
         requests = [await engine.start_request(PROMPT, LONG) for _ in range(5)]

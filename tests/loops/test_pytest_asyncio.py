@@ -14,6 +14,8 @@ from support.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("sources")
+
 GUIDE = ROOT / "docs" / "guide" / "test-your-program.md"
 SNIPPET = re.compile(
     r"^<!-- not run: \S+ runs it as (?P<name>\S+) -->\n```python\n(?P<code>.*?)^```$",

@@ -167,12 +167,14 @@ def assert_adapted(base: Path, token_ids: list[int], theirs: Logits) -> None:
     assert np.abs(theirs.rows - plain).max() > 0.02 * np.abs(plain).max()
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapter_of_peft_matches_peft(name: str, base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base, tmp_path, **ADAPTERS[name])
     assert_adapted(base, *check(base, adapter))
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("name", BY_FAMILY)
 def test_adapter_of_each_family_matches_peft(name: str, any_base: Path, tmp_path: Path) -> None:
     adapter = save_adapter(any_base, tmp_path, **ADAPTERS[name])
@@ -212,6 +214,7 @@ def test_merged_weights_give_the_same_output(name: str, any_base: Path, tmp_path
         compare(prompt, others, oracle)
 
 
+@pytest.mark.needs("hooks")
 def test_tied_head_is_not_adapted(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base", make_config("qwen2", tie_word_embeddings=True))
     adapter = save_adapter(base, tmp_path / "adapter", r=8, target_modules="all-linear")
@@ -225,6 +228,7 @@ def test_base_of_half_precision_computes_as_in_float32(dtype: str, tmp_path: Pat
     check(base, adapter, kv_cache_dtype="float32")
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_adapter_over_a_gguf_base_matches_peft(architecture: str, tmp_path: Path) -> None:
     """GGUF files of Llama have another order of rows of q and k than the B of PEFT."""

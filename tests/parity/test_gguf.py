@@ -58,6 +58,7 @@ def halves_apart(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_weight_type_matches_the_gguf_package(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
@@ -70,6 +71,7 @@ def test_every_weight_type_matches_the_gguf_package(kind: str, tmp_path: Path) -
         np.testing.assert_array_equal(read(file, published(name)), ours.ravel(), err_msg=name)
 
 
+@pytest.mark.needs("hooks")
 def test_demo_model_tensors_match_the_gguf_package(demo_model: Path) -> None:
     kinds = set()
     for tensor in gguf.GGUFReader(demo_model).tensors[:12]:
@@ -89,6 +91,7 @@ def test_default_dtype_is_that_of_the_file_or_bfloat16(kind: str, tmp_path: Path
         assert engine.info.kv_cache_dtype == engine.info.dtype
 
 
+@pytest.mark.needs("hooks", "sources")
 @pytest.mark.rare
 def test_dequantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> None:
     with penstock.Engine(demo_model, quantization="none") as engine:
@@ -103,12 +106,14 @@ def test_dequantised_weights_in_bfloat16_halve_the_memory(demo_model: Path) -> N
     assert abs(rounded / exact - 1) < 0.003
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", TYPES)
 def test_model_of_every_weight_type_matches_transformers(kind: str, tmp_path: Path) -> None:
     check(tmp_path / "model.gguf", kind, "llama")
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.oracle
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_gguf_architectures_match_transformers(architecture: str, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_invalid_logn_attention_is_an_error(llama: Path, overrides: dict[str, An
         make_engine(llama, config_overrides=overrides).blocking.start()
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.oracle
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logn_attention_matches_scaled_queries_in_transformers(family: str, tmp_path: Path) -> None:

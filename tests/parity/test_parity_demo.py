@@ -103,6 +103,7 @@ def test_decoded_text_matches_transformers(
         assert result.text == tokenizer.decode(result.token_ids)
 
 
+@pytest.mark.needs("hooks")
 def test_logits_of_a_long_prompt_match_transformers(
     demo_model: Path, results: list[penstock.Result], oracle: Oracle
 ) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-pytestmark = pytest.mark.oracle
+pytestmark = [pytest.mark.oracle, pytest.mark.needs("hooks")]
 
 VOCABULARY = 1000
 #: Neutral values of all parameters, whatever the defaults are.

@@ -116,11 +116,13 @@ def check_greedy(
     return prompt
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_and_greedy_tokens_match_transformers(name: str, tmp_path: Path) -> None:
     check(write_checkpoint(tmp_path, SHAPES[name]))
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("config_format", ["transformers 5", "transformers 4"])
 @pytest.mark.parametrize("name", [name for name in ROPES if name != "dynamic"])
 def test_rope_scaling_in_both_formats_matches_transformers(
@@ -144,6 +146,7 @@ def test_overridden_rope_matches_transformers(name: str, config_format: str, tmp
     check_greedy(tmp_path, oracle, 300, config_overrides=overrides, max_model_len=512)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("prompt_length", [40, 300])
 def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, ROPES["dynamic"])
@@ -157,6 +160,7 @@ def test_dynamic_rope_follows_the_current_length(prompt_length: int, tmp_path: P
     assert_close(ours, oracle.logits(prompt))
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_weights_compute_as_in_float32(family: str, dtype: str, tmp_path: Path) -> None:
@@ -183,6 +187,7 @@ def test_input_embeddings_are_those_of_transformers(family: str, dtype: str, tmp
     assert ours.tobytes() == table[[*prompt, *result.token_ids[:-1]]].tobytes()
 
 
+@pytest.mark.needs("hooks")
 def test_sharded_checkpoint_loads_like_a_single_file(tmp_path: Path) -> None:
     check(write_checkpoint(tmp_path, make_config("qwen2"), shards=3))
 

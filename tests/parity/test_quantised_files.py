@@ -27,6 +27,7 @@ def read(model: Path, name: str) -> NDArray[np.float32]:
     return np.frombuffer(hooks.tensor(str(model), name), dtype="<f4")
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_have_the_values_of_the_published_layout(method: str, tmp_path: Path) -> None:
     expected = write_quantised(tmp_path / "model", METHODS[method])
@@ -34,6 +35,7 @@ def test_weights_have_the_values_of_the_published_layout(method: str, tmp_path: 
         np.testing.assert_array_equal(read(tmp_path / "model", name), values.ravel(), err_msg=name)
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("method", ["gptq", "awq", "w4a16", "fp8-blocks"])
 def test_logits_are_those_of_the_dequantised_weights(method: str, tmp_path: Path) -> None:
     expected = write_quantised(tmp_path / "model", METHODS[method])
@@ -56,6 +58,7 @@ def test_info_names_method_and_parameters(method: str, tmp_path: Path) -> None:
     assert f"quantization   {METHODS[method].description}\n" in text
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -83,6 +86,7 @@ def test_unsupported_setting_is_refused_by_name(
     assert refused.exit_code == 1
 
 
+@pytest.mark.needs("hooks")
 def test_missing_part_of_a_matrix_is_named(tmp_path: Path) -> None:
     parts, _ = METHODS["awq"].quantise(np.ones((64, 64), np.float32))
     del parts["qzeros"]
@@ -107,6 +111,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_files_of_compressed_tensors_have_its_values(kind: str, tmp_path: Path) -> None:

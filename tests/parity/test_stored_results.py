@@ -58,11 +58,13 @@ def check(checkpoint: Path) -> None:
     assert_close(compute_logits(checkpoint, prompt, threads=1), oracle.logits(prompt))
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_results_are_of_the_pinned_versions_and_this_script(file: Path) -> None:
     assert stored.stale(file, stored.pinned()) == []
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize("name", [*stored.LIBRARIES, "script"])
 def test_other_version_or_script_names_the_command(name: str) -> None:
     [message] = stored.stale(FILE, {**stored.pinned(), name: "another"})
@@ -87,11 +89,13 @@ def test_each_file_of_results_belongs_to_a_file_of_tests() -> None:
     assert sum(file.stat().st_size for file in FILES) <= stored.MAX_BYTES
 
 
+@pytest.mark.needs("hooks")
 def test_stored_results_are_those_of_the_engine(store: Store, tmp_path: Path) -> None:
     del store
     check(write_checkpoint(tmp_path / "model", make_config("llama")))
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("name", ["rows", "sums"])
 def test_changed_stored_value_is_a_difference(name: str, store: Store, tmp_path: Path) -> None:
     change_values(store, name, (-1, 0), 0.01)
@@ -99,6 +103,7 @@ def test_changed_stored_value_is_a_difference(name: str, store: Store, tmp_path:
         check(write_checkpoint(tmp_path / "model", make_config("llama")))
 
 
+@pytest.mark.needs("hooks")
 def test_missing_result_names_the_command(store: Store, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "model", make_config("llama"), seed=99)
     message = r"test_parity_transformers\.npz has no stored result of 'greedy' .*: run `make oracle`"

@@ -32,10 +32,12 @@ def started(script: str, *arguments: object) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.needs("sources")
 def test_package_is_installed_from_its_sources(tmp_path: Path) -> None:
     assert_is_installed("aibrix", tmp_path, "penstock-llm[runtime]")
 
 
+@pytest.mark.needs("sources")
 def test_aibrix_runtime_takes_its_documented_options() -> None:
     arguments = ("--port", 0, "--host", "127.0.0.1", "--enable-fastapi-docs")
     with started("aibrix_runtime", *arguments) as process:
@@ -52,6 +54,7 @@ def test_aibrix_runtime_takes_its_documented_options() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.needs("sources")
 def test_aibrix_runtime_reads_the_environment_of_aibrix(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
     engine.show_metrics("sglang:num_queue_reqs 2\n")
@@ -67,6 +70,7 @@ def test_aibrix_runtime_reads_the_environment_of_aibrix(monkeypatch: pytest.Monk
     assert b"\naibrix:queue_size 2.0\n" in text
 
 
+@pytest.mark.needs("sources")
 def test_invalid_variable_of_the_downloader_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOWNLOADER_NUM_THREADS", "x")
     with started("aibrix_runtime", "--port", 0) as process:
@@ -112,6 +116,7 @@ def test_variable_that_is_neither_true_nor_false_is_refused(text: str) -> None:
         Options.load("org/name", environment={"DOWNLOADER_FORCE_DOWNLOAD": text})
 
 
+@pytest.mark.needs("sources")
 def test_aibrix_runtime_listens_on_all_addresses_by_default() -> None:
     with started("aibrix_runtime", "--port", 0) as process:
         assert process.stderr is not None

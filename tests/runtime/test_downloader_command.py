@@ -94,6 +94,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, output, errors
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_path_is_the_only_line_of_standard_output(server: FileServer, tmp_path: Path, command: str) -> None:
     arguments = ("--model-uri", NAME, "--local-dir", tmp_path, "--enable-progress-bar")
@@ -105,6 +106,7 @@ def test_path_is_the_only_line_of_standard_output(server: FileServer, tmp_path: 
     assert "3/3" in errors
 
 
+@pytest.mark.needs("sources")
 def test_environment_of_the_document_is_used(s3: S3, tmp_path: Path) -> None:
     environment = {
         "DOWNLOADER_ALLOW_FILE_SUFFIX": "json, safetensors",
@@ -122,6 +124,7 @@ def test_environment_of_the_document_is_used(s3: S3, tmp_path: Path) -> None:
     assert all("/us-west-2/s3/" in request.headers["AUTHORIZATION"] for request in s3.requests)
 
 
+@pytest.mark.needs("sources")
 def test_name_and_patterns_are_options(server: FileServer, tmp_path: Path) -> None:
     extra = json.dumps({"hf_endpoint": server.url, "num_threads": 1})
     options = ["--model-name", "a/b", "--allow-pattern", "*.json", "--allow-pattern", "*.txt"]
@@ -131,6 +134,7 @@ def test_name_and_patterns_are_options(server: FileServer, tmp_path: Path) -> No
     assert files_of(tmp_path / "a" / "b") == {"config.json": b"{}"}
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -169,6 +173,7 @@ def test_error_is_one_line_without_a_traceback(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs("sources")
 def test_missing_prefix_has_a_status_that_is_not_zero(s3: S3, tmp_path: Path) -> None:
     environment = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ENDPOINT_URL": s3.url}
     process = start("--model-uri", f"s3://{BUCKET}/none/", "--local-dir", tmp_path, **environment)
@@ -177,6 +182,7 @@ def test_missing_prefix_has_a_status_that_is_not_zero(s3: S3, tmp_path: Path) ->
     assert f"s3://{BUCKET}/none/: no object" in errors
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize(
     "variable", ["DOWNLOADER_NUM_THREADS", "DOWNLOADER_FORCE_DOWNLOAD", "DOWNLOADER_MAX_BYTES"]
 )
@@ -186,6 +192,7 @@ def test_error_names_the_environment_variable(tmp_path: Path, variable: str) -> 
     assert (status, variable in errors) == (2, True)
 
 
+@pytest.mark.needs("sources")
 def test_credentials_are_in_no_output(server: FileServer, s3: S3, tmp_path: Path) -> None:
     """Successes and failures of all kinds, with all log records."""
     key, secret, session, token, password, signature = SECRETS
@@ -262,6 +269,7 @@ def test_credentials_are_in_no_output(server: FileServer, s3: S3, tmp_path: Path
     assert not any(value.encode() in state for state in states for value in SECRETS)
 
 
+@pytest.mark.needs("sources")
 def test_two_processes_with_one_target_download_once(server: FileServer, tmp_path: Path) -> None:
     server.stop_after(100_000)
     arguments = ("--model-uri", NAME, "--local-dir", tmp_path)
@@ -288,6 +296,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_ends_a_download_and_its_lock(server: FileServer, tmp_path: Path) -> None:
     server.stop_after(100_000)

@@ -48,6 +48,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.usefixtures("offline")
 def test_harness_measures_the_log_likelihoods_of_the_engine(
     server: Served, engine: penstock.Engine, tiny_model: Path, tmp_path: Path

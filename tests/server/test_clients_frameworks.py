@@ -106,6 +106,7 @@ def test_langchain_gets_structured_output(server: Served, method: str, *, uses_r
     assert isinstance(found, Answer)
 
 
+@pytest.mark.needs("sources")
 def test_langchain_embeds_texts_as_the_guide_does(server: Served) -> None:
     pytest.importorskip("langchain_openai")
     text = (ROOT / "docs" / "guide" / "connect-programs.md").read_text()

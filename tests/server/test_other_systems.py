@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import socket
 import subprocess
@@ -88,10 +87,12 @@ def run(program: str, *arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.needs("signals", "unix_sockets")
 def test_modules_need_nothing_that_windows_lacks() -> None:
     assert run(IMPORTS) == "imported\n"
 
 
+@pytest.mark.needs("signals", "unix_sockets")
 def test_engine_generates_without_what_windows_lacks(tiny_model: Path) -> None:
     assert run(GENERATES, tiny_model) == "generated\n"
 
@@ -114,7 +115,10 @@ def test_readable_sockets_are_found(has_poll: bool, monkeypatch: pytest.MonkeyPa
                 one.close()
 
 
+@pytest.mark.needs("resource")
 def test_infinite_limit_of_descriptors_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
     limits = []
 
     def set_limit(_: int, limit: tuple[int, int]) -> None:
@@ -165,6 +169,7 @@ def test_file_is_locked_until_it_is_closed(tmp_path: Path) -> None:
             assert not waiting.is_alive()
 
 
+@pytest.mark.needs("unix_sockets")
 def test_unix_socket_is_refused_where_python_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.listener.AF_UNIX", None)
     with pytest.raises(ConfigError, match="Unix sockets") as caught, listening(Address(uds="a")):
@@ -172,6 +177,7 @@ def test_unix_socket_is_refused_where_python_has_none(monkeypatch: pytest.Monkey
     assert caught.value.field == "uds"
 
 
+@pytest.mark.needs("memory_limit")
 def test_options_that_need_linux_are_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.settings.sys", SimpleNamespace(platform="darwin"))
     with pytest.raises(ConfigError, match="no limit on the memory of a process") as caught:

@@ -320,6 +320,7 @@ def test_interactive_request_is_served_before_a_batch(tiny_model: Path, tmp_path
         assert counts(ended(client, made.id)) == (2, 2, 0)
 
 
+@pytest.mark.needs("signals")
 def test_killed_server_continues_its_batches(tiny_model: Path, tmp_path: Path) -> None:
     lines = [request(str(index), COMPLETIONS, **LONG) for index in range(60)]
     lines.append(request("hot", COMPLETIONS, prompt="a", temperature=9))
@@ -361,6 +362,7 @@ def has_ended(server: Process) -> bool:
     return server.process.poll() is not None
 
 
+@pytest.mark.needs("signals")
 def test_request_that_always_kills_the_server_is_an_error(tiny_model: Path, tmp_path: Path) -> None:
     names = ["a", "b", "deadly", "c", "d", "e"]
     lines = [request(name, COMPLETIONS, prompt="a", max_tokens=4) for name in names]
@@ -390,6 +392,7 @@ def test_request_that_always_kills_the_server_is_an_error(tiny_model: Path, tmp_
     assert not list(tmp_path.glob("*/*.attempts"))
 
 
+@pytest.mark.needs("signals")
 def test_terminated_server_counts_no_attempt(tiny_model: Path, tmp_path: Path) -> None:
     names = [str(index) for index in range(40)]
     with serving(tiny_model, tmp_path, "--max-num-seqs", 1) as (server, client):
@@ -418,6 +421,7 @@ sys.addaudithook(watch)
 """
 
 
+@pytest.mark.needs("signals")
 def test_event_loop_opens_no_file_of_a_client(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, setup=WATCHING) as (server, client):
         batch = ended(client, create(client, [request("a")]).id)
@@ -430,6 +434,7 @@ def test_event_loop_opens_no_file_of_a_client(tiny_model: Path, tmp_path: Path) 
         assert b"in the event loop" not in server.log()
 
 
+@pytest.mark.needs("signals")
 def test_terminated_server_leaves_batches_for_the_next(tiny_model: Path, tmp_path: Path) -> None:
     with serving(tiny_model, tmp_path, "--max-num-seqs", 1) as (server, client):
         made = create(client, [request(str(index), COMPLETIONS, **LONG) for index in range(40)], COMPLETIONS)

@@ -138,6 +138,7 @@ def test_max_completion_tokens_is_named_in_its_error(server: Served) -> None:
     assert answer["error"]["message"].startswith("max_completion_tokens=0 ")
 
 
+@pytest.mark.needs("memory_limit")
 def test_template_variables_reach_the_template(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(request_templates=True)
     variables = {"reasoning_effort": "low", "chat_template_kwargs": {"a": 1}}

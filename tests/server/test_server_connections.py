@@ -241,6 +241,7 @@ def test_reset_connections_are_not_logged(
     assert [record.getMessage() for record in caplog.records] == []
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("variant", rare_except(["h11-asyncio", "httptools-uvloop"], "httptools-uvloop"))
 def test_ten_thousand_connections_leave_nothing(engine: penstock.Engine, variant: str) -> None:
     with limited(engine, variant) as server:

@@ -17,6 +17,8 @@ from support.server.edge import read
 from support.server.process import Process, started
 from support.server.serving import post
 
+pytestmark = pytest.mark.needs("signals")
+
 PATH = "/v1/completions"
 LONGER = '{"max_position_embeddings": 8192}'
 TYPE = {"Content-Type": "application/json"}
@@ -100,6 +102,7 @@ def is_running(server: Process) -> bool:
     )
 
 
+@pytest.mark.needs("proc")
 def test_connection_without_a_request_can_send_one_at_the_end(tiny_model: Path) -> None:
     with started(tiny_model) as server, server.send(b"") as connection:
         server.process.send_signal(signal.SIGTERM)

@@ -43,6 +43,7 @@ def server(tiny_model: Path) -> Iterator[Served]:
         yield server
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("prompt", FAILING, ids=["one", "batch"])
 def test_failed_request_is_status_500(server: Served, prompt: object) -> None:
     status, answer, _ = server.ask(PATH, {"prompt": prompt})
@@ -50,6 +51,7 @@ def test_failed_request_is_status_500(server: Served, prompt: object) -> None:
     assert server.ask(PATH, SHORT)[0] == 200
 
 
+@pytest.mark.needs("hooks")
 def test_text_without_memory_is_status_503(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise penstock.OutOfMemoryError("a text of 7 bytes needs 9 bytes of memory")
@@ -61,6 +63,7 @@ def test_text_without_memory_is_status_503(tiny_model: Path, monkeypatch: pytest
     assert headers["retry-after"] == "5"
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("is_loading", [True, False])
 def test_request_for_a_model_that_is_not_open_is_status_503(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, *, is_loading: bool
@@ -77,6 +80,7 @@ def test_request_for_a_model_that_is_not_open_is_status_503(
     assert ("async with engine" in caplog.text) != is_loading
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("prompt", FAILING, ids=["one", "batch"])
 def test_failed_stream_ends_with_an_error_event(server: Served, prompt: object) -> None:
     event = server.events(PATH, {"prompt": prompt})[-1]
@@ -137,6 +141,7 @@ def _sent_until_error(application: Any, path: str, fields: dict[str, Any], num_s
     return sent
 
 
+@pytest.mark.needs("hooks")
 def test_lost_device_is_an_error_event_and_shown_by_health(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
         engine._session.adopt(hooks.losing_engine(tiny_model, engine.config, LOSING_TOKEN))
@@ -155,6 +160,7 @@ def test_lost_device_is_an_error_event_and_shown_by_health(tiny_model: Path) -> 
         assert server.ask(PATH, SHORT)[0] == 503
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("body", [{}, {"n": 2}, {"n": 2, "best_of": 3}, {"prompt": [[1], [2]]}])
 def test_request_that_takes_too_long_is_status_504(tiny_model: Path, body: dict[str, Any]) -> None:
     settings = penstock.server.ServerSettings(request_timeout=0.05)
@@ -172,6 +178,7 @@ def test_request_that_takes_too_long_is_status_504(tiny_model: Path, body: dict[
         wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.needs("hooks")
 def test_stuck_step_is_shown_by_health(tiny_model: Path) -> None:
     settings = penstock.server.ServerSettings(stall_timeout=0.001)
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
@@ -190,6 +197,7 @@ def is_stuck(server: Served) -> bool:
 # ---- ends from outside
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("fields", [{}, {"prompt": [[1], [2]]}, {"best_of": 2}], ids=["one", "batch", "best"])
 def test_end_of_a_drain_is_status_503(tiny_model: Path, fields: dict[str, Any]) -> None:
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine)) as server:
@@ -209,6 +217,7 @@ def test_end_of_a_drain_is_status_503(tiny_model: Path, fields: dict[str, Any]) 
 # ---- requests that do not disturb others
 
 
+@pytest.mark.needs("hooks")
 def test_parameters_of_a_request_leave_its_slot(tiny_model: Path) -> None:
     plain: dict[str, Any] = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
     with make_engine(tiny_model, max_num_seqs=1) as engine, serving(penstock.server.app(engine)) as server:
@@ -227,6 +236,7 @@ def test_parameters_of_a_request_leave_its_slot(tiny_model: Path) -> None:
             assert server.ask(PATH, plain)[1]["choices"][0]["text"] == answer["choices"][0]["text"]
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize(
     ("regex", "status"),
     [
@@ -247,6 +257,7 @@ def test_costly_regex_does_not_stop_a_stream(tiny_model: Path, regex: str, statu
         assert b"[DONE]" in received
 
 
+@pytest.mark.needs("hooks")
 def test_text_of_a_malformed_call_is_content(tiny_model: Path, tmp_path: Path) -> None:
     pieces = ["<tool_call>", '{"name": ', "weather", "</tool_call>", "So."]
     with scripted_server(tiny_model, tmp_path, pieces) as server:

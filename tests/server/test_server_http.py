@@ -78,6 +78,7 @@ def test_endless_head_framing_or_trailer_is_refused(server: Served, name: str) -
     wait_until(lambda: server.application.state.num_active == 0)
 
 
+@pytest.mark.needs("proc")
 def test_header_of_a_mebibyte_takes_no_memory(server: Served) -> None:
     def ask() -> None:
         with server.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\na: ") as connection:
@@ -92,6 +93,7 @@ def test_header_of_a_mebibyte_takes_no_memory(server: Served) -> None:
     assert resident_bytes() - before < 4 << 20
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("is_announced", [True, False], ids=["length", "chunked"])
 def test_client_that_sends_a_gibibyte_reads_status_413(server: Served, *, is_announced: bool) -> None:
     head = HEAD + b"Content-Length: 1073741824\r\n\r\n" if is_announced else CHUNKED

@@ -416,6 +416,7 @@ def test_unknown_field_is_ignored_with_one_warning(
     assert [field in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.needs("memory_limit")
 def test_template_in_a_request_is_refused_by_default(open_server: Served, engine: penstock.Engine) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ 1 }}", "max_tokens": 1}
     status, answer, _ = open_server.ask("/v1/chat/completions", body)

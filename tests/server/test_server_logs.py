@@ -208,6 +208,7 @@ def test_probe_is_logged_for_debugging_only(
     assert [found.path for found in access(caplog)] == [path]
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("kind", ["text", "json"])
 def test_every_record_of_a_request_has_its_id(
     tiny_model: Path, capfd: pytest.CaptureFixture[str], kind: str
@@ -258,6 +259,7 @@ def test_level_and_access_are_options(capfd: pytest.CaptureFixture[str]) -> None
     assert [word in text for word in ("hidden", "first", "second")] == [False, True, True]
 
 
+@pytest.mark.needs("signals")
 def test_process_logs_json_lines(tiny_model: Path) -> None:
     with started(tiny_model, "--log-format", "json", "--api-key", "secret") as server:
         assert server.ask(PATH, {"prompt": "Hidden", "max_tokens": 1}, headers=KEY)[0] == 200
@@ -273,6 +275,7 @@ def test_process_logs_json_lines(tiny_model: Path) -> None:
     assert not re.search(rb"Hidden|secret", log)
 
 
+@pytest.mark.needs("signals")
 @pytest.mark.parametrize(
     ("proxies", "client"),
     [
@@ -302,6 +305,7 @@ def test_names_of_proxies_are_no_addresses(proxies: str) -> None:
         penstock.server.ServerSettings(forwarded_allow_ips=proxies)
 
 
+@pytest.mark.needs("signals")
 def test_process_logs_no_requests_on_demand(tiny_model: Path) -> None:
     with started(tiny_model, "--no-access-log") as server:
         assert server.ask("/v1/models")[0] == 200

@@ -111,6 +111,7 @@ def hostile_paths(root: Path) -> dict[str, str]:
 MISSING = {"long part", "loop", "loop below", "home", "long", "url"}
 
 
+@pytest.mark.needs("devices", "proc", "symlinks")
 def test_hostile_path_is_refused_and_nothing_is_read(server: LoraServer) -> None:
     """No answer tells whether a path outside of the root exists."""
     paths = hostile_paths(server.root)
@@ -137,6 +138,7 @@ def test_path_without_an_adapter_is_status_404(server: LoraServer) -> None:
         assert (status, message.partition(" for ")[0]) == (404, "Loading lora n failed: No adapter found")
 
 
+@pytest.mark.needs("symlinks")
 @pytest.mark.parametrize("form", ["absolute", "relative", "dots", "link", "slash"])
 def test_paths_below_a_root_are_loaded(server: LoraServer, form: str) -> None:
     root = server.root
@@ -235,6 +237,7 @@ def test_hostile_configuration_is_status_400(server: LoraServer, kind: str) -> N
     assert message.startswith("adapter ")
 
 
+@pytest.mark.needs("devices", "named_pipes", "symlinks")
 def test_folder_of_other_files_is_status_400(server: LoraServer) -> None:
     """Neither a pickle nor a named pipe nor a folder is read."""
     weights = "adapter_model.safetensors"

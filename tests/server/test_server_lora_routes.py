@@ -265,6 +265,7 @@ class FakeHub(ModuleType):
         raise self.errors.RepositoryNotFoundError
 
 
+@pytest.mark.needs("symlinks")
 def test_hub_is_asked_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG))
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)

@@ -205,6 +205,7 @@ def test_configuration_of_the_cache_has_the_values_in_effect(tiny_model: Path) -
     }
 
 
+@pytest.mark.needs("sources")
 def test_scrape_has_all_stats_with_their_kinds(server: Served) -> None:
     definitions = tomllib.loads((ROOT / "rust/frontend/definitions/stats.toml").read_text())["class"]
     kinds = {field["name"]: field["kind"] for field in definitions[0]["field"]}
@@ -312,6 +313,7 @@ def test_batches_and_choices_are_counted(server: Served) -> None:
     assert found("vllm:request_time_per_output_token_seconds_count") == 2
 
 
+@pytest.mark.needs("hooks")
 def test_failed_request_counts_as_error(server: Served, engine: penstock.Engine, tiny_model: Path) -> None:
     engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, TOKEN))
     assert server.ask(PATH, {"prompt": [TOKEN], "max_tokens": 1})[0] == 500
@@ -323,6 +325,7 @@ def test_failed_request_counts_as_error(server: Served, engine: penstock.Engine,
     assert found.http(PATH, "POST", "5xx") == 1
 
 
+@pytest.mark.needs("hooks")
 def test_scrape_works_after_the_device_is_lost(
     server: Served, engine: penstock.Engine, tiny_model: Path
 ) -> None:
@@ -510,6 +513,7 @@ def test_former_names_are_behind_a_setting(server: Served, engine: penstock.Engi
         assert families_of(other).keys() - families_of(server).keys() == LEGACY
 
 
+@pytest.mark.needs("sources")
 def test_prometheus_file_scrapes_the_route(server: Served) -> None:
     config = yaml.safe_load((DOCS / "prometheus.yml").read_text())
     assert config.keys() == {"global", "scrape_configs"}
@@ -518,6 +522,7 @@ def test_prometheus_file_scrapes_the_route(server: Served) -> None:
     assert server.ask(job["metrics_path"])[0] == 200
 
 
+@pytest.mark.needs("sources")
 def test_grafana_board_uses_metrics_that_exist(server: Served) -> None:
     server.ask(PATH, {"prompt": [1], "max_tokens": 1})
     wait_until(lambda: Scrape(server).http(PATH, "POST", "2xx") == 1)

@@ -55,6 +55,7 @@ def server(engine: penstock.Engine) -> Iterator[Served]:
 # ---- all fields of the clients
 
 
+@pytest.mark.needs("sources")
 @pytest.mark.parametrize(
     ("params", "structure", "unsupported", "labels"),
     [
@@ -239,6 +240,7 @@ def test_invalid_allowed_tools_are_named(server: Served, allowed: object, param:
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+@pytest.mark.needs("memory_limit")
 def test_verbosity_and_effort_are_variables_of_the_template(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(request_templates=True)
     fields = {"chat_template": "{{ verbosity }}/{{ reasoning_effort }}", "return_token_ids": True}

@@ -94,6 +94,7 @@ def test_field_of_a_peer_that_is_not_honoured_is_refused_by_name(name: str, serv
         assert answer["error"]["param"] == name
 
 
+@pytest.mark.needs("sources")
 def test_fields_without_effect_are_documented() -> None:
     assert [name for name in sorted(PEER_LABELS) if f"`{name}`" not in GUIDE] == []
 

@@ -152,6 +152,7 @@ def test_probe_of_a_busy_model_preempts_no_request(tiny_model: Path) -> None:
         wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.needs("hooks")
 def test_failed_step_fails_the_probe(server: Served, engine: penstock.Engine, tiny_model: Path) -> None:
     engine._session.adopt(hooks.failing_engine(tiny_model, engine.config, 0))
     assert probe(server) == (503, {"status": "failed"})

@@ -39,6 +39,7 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
+@pytest.mark.needs("signals")
 def test_served_model_answers_under_its_names(tiny_model: Path) -> None:
     names = ("--served-model-name", "a", "--served-model-name", "b", "--model", f"other={tiny_model}")
     with started(tiny_model, *names) as server:
@@ -76,6 +77,7 @@ def test_name_of_two_models_is_invalid_usage(arguments: list[str]) -> None:
     assert "name" in result.output
 
 
+@pytest.mark.needs("signals")
 def test_termination_lets_a_stream_finish(tiny_model: Path) -> None:
     with started(tiny_model, "--config-overrides", LONGER) as server:
         with server.send(post(PATH, LONG)) as connection:
@@ -96,6 +98,7 @@ def is_refused(server: Process) -> bool:
         return True
 
 
+@pytest.mark.needs("signals")
 def test_deadline_ends_a_stream_with_an_error(tiny_model: Path) -> None:
     with started(tiny_model, "--config-overrides", LONGER, "--drain-timeout", 0) as server:
         with server.send(post(PATH, {**LONG, "n": 32})) as connection:
@@ -107,6 +110,7 @@ def test_deadline_ends_a_stream_with_an_error(tiny_model: Path) -> None:
         assert server.end() == 0
 
 
+@pytest.mark.needs("signals")
 def test_second_signal_ends_the_process_at_once(tiny_model: Path) -> None:
     with (
         started(tiny_model, "--config-overrides", LONGER) as server,

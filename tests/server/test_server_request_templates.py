@@ -224,6 +224,7 @@ def test_time_zone_is_that_of_the_server(monkeypatch: pytest.MonkeyPatch) -> Non
         time.tzset()
 
 
+@pytest.mark.needs("memory_limit")
 @pytest.mark.parametrize("path", [PATH, "/tokenize", "/v1/responses"])
 def test_only_templates_of_requests_use_the_process(server: Served, path: str) -> None:
     assert ask(server, None, path=path)[0] == 200
@@ -237,6 +238,7 @@ def test_only_templates_of_requests_use_the_process(server: Served, path: str) -
 # ---- limits
 
 
+@pytest.mark.needs("memory_limit", "proc")
 def test_template_that_runs_for_long_is_ended(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_SECONDS", 1.0)
     with asked(server, LOOP) as answers:
@@ -247,6 +249,7 @@ def test_template_that_runs_for_long_is_ended(server: Served, monkeypatch: pytes
     assert (status, answer["error"]["message"], answer["error"]["param"]) == (400, reason, "messages")
 
 
+@pytest.mark.needs("memory_limit")
 def test_operation_that_nothing_interrupts_is_ended(
     server: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -270,6 +273,7 @@ def test_time_of_a_request_is_that_of_all_its_renderings(
     assert time.monotonic() - begin < 2 * 0.5 + 2  # also of the start of a process
 
 
+@pytest.mark.needs("memory_limit")
 def test_template_that_takes_much_memory_is_ended(server: Served) -> None:
     status, answer = ask(server, MEMORY)
     reason = "the chat template rejects these messages: it needs more than 512 MiB of memory"
@@ -277,6 +281,7 @@ def test_template_that_takes_much_memory_is_ended(server: Served) -> None:
     assert ask(server, "{{ 1 }}")[0] == 200
 
 
+@pytest.mark.needs("memory_limit", "proc")
 def test_process_that_dies_ends_only_its_request(server: Served) -> None:
     with asked(server, LOOP) as answers:
         wait_until(lambda: is_busy(server))
@@ -289,6 +294,7 @@ def test_process_that_dies_ends_only_its_request(server: Served) -> None:
     assert ask(server, "{{ 1 }}")[0] == 200
 
 
+@pytest.mark.needs("memory_limit", "proc", "signals")
 def test_process_that_died_between_requests_is_replaced(server: Served) -> None:
     assert ask(server, "{{ 1 }}")[0] == 200
     child = child_of(server)
@@ -299,6 +305,7 @@ def test_process_that_died_between_requests_is_replaced(server: Served) -> None:
     assert child_of(server) is not child
 
 
+@pytest.mark.needs("memory_limit")
 def test_process_that_cannot_start_is_an_error_of_the_server(
     server: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -311,6 +318,7 @@ def test_process_that_cannot_start_is_an_error_of_the_server(
 # ---- other clients
 
 
+@pytest.mark.needs("memory_limit", "proc")
 @pytest.mark.parametrize("path", [PATH, "/tokenize"])
 def test_client_that_leaves_ends_its_rendering(server: Served, engine: penstock.Engine, path: str) -> None:
     with begun(server, LOOP, path):
@@ -320,6 +328,7 @@ def test_client_that_leaves_ends_its_rendering(server: Served, engine: penstock.
     wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.needs("memory_limit")
 def test_waiting_for_the_process_holds_no_thread_of_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +343,7 @@ def test_waiting_for_the_process_holds_no_thread_of_others(
         wait_until(lambda: not turns._is_taken)
 
 
+@pytest.mark.needs("memory_limit", "proc")
 def test_waiting_requests_of_a_client_have_a_bound(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_WAITING_OF_CLIENT", 1)
     turns = server.application.state.templates._turns
@@ -382,6 +392,7 @@ def test_thread_that_is_cancelled_leaves_the_queue() -> None:
 # ---- the process itself
 
 
+@pytest.mark.needs("devices", "proc")
 def test_process_has_neither_files_nor_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     fresh = TemplateProcess()
@@ -402,6 +413,7 @@ def test_process_has_neither_files_nor_secrets(monkeypatch: pytest.MonkeyPatch) 
     assert "torch" not in maps
 
 
+@pytest.mark.needs("proc")
 def test_process_ends_with_its_owner() -> None:
     process = TemplateProcess()
     assert outcome("{{ 1 }}", process.template, "one") == "1"
@@ -412,17 +424,19 @@ def test_process_ends_with_its_owner() -> None:
     assert not is_running(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_process_ends_with_the_server(tiny_model: Path, number: int) -> None:
+@pytest.mark.needs("memory_limit", "proc", "signals")
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
+def test_process_ends_with_the_server(tiny_model: Path, number: str) -> None:
     with started(tiny_model, "--request-templates") as server:
         status, _, _ = server.ask(PATH, {**BODY, "chat_template": "{{ 1 }}"})
         assert status == 200
         [pid] = children_of(server.process.pid)
-        server.process.send_signal(number)
+        server.process.send_signal(getattr(signal, number))
         server.process.wait()
         wait_until(lambda: not is_running(pid), seconds=10)
 
 
+@pytest.mark.needs("memory_limit", "proc")
 def test_process_with_a_running_template_ends_with_the_server(tiny_model: Path) -> None:
     with started(tiny_model, "--request-templates") as server:
         connection = server.send(post(PATH, {**BODY, "chat_template": LOOP}))

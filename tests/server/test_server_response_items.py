@@ -185,6 +185,7 @@ def test_each_field_of_openai_has_a_meaning_or_an_error(
     assert warned == ["request field 'invented' is unknown and ignored"]
 
 
+@pytest.mark.needs("sources")
 def test_fields_without_effect_are_documented(server: Served) -> None:
     labels = {
         "max_tool_calls": 1,
@@ -252,6 +253,7 @@ def test_invalid_field_is_named(server: Served, fields: dict[str, Any], name: st
     assert name in answer["error"]["message"]
 
 
+@pytest.mark.needs("memory_limit")
 def test_template_of_a_request_needs_the_setting(tiny_model: Path) -> None:
     settings = penstock.server.ServerSettings(request_templates=True)
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:

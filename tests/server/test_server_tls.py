@@ -86,6 +86,7 @@ def answers(server: Process, context: ssl.SSLContext) -> bool:
         return False
 
 
+@pytest.mark.needs("signals")
 def test_https_serves_requests_and_streams(tiny_model: Path, files: Files) -> None:
     tls = ("--tls-certfile", files.cert, "--tls-keyfile", files.encrypted)
     password = ("--tls-keyfile-password-file", files.password)
@@ -184,6 +185,7 @@ def ping(path: str) -> int:
     return status
 
 
+@pytest.mark.needs("signals", "unix_sockets")
 def test_unix_socket_is_private_and_removed_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
     path = str(tmp_path / "server")
     with socket.socket(socket.AF_UNIX) as crashed:
@@ -207,6 +209,7 @@ def metric(path: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 
+@pytest.mark.needs("signals", "unix_sockets")
 def test_stream_that_is_not_read_from_a_unix_socket_ends(tiny_model: Path, tmp_path: Path) -> None:
     path = str(tmp_path / "server")
     options = ("--send-timeout", 0.5, "--config-overrides", '{"max_position_embeddings": 8192}')
@@ -224,6 +227,7 @@ def test_stream_that_is_not_read_from_a_unix_socket_ends(tiny_model: Path, tmp_p
         assert server.end() == 0
 
 
+@pytest.mark.needs("unix_sockets")
 def test_file_in_place_of_a_unix_socket_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("precious")
@@ -233,6 +237,7 @@ def test_file_in_place_of_a_unix_socket_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
+@pytest.mark.needs("unix_sockets")
 def test_socket_of_a_successor_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "server"
     with listening(Address(uds=str(path))) as first:

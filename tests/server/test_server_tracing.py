@@ -181,6 +181,7 @@ def test_only_generating_requests_are_spans(engine: penstock.Engine, collector: 
     assert collector.spans() == []
 
 
+@pytest.mark.needs("hooks")
 @pytest.mark.parametrize("streams", [False, True])
 def test_failed_request_is_a_span_with_an_error(
     tiny_model: Path,
@@ -210,6 +211,7 @@ def test_disconnected_request_is_a_span(engine: penstock.Engine, collector: Coll
     assert "gen_ai.latency.time_to_first_token" not in found
 
 
+@pytest.mark.needs("signals")
 def test_process_sends_all_spans_before_its_end(
     tiny_model: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +226,7 @@ def test_process_sends_all_spans_before_its_end(
     assert len(collector.spans()) == 3
 
 
+@pytest.mark.needs("signals")
 def test_missing_collector_delays_the_end_for_a_timeout(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

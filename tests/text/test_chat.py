@@ -1021,6 +1021,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.needs("signals")
 def test_interrupt_ends_a_rendering_with_macros(tiny_model: Path) -> None:
     with start_python(RENDER_UNTIL_INTERRUPTED, tiny_model) as process:
         output, errors = process.communicate(timeout=60)

@@ -416,6 +416,7 @@ async def test_grammars_of_clients_are_compiled_in_turns(engine: penstock.Engine
     await assert_at_rest(engine)
 
 
+@pytest.mark.needs("proc")
 def test_closed_engine_ends_its_compile_threads(tiny_model: Path) -> None:
     def threads() -> int:
         return sum(name.startswith("penstock-guidan") for name in engine_threads())
@@ -448,6 +449,7 @@ with penstock.Engine(sys.argv[1], kv_cache_bytes=1 << 20) as engine:
 """
 
 
+@pytest.mark.needs("memory_limit", "proc", "resource")
 def test_grammar_is_refused_while_no_thread_can_be_started(tiny_model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CONSTRAIN_WITHOUT_THREADS, str(tiny_model)],

@@ -216,6 +216,7 @@ for mebibytes in (1, 4, 16, 32, 64, 128, 256, 1024):
 """
 
 
+@pytest.mark.needs("memory_limit", "proc", "resource")
 @pytest.mark.parametrize("kind", ["BPE", "Unigram"])
 def test_long_text_with_little_memory_is_refused(kind: str, demo_model: Path, tmp_path: Path) -> None:
     model = demo_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import subprocess
@@ -79,12 +80,17 @@ def start_python(code: str, *arguments: object, stdin: int | None = None) -> sub
     )
 
 
+def yield_processor() -> None:
+    """Let other threads run; Windows has no `sched_yield`."""
+    getattr(os, "sched_yield", functools.partial(time.sleep, 0))()
+
+
 def wait_until(is_true: Callable[[], bool], seconds: float = 60) -> None:
     """Wait for a condition that other threads bring about; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline, f"still false after {seconds} s"
-        os.sched_yield()
+        yield_processor()
 
 
 def run_in_threads(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
 import subprocess
 import sys
@@ -30,6 +29,8 @@ class Terminal:
     """Runs Python code; standard input, output and errors are the terminal."""
 
     def __init__(self, code: str, *arguments: object) -> None:
+        import pty  # not on Windows
+
         self._keyboard, screen = pty.openpty()
         self._unread = ""
         self.screen = ""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emu import build
-from support import hooks
+from support import hooks, needs
 from support.paths import ROOT
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
 #: PENSTOCK_CHECK_KERNELS=1: the emulated driver runs the kernels and checks every access of memory.
 CHECKED = os.environ.get("PENSTOCK_CHECK_KERNELS") == "1"
-#: PENSTOCK_TEST_GPU=1: kernels, and programs of the tests, run on the first device of the system's driver.
-ON_GPU = os.environ.get("PENSTOCK_TEST_GPU") == "1"
+#: Kernels, too, run on the device of the system's driver.
+ON_GPU = needs.ON_GPU
 #: PENSTOCK_TEST_CUBINS: a folder of compiled files, maybe of another machine with another compiler. What it
 #: lacks is compiled, and added.
 CARRIED = os.environ.get("PENSTOCK_TEST_CUBINS")
