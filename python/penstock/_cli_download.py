@@ -109,15 +109,17 @@ def default_model(*, assume_yes: bool) -> str:
 
     Raises `click.ClickException` with the command to use where no question can be asked.
     """
-    name, downloaded = default_alias(), [alias.name for alias in list_aliases(with_sizes=False) if alias.is_downloaded]
-    if name not in downloaded and downloaded:
-        name = downloaded[0]
+    downloaded = [alias.name for alias in list_aliases(with_sizes=False) if alias.is_downloaded]
+    name = default_alias() if default_alias() in downloaded or not downloaded else downloaded[0]
     if not (assume_yes or is_at_terminal()):
-        what = "This chats with a model that is downloaded" if downloaded else "This downloads a small model first"
-        raise click.UsageError(f"Missing argument 'MODEL', or --url. {what}: {program()} chat {name}.{_demo()}")
+        chats = "chats with a model that is downloaded" if downloaded else "downloads a small model and chats"
+        command = f"{program()} chat {name}"
+        raise click.UsageError(f"Missing argument 'MODEL', or --url. This {chats}: {command}{_demo()}")
     if downloaded:
-        others = f" (also downloaded: {', '.join(downloaded)})" if len(downloaded) > 1 else ""
-        click.echo(f"No model is named; {name} is downloaded{others}.", err=True)
+        others = f"; downloaded models with short names: {', '.join(downloaded)}"
+        click.echo(
+            f"No model is named: chatting with {name}{others if len(downloaded) > 1 else ''}", err=True
+        )
         return name
     if find_spec("huggingface_hub") is None:
         needs = missing_extra("downloading one", "huggingface_hub", "hub")
@@ -176,8 +178,9 @@ def _suggest(memory: Memory, but: str | None = None) -> None:
         return
     best = max(fitting, key=lambda name: fitting[name])
     if best != but:
+        size = shown_size(fitting[best])
         command = f"{program()} chat {best}"
-        click.echo(f"The largest that fits this machine well is {best}, {shown_size(fitting[best])}: {command}", err=True)
+        click.echo(f"The largest that fits this machine well is {best}, {size}: {command}", err=True)
     click.echo(f"All short names, with sizes: {program()} models --sizes", err=True)
 
 
@@ -213,5 +216,5 @@ def _ask(question: str, *, default: bool) -> bool:
 def _demo() -> str:
     """The command for the demo model, if it is installed."""
     with suppress(penstock.ModelLoadError):
-        return f" The demo model is installed: {program()} chat {penstock.demo.model_path()}"
+        return f"\nThe demo model is installed: {program()} chat {penstock.demo.model_path()}"
     return ""

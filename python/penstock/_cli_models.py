@@ -143,18 +143,18 @@ def models(*, with_sizes: bool, as_json: bool) -> None:
     for alias in found:
         row: dict[str, Any] = {"name": alias.name, "model": alias.target, "downloaded": alias.is_downloaded}
         if memory is not None:
-            size = alias.plan.weights if alias.plan else None
-            row |= {"bytes": size, "licence": alias.plan.licence if alias.plan else None}
-            row["fits"] = None if size is None else memory.holds(size)
+            weights = alias.plan.weights if alias.plan else None
+            row |= {"bytes": weights, "licence": alias.plan.licence if alias.plan else None}
+            row["fits"] = None if weights is None else memory.holds(weights)
         rows.append(row)
     if as_json:
         print_json({"models": rows})
         return
     for row in rows:
-        state = "downloaded" if row["downloaded"] else ""
-        if memory is None:
-            click.echo(f"{row['name']:18} {row['model']:60} {state}".rstrip())
-            continue
-        size = "unknown" if row["bytes"] is None else shown_size(row["bytes"])
-        fits = {True: "fits", False: "too large", None: ""}[row["fits"]]
-        click.echo(f"{row['name']:18} {size:>8}  {row['licence'] or '':12} {fits:10} {row['model']:60} {state}".rstrip())
+        cells = [f"{row['name']:18}"]
+        if memory is not None:
+            size = "unknown" if row["bytes"] is None else shown_size(row["bytes"])
+            fits = {True: "fits", False: "too large", None: ""}[row["fits"]]
+            cells.append(f"{size:>8}  {row['licence'] or '':12} {fits:10}")
+        cells += [f"{row['model']:56}", "downloaded" if row["downloaded"] else ""]
+        click.echo(" ".join(cells).rstrip())

@@ -7,11 +7,9 @@ import os
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock._core import Port
-from penstock._hub_files import ADAPTER_FILES, MODEL_FILES, TOKENIZER_FILES, FileSet
-from penstock._hub_ids import parse_hub_model
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -32,6 +30,74 @@ __all__ = [
     "plan",
     "resolve",
 ]
+
+
+class FileSet(NamedTuple):
+    """Files that are downloaded from a repository of the hub."""
+
+    patterns: tuple[str, ...]
+    required: tuple[str, ...]
+    """A repository must have one of these."""
+    before_gguf: tuple[str, ...]
+    """Patterns of files in whose absence a GGUF file is the model; empty if a GGUF file never is."""
+    hint: str
+    """The end of the error for a repository without them."""
+    kind: str = "model"
+
+
+_MODEL_HINT = "no config.json and no GGUF file"
+
+#: The files of a tokenizer and of chat templates, also those in a converted model.
+TOKENIZER_FILES = FileSet(
+    patterns=(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/*.jinja",
+        "model.penstock",
+    ),
+    required=("config.json", "model.penstock", "tokenizer.json"),
+    before_gguf=("model.penstock", "tokenizer.json"),
+    hint=_MODEL_HINT,
+)
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "weights.safetensors",
+)
+#: The files of a model; weights in other formats or precisions are not downloaded.
+MODEL_FILES = FileSet(
+    patterns=(
+        *TOKENIZER_FILES.patterns,
+        "quantize_config.json",
+        "modules.json",
+        "*_Pooling/config.json",
+        "model.safetensors.index.json",
+        *_WEIGHTS,
+    ),
+    required=("config.json", "model.penstock"),
+    before_gguf=("model.penstock", *_WEIGHTS),
+    hint=_MODEL_HINT,
+)
+
+#: The files of a LoRA adapter; an index of weights in several files, which are refused.
+ADAPTER_FILES = FileSet(
+    patterns=(
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter_model.safetensors.index.json",
+        "model.safetensors.index.json",
+    ),
+    required=("adapter_config.json",),
+    before_gguf=(),
+    hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
+    kind="adapter",
+)
 
 
 def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:
@@ -162,6 +228,7 @@ def _local(model: str) -> str | None:
 def _named(model: str, files: FileSet) -> tuple[str, HubModel]:
     """The name of a model in messages, and the model on the hub."""
     from penstock._hub_aliases import aliases, nearest_alias
+    from penstock._hub_ids import parse_hub_model
 
     is_model = files.kind == "model"
     target = aliases().get(model) if is_model else None

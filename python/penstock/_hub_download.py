@@ -1,8 +1,8 @@
 """Downloads the files of a model from the Hugging Face hub into the cache of the hub's library.
 
 Files that the hub stores by checksum, which the weights are, are transferred here: an interrupted transfer
-continues, also in a later process, and a file enters the cache only if it has the size and the SHA-256 that the
-hub's API names. The library downloads the other files, and keeps the layout of the cache.
+continues, also in a later process, and a file enters the cache only if it has the size and the SHA-256 that
+the hub's API names. The library downloads the other files, and defines the layout of the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from huggingface_hub import ModelInfo
 
-    from penstock._hub_files import FileSet
+    from penstock._hub import FileSet
     from penstock._hub_ids import HubModel
 
 __all__ = ["Plan", "RemoteFile", "cached", "download", "plan"]
@@ -103,8 +103,8 @@ class Plan(NamedTuple):
         """Raise `ModelLoadError` if the download is larger than the free space."""
         needed, free = self.size, self.free
         if needed > free:
-            message = f"{self.name}: the download needs {needed:,} bytes; {self.folder} has {free:,} bytes free"
-            raise ModelLoadError(message)
+            room = f"{self.folder} has {free:,} bytes free"
+            raise ModelLoadError(f"{self.name}: the download needs {needed:,} bytes, and {room}")
 
     @property
     def _snapshot(self) -> Path:
@@ -151,7 +151,10 @@ def download(name: str, source: HubModel, files: FileSet) -> str:
     except ModelLoadError:
         raise
     except Exception as error:
-        raise _failure(name, source, files, error) from error
+        failure = _failure(name, source, files, error)
+        if any(_partial_size(source, file) for file in found.missing):
+            failure = ModelLoadError(f"{failure}; the next attempt continues the download")
+        raise failure from error
     return found.path if commit == found.commit else download(name, source, files)
 
 
@@ -246,7 +249,7 @@ def _transfer(found: Plan, file: RemoteFile) -> None:
     """Continue or begin the download of a file, and publish it in the cache."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
+    from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
     repository = _repository(found.source)
     target = repository / "blobs" / str(file.sha256)
@@ -277,11 +280,8 @@ def _verify(name: str, file: RemoteFile, partial: Path) -> None:
         actual = hashlib.file_digest(data, "sha256").hexdigest()
     if actual != file.sha256:
         partial.unlink()
-        message = (
-            f"{name}: {file.name} was received with the SHA-256 {actual}, not {file.sha256}, which the hub names; "
-            "it was deleted"
-        )
-        raise ModelLoadError(message)
+        sums = f"the SHA-256 {actual}, and not {file.sha256}, which the hub names"
+        raise ModelLoadError(f"{name}: {file.name} was received with {sums}; the file was deleted")
 
 
 def _failure(name: str, source: HubModel, files: FileSet, error: Exception) -> ModelLoadError:

@@ -4,84 +4,17 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock._hub import FileSet
     from penstock._hub_ids import HubModel
 
-__all__ = ["ADAPTER_FILES", "MODEL_FILES", "TOKENIZER_FILES", "FileSet", "gguf_of", "select"]
-
-
-class FileSet(NamedTuple):
-    """Files that are downloaded from a repository of the hub."""
-
-    patterns: tuple[str, ...]
-    required: tuple[str, ...]
-    """A repository must have one of these."""
-    before_gguf: tuple[str, ...]
-    """Patterns of files in whose absence a GGUF file is the model; empty if a GGUF file never is."""
-    hint: str
-    """The end of the error for a repository without them."""
-    kind: str = "model"
-
-
-_MODEL_HINT = "no config.json and no GGUF file"
-
-#: The files of a tokenizer and of chat templates, also those in a converted model.
-TOKENIZER_FILES = FileSet(
-    patterns=(
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "additional_chat_templates/*.jinja",
-        "model.penstock",
-    ),
-    required=("config.json", "model.penstock", "tokenizer.json"),
-    before_gguf=("model.penstock", "tokenizer.json"),
-    hint=_MODEL_HINT,
-)
-_WEIGHTS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "weights.safetensors",
-)
-#: The files of a model; weights in other formats or precisions are not downloaded.
-MODEL_FILES = FileSet(
-    patterns=(
-        *TOKENIZER_FILES.patterns,
-        "quantize_config.json",
-        "modules.json",
-        "*_Pooling/config.json",
-        "model.safetensors.index.json",
-        *_WEIGHTS,
-    ),
-    required=("config.json", "model.penstock"),
-    before_gguf=("model.penstock", *_WEIGHTS),
-    hint=_MODEL_HINT,
-)
-
-#: The files of a LoRA adapter; an index of weights in several files, which are refused.
-ADAPTER_FILES = FileSet(
-    patterns=(
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "adapter_model.safetensors.index.json",
-        "model.safetensors.index.json",
-    ),
-    required=("adapter_config.json",),
-    before_gguf=(),
-    hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
-    kind="adapter",
-)
+__all__ = ["gguf_of", "select"]
 
 #: The quantisation of a GGUF file if the repository has several and the name has none.
 _DEFAULT = "Q4_K_M"
@@ -136,12 +69,14 @@ def _select_gguf(name: str, source: HubModel, names: Iterable[str]) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        files = ", ".join(f"{source.name}/{file}" for file in matches)
-        raise ModelLoadError(f"{name}: {len(matches)} files have the quantisation {wanted}; name one: {files}")
-    if source.quantization is None:
-        message = f"{name}: {len(models)} GGUF files, none of them {_DEFAULT}; name a quantisation"
-        raise ModelLoadError(f"{message}, such as {source.name}:Q8_0; {_listed(names)}")
-    raise ModelLoadError(f"{name}: {source.name} has no GGUF file of the quantisation {wanted}; {_listed(names)}")
+        choices = ", ".join(f"{source.name}/{file}" for file in matches)
+        problem = f"{len(matches)} files have the quantisation {wanted}; name one: {choices}"
+    elif source.quantization is None:
+        problem = f"{len(models)} GGUF files, none of them {_DEFAULT}; name one, such as {source.name}:Q8_0"
+        problem += f"; {_listed(names)}"
+    else:
+        problem = f"{source.name} has no GGUF file of the quantisation {wanted}; {_listed(names)}"
+    raise ModelLoadError(f"{name}: {problem}")
 
 
 def _is_model(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub. Imports nothing of the package: its servers use this module too."""
+"""Names of models on the Hugging Face hub. Imports nothing of the package, for its servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HubModel(NamedTuple):
     #: `org/name`.
     name: str
     revision: str | None
-    #: The quantisation that the name of a GGUF file ends with, such as `Q4_K_M`; upper and lower case are equal.
+    #: The end of the name of a GGUF file in any case, such as `Q4_K_M`.
     quantization: str | None
     #: The path of a GGUF file in the repository.
     file: str | None

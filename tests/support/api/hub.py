@@ -54,6 +54,8 @@ class Hub(ThreadingHTTPServer):
         self.ranges: list[str] = []
         #: Numbers of bytes after which the next transfers of stored files break.
         self.breaks: list[int] = []
+        #: Number of bytes after which transfers of stored files stall until the end of the test.
+        self.stall_after: int | None = None
         #: Whether stored files are sent with another first byte.
         self.is_damaging = False
         #: Sizes that the API names in place of the real ones, by the name of the file.
@@ -173,7 +175,8 @@ class HubHandler(BaseHTTPRequestHandler):
         if name.endswith(STORED):
             size = str(path.stat().st_size)
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": size}
-            headers["Location"] = f"{self.server.address}/stored/{hub_id}/{repository.sha}/{name}"
+            port = self.server.server_port  # another host, as that of the real hub
+            headers["Location"] = f"http://localhost:{port}/stored/{hub_id}/{repository.sha}/{name}"
             self.answer(HTTPStatus.FOUND, b"", headers)
         else:
             self.answer(HTTPStatus.OK, path.read_bytes(), headers)
@@ -188,7 +191,14 @@ class HubHandler(BaseHTTPRequestHandler):
         first = int(match[1]) if (match := re.fullmatch(r"bytes=(\d+)-", asked)) else 0
         status = HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK
         headers = {"Content-Range": f"bytes {first}-{len(body) - 1}/{len(body)}"} if asked else {}
-        self.answer(status, body[first:], headers, self.server.breaks.pop(0) if self.server.breaks else None)
+        rest, stall = body[first:], self.server.stall_after
+        if stall is None or self.command == "HEAD":
+            self.answer(status, rest, headers, self.server.breaks.pop(0) if self.server.breaks else None)
+            return
+        self.answer(status, rest, headers, stall)
+        self.wfile.flush()
+        self.server.is_stalled.set()
+        self.server.is_released.wait()
 
     def send_error_code(self, status: HTTPStatus, code: str | None) -> None:
         """Send an error; the client reads its code."""
@@ -217,9 +227,7 @@ def etag(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def serving(
-    revisions: dict[str, Repository], others: dict[str, Repository] | None = None
-) -> Iterator[Hub]:
+def serving(revisions: dict[str, Repository], others: dict[str, Repository] | None = None) -> Iterator[Hub]:
     with Hub(revisions, others) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
