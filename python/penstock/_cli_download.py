@@ -111,19 +111,17 @@ def default_model(*, assume_yes: bool) -> str:
     """
     downloaded = [alias.name for alias in list_aliases(with_sizes=False) if alias.is_downloaded]
     name = default_alias() if default_alias() in downloaded or not downloaded else downloaded[0]
+    missing = "Missing argument 'MODEL', or --url"
+    if find_spec("huggingface_hub") is None:
+        needs = missing_extra("downloading a model", "huggingface_hub", "hub")
+        raise click.UsageError(f"{missing}; {needs}{_demo()}")
     if not (assume_yes or is_at_terminal()):
         chats = "chats with a model that is downloaded" if downloaded else "downloads a small model and chats"
-        command = f"{program()} chat {name}"
-        raise click.UsageError(f"Missing argument 'MODEL', or --url. This {chats}: {command}{_demo()}")
+        raise click.UsageError(f"{missing}. This {chats}: {program()} chat {name}{_demo()}")
     if downloaded:
-        others = f"; downloaded models with short names: {', '.join(downloaded)}"
-        click.echo(
-            f"No model is named: chatting with {name}{others if len(downloaded) > 1 else ''}", err=True
-        )
+        others = f"; downloaded with a short name: {', '.join(downloaded)}" if len(downloaded) > 1 else ""
+        click.echo(f"No model is named: chatting with {name}{others}", err=True)
         return name
-    if find_spec("huggingface_hub") is None:
-        needs = missing_extra("downloading one", "huggingface_hub", "hub")
-        raise click.UsageError(f"Missing argument 'MODEL', or --url; {needs}{_demo()}")
     click.echo(f"No model is named; {name} is a small one.{_demo()}", err=True)
     _suggest(Memory.of({}), but=name)
     return name
