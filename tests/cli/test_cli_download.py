@@ -157,7 +157,8 @@ def test_each_command_asks_before_a_download(hub: Hub, tmp_path: Path, command: 
 
 
 def test_yes_and_pipes_download_without_a_question(hub: Hub, file: Path, tmp_path: Path) -> None:
-    with terminal(hub, tmp_path / "home", "generate", SMALL, "Hi", "--yes", *OPTIONS) as screen:
+    (tmp_path / "other").mkdir()
+    with terminal(hub, tmp_path / "other", "generate", SMALL, "Hi", "--yes", *OPTIONS) as screen:
         assert "Download it?" not in screen.wait_for("output tokens")
         assert screen.wait() == 0
     done = run(hub, tmp_path, "generate", SMALL, "Hi", *OPTIONS)
