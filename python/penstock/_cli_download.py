@@ -1,4 +1,4 @@
-"""What the command line says and asks before a model of the hub is downloaded."""
+"""The facts and the question of the command line before a model of the hub is downloaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REQUESTS = 8
 
 
 class Memory(NamedTuple):
-    """What an engine may take of the memory of a device, in bytes."""
+    """The memory of a device that an engine may take, in bytes."""
 
     limit: int
     device: str
@@ -155,7 +155,7 @@ def confirm_download(model: str, options: Mapping[str, Any], *, is_loaded: bool 
 
 
 def _problem(found: Plan, options: Mapping[str, Any]) -> str | None:
-    """Why the model does not fit; None if it does, or if its size in memory is not known."""
+    """The reason why the model does not fit; None if it does, or if its size in memory is not known."""
     if options.get("quantization") or options.get("dtype"):
         return None
     memory = Memory.of(options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -235,8 +235,13 @@ def _fetch(found: Plan) -> str:
     limit = constants.MAX_HTTP_DOWNLOAD_SIZE
     files = [file for file in found.missing if file.sha256 is not None and file.size <= limit]
     with ThreadPoolExecutor(_TRANSFERS) as pool:
-        for transfer in [pool.submit(_transfer, found, file) for file in files]:
-            transfer.result()
+        transfers = [pool.submit(_transfer, found, file) for file in files]
+        try:
+            for transfer in as_completed(transfers):
+                transfer.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     folder: str = huggingface_hub.snapshot_download(
         found.source.name,
         revision=found.source.revision,

@@ -91,7 +91,7 @@ def _quantization(file: str) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """What a repository has instead."""
+    """The models that a repository has, for messages."""
     models = [file for file in names if _is_model(file)]
     choices = dict.fromkeys(_quantization(file) or file for file in models)
     if choices:

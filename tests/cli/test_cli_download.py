@@ -1,4 +1,4 @@
-"""What the command line asks and says before it downloads a model: on a terminal, and without one."""
+"""Questions and messages of the command line before it downloads a model, with a terminal and without."""
 
 from __future__ import annotations
 

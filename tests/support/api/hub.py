@@ -150,7 +150,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self.answer(HTTPStatus.OK, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
     def blob_of(self, name: str, path: Path) -> dict[str, object]:
-        """What a model's description says of a file."""
+        """The entry of a file in the description of a model."""
         size = self.server.sizes.get(name, path.stat().st_size)
         found: dict[str, object] = {"size": size, "blobId": etag(path)[:40]}
         if name.endswith(STORED):
@@ -158,7 +158,7 @@ class HubHandler(BaseHTTPRequestHandler):
         return found
 
     def entry_of(self, name: str, path: Path) -> dict[str, object]:
-        """What a list of files says of one."""
+        """The entry of a file in a list of files."""
         size = path.stat().st_size
         found: dict[str, object] = {"type": "file", "path": name, "size": size, "oid": etag(path)}
         if name.endswith(STORED):
