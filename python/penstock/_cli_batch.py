@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
+from penstock._cli_download import yes_option
 from penstock._cli_engine import open_engine, served_name
 from penstock._cli_lora import lora_modules
 from penstock._cli_options import Command, engine_options
@@ -41,6 +42,7 @@ _File = partial(click.Path, dir_okay=False, path_type=Path)
     help="Name of the model in the lines; repeatable. Default: MODEL, and of a path its last part.",
 )
 @lora_modules("LoRA adapter to load; repeatable. A line has its name as model.")
+@yes_option
 @engine_options
 def batch(source: Path, target: Path, model: str, names: Sequence[str], **options: Any) -> None:
     """Answer the requests of INPUT, a file in OpenAI's batch format, and write the responses to OUTPUT.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock._cli_download import yes_option
 from penstock._cli_engine import open_engine
 from penstock._cli_options import Command, engine_options, json_option
 from penstock._cli_output import print_json
@@ -23,6 +24,7 @@ BENCH_BATCHES = (1, 8, 32)
 @click.command("engine", cls=Command)
 @click.argument("model")
 @json_option
+@yes_option
 @engine_options
 def bench_engine(model: str, *, as_json: bool, **options: Any) -> None:
     """Benchmark MODEL. Prints tokens per second of a 512-token prefill, and of decode batches 1, 8 and 32."""

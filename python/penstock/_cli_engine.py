@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock._cli_download import confirm_download
 from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import given
 from penstock._options import EngineOptions, SamplingOptions
@@ -37,7 +38,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def open_engine(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
-    """Open an engine, with a progress bar on a terminal while it loads."""
+    """Open an engine, with a progress bar on a terminal while it loads, and a question before a download."""
+    confirm_download(model, options)
     settings: dict[str, Any] = given(EngineOptions, options)
     modules = options.get("modules", ())
     if modules:

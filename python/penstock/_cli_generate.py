@@ -16,6 +16,7 @@ import penstock
 from penstock import _cli_chat
 from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
 from penstock._cli_chat import Reply
+from penstock._cli_download import default_model, yes_option
 from penstock._cli_engine import lora_modules_option, open_engine, sampling_fields
 from penstock._cli_options import (
     Command,
@@ -26,7 +27,7 @@ from penstock._cli_options import (
     key_options,
     sampling_options_with,
 )
-from penstock._cli_output import INTERRUPTED, print_json
+from penstock._cli_output import INTERRUPTED, print_json, program
 from penstock._cli_remote import RemoteModel, check_source
 from penstock._options import FILTERS, Prompt, SamplingOptions
 
@@ -45,7 +46,7 @@ _GREEDY: SamplingOptions = {"temperature": 0.0}
 _MAX_TOKENS = 256
 #: The last of the commands to try after the demo.
 _LARGER = """\
-  {program} chat Qwen/Qwen2.5-1.5B-Instruct
+  {program} chat qwen3-1.7b
       a larger model of the Hugging Face hub, with the extra "hub\""""
 #: The defaults in help texts.
 _ONCE_HELP = {"max_tokens": _MAX_TOKENS, "temperature": "the model's, else 0, or 1.0 with a filter"}
@@ -158,7 +159,7 @@ def demo(question: str, *, as_json: bool, **options: Any) -> None:
     model = str(penstock.demo.model_path())
     _answer_once(model, messages, _limited(options), _GREEDY, as_json=as_json)
     if not as_json:
-        click.echo(f"{_next_commands(model)}\n{_LARGER.format(program=_program())}", err=True)
+        click.echo(f"{_next_commands(model)}\n{_LARGER.format(program=program())}", err=True)
 
 
 def _limited(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,20 +168,14 @@ def _limited(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options} if has_limit else {**options, "max_tokens": _MAX_TOKENS}
 
 
-def _program() -> str:
-    """The command that runs this program."""
-    is_module = Path(sys.argv[0]).name == "__main__.py"
-    return f"{sys.executable} -m penstock" if is_module else sys.argv[0]
-
-
 def _next_commands(model: str) -> str:
     """Commands to try after one answer."""
-    program, model = _program(), shlex.quote(model)
+    command, model = program(), shlex.quote(model)
     return f"""
 Next:
-  {program} chat {model}
+  {command} chat {model}
       a conversation
-  {program} serve {model}
+  {command} serve {model}
       OpenAI's API and a chat page, with the extra "server\""""
 
 
@@ -188,6 +183,7 @@ Next:
 @click.argument("model")
 @click.argument("prompt", required=False)
 @json_option
+@yes_option
 @lora_modules_option
 @sampling_options_with(_ONCE_HELP)
 @engine_options
@@ -230,11 +226,14 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 @click.option("--model", "served_name", help="Name of the server's model. Default: its first one.")
 @key_options("Options")
 @json_option
+@yes_option
 @lora_modules_option
 @sampling_options_with(_CHAT_HELP)
 @engine_options
 def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: bool, **options: Any) -> None:
     """Chat with MODEL, or with a model of a server, or answer one PROMPT.
+
+    Without MODEL, a model that was downloaded answers, or a small one is offered for download.
 
     With a PROMPT, or text from a pipe or a file, the model answers once; the text follows a PROMPT after a
     blank line. `-` as PROMPT reads standard input. Otherwise the chat is interactive: /help lists its
@@ -244,6 +243,8 @@ def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: 
     """
     if options["url"] is not None and prompt is None:
         model, prompt = None, model
+    if model is None and options["url"] is None:
+        model = default_model(assume_yes=options["assume_yes"])
     check_source(model, options)
     if prompt is not None and options["question"] is not None:
         raise click.UsageError("--question excludes PROMPT.")

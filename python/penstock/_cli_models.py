@@ -1,4 +1,4 @@
-"""`penstock convert` and `penstock info`: the files of a model, and the machine."""
+"""`penstock convert`, `penstock info` and `penstock models`: the files of models, and the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock._cli_download import Memory, confirm_download, list_aliases, shown_size, yes_option
 from penstock._cli_engine import progress_bar
 from penstock._cli_options import Command, convert_options, given, json_option
 from penstock._cli_output import print_json
@@ -15,16 +16,18 @@ from penstock._options import EngineOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["convert", "info"]
+__all__ = ["convert", "info", "models"]
 
 
 @click.command("convert", cls=Command)
 @click.argument("model")
 @click.option("-o", "--output", required=True, help="New directory, or archive if it ends with .tar.")
 @click.option("--overwrite", is_flag=True, help="Replace a converted model.")
+@yes_option
 @convert_options
 def convert(model: str, output: str, *, overwrite: bool, **options: Any) -> None:
     """Write MODEL with packed weights, which open in a fraction of a second."""
+    confirm_download(model, options, is_loaded=False)
     with progress_bar("converting") as show_progress:
         settings: dict[str, Any] = given(EngineOptions, options)
         path = penstock.convert(model, output, overwrite=overwrite, progress=show_progress, **settings)
@@ -34,7 +37,8 @@ def convert(model: str, output: str, *, overwrite: bool, **options: Any) -> None
 @click.command("info", cls=Command)
 @click.argument("model", required=False)
 @json_option
-def info(model: str | None, *, as_json: bool) -> None:
+@yes_option
+def info(model: str | None, *, as_json: bool, assume_yes: bool) -> None:
     """Show model metadata, without loading the weights, and what of the model is not supported.
 
     Without MODEL, show the CUDA devices of the machine, or the reason why there is none.
@@ -42,6 +46,7 @@ def info(model: str | None, *, as_json: bool) -> None:
     if model is None:
         _show_machine(as_json=as_json)
     else:
+        confirm_download(model, {"assume_yes": assume_yes}, is_loaded=False)
         _show_model(model, as_json=as_json)
 
 
@@ -122,3 +127,34 @@ def _show_machine(*, as_json: bool) -> None:
 def _print_lines(lines: Mapping[str, object]) -> None:
     for name, value in lines.items():
         click.echo(f"{name:14} {value}".replace("\n", "\n" + " " * 15))
+
+
+@click.command("models", cls=Command)
+@click.option("--sizes", "with_sizes", is_flag=True, help="Ask the hub for sizes and licences.")
+@json_option
+def models(*, with_sizes: bool, as_json: bool) -> None:
+    """List the short names of models, which stand for models of the Hugging Face hub.
+
+    With --sizes, the list says which of them fit well into the memory of this machine.
+    """
+    found = list_aliases(with_sizes=with_sizes)
+    memory = Memory.of({}) if with_sizes else None
+    rows = []
+    for alias in found:
+        row: dict[str, Any] = {"name": alias.name, "model": alias.target, "downloaded": alias.is_downloaded}
+        if memory is not None:
+            weights = alias.plan.weights if alias.plan else None
+            row |= {"bytes": weights, "licence": alias.plan.licence if alias.plan else None}
+            row["fits"] = None if weights is None else memory.holds(weights)
+        rows.append(row)
+    if as_json:
+        print_json({"models": rows})
+        return
+    for row in rows:
+        cells = [f"{row['name']:18}"]
+        if memory is not None:
+            size = "unknown" if row["bytes"] is None else shown_size(row["bytes"])
+            fits = {True: "fits", False: "too large", None: ""}[row["fits"]]
+            cells.append(f"{size:>8}  {row['licence'] or '':12} {fits:10}")
+        cells += [f"{row['model']:56}", "downloaded" if row["downloaded"] else ""]
+        click.echo(" ".join(cells).rstrip())

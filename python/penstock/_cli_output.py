@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import click
 
-__all__ = ["INTERRUPTED", "one_line", "print_json"]
+__all__ = ["INTERRUPTED", "one_line", "print_json", "program"]
 
 #: The exit status after Ctrl-C.
 INTERRUPTED = 130
@@ -20,3 +22,9 @@ def one_line(error: BaseException) -> str:
 def print_json(value: object) -> None:
     """Print a value as one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def program() -> str:
+    """The command that runs this program."""
+    is_module = Path(sys.argv[0]).name == "__main__.py"
+    return f"{sys.executable} -m penstock" if is_module else sys.argv[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
+from penstock._cli_download import confirm_download, is_at_terminal, yes_option
 from penstock._cli_engine import served_name
 from penstock._cli_lora import adapter_settings, lora_modules
 from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
@@ -104,6 +105,7 @@ class _ServeCommand(Command):
     show_default=True,
     help="Log each HTTP request when it ends.",
 )
+@yes_option
 @server_options
 @engine_options_with(_ENGINE_DEFAULTS)
 def serve(
@@ -172,6 +174,9 @@ def serve(
     tls = {field.name: options.pop(f"tls_{field.name}") for field in fields(Tls)}
     if tls["certfile"] is None and any(value not in (None, "none") for value in tls.values()):
         raise click.UsageError("TLS needs --tls-certfile.")
+    if is_at_terminal():  # elsewhere the server listens first
+        for path in paths.values():
+            confirm_download(path, options)
     configure_logging(options["log_level"], options["log_format"], has_access=options["access_log"])
     run(
         {name: ModelSource(maker(path), adapters[name]) for name, path in paths.items()},

@@ -29,7 +29,7 @@ def convert(
 ) -> Path:
     """Write a model with packed weights, which `Engine(output)` maps into memory instead of loading them.
 
-    `model` is a path or the id of a model on the Hugging Face hub. `output` becomes a directory with the
+    `model` is a path or a model of the Hugging Face hub. `output` becomes a directory with the
     files `model.penstock` and `weights.safetensors`, or one archive of both if its name ends with `.tar`.
     Returns its path. Nothing is left behind on failure.
 

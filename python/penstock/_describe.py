@@ -14,7 +14,7 @@ __all__ = ["describe"]
 def describe(model: str | os.PathLike[str]) -> dict[str, Any]:
     """The metadata of a model, read from the headers of its files.
 
-    `model` is a path, or the id of a model on the Hugging Face hub, which is downloaded. The keys:
+    `model` is a path, or a model of the Hugging Face hub, which is downloaded. The keys:
 
     - `path`: the local directory or file; `files`: the files of the weights.
     - `format`: `safetensors`, `GGUF version 3` or `converted, version 1`; `writer_version`: the version of

@@ -1,4 +1,4 @@
-"""Finds the files of a model: a local path, or an id on the Hugging Face hub, which is downloaded."""
+"""Finds the files of a model: a local path, or a model of the Hugging Face hub, which is downloaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock._core import Port
-from penstock._hub_ids import parse_hub_id
-from penstock._hub_messages import message_of
-from penstock._install import missing_extra
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
+
+    from penstock._hub_download import Plan
+    from penstock._hub_ids import HubModel
+
+__all__ = [
+    "ADAPTER_FILES",
+    "MODEL_FILES",
+    "TOKENIZER_FILES",
+    "FileSet",
+    "Lookup",
+    "cached",
+    "find",
+    "model_argument",
+    "plan",
+    "resolve",
+]
 
 
 class FileSet(NamedTuple):
@@ -25,12 +38,14 @@ class FileSet(NamedTuple):
     patterns: tuple[str, ...]
     required: tuple[str, ...]
     """A repository must have one of these."""
+    before_gguf: tuple[str, ...]
+    """Patterns of files in whose absence a GGUF file is the model; empty if a GGUF file never is."""
     hint: str
     """The end of the error for a repository without them."""
     kind: str = "model"
 
 
-_MODEL_HINT = "no config.json; to use a GGUF file, download it with hf download and open its path"
+_MODEL_HINT = "no config.json and no GGUF file"
 
 #: The files of a tokenizer and of chat templates, also those in a converted model.
 TOKENIZER_FILES = FileSet(
@@ -47,7 +62,13 @@ TOKENIZER_FILES = FileSet(
         "model.penstock",
     ),
     required=("config.json", "model.penstock", "tokenizer.json"),
+    before_gguf=("model.penstock", "tokenizer.json"),
     hint=_MODEL_HINT,
+)
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "weights.safetensors",
 )
 #: The files of a model; weights in other formats or precisions are not downloaded.
 MODEL_FILES = FileSet(
@@ -56,12 +77,11 @@ MODEL_FILES = FileSet(
         "quantize_config.json",
         "modules.json",
         "*_Pooling/config.json",
-        "model.safetensors",
-        "model-*-of-*.safetensors",
         "model.safetensors.index.json",
-        "weights.safetensors",
+        *_WEIGHTS,
     ),
     required=("config.json", "model.penstock"),
+    before_gguf=("model.penstock", *_WEIGHTS),
     hint=_MODEL_HINT,
 )
 
@@ -74,13 +94,14 @@ ADAPTER_FILES = FileSet(
         "model.safetensors.index.json",
     ),
     required=("adapter_config.json",),
+    before_gguf=(),
     hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
     kind="adapter",
 )
 
 
 def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:
-    """The argument of a constructor: a path or a hub id, or the contents of a converted model."""
+    """The argument of a constructor: a path or a name on the hub, or the contents of a converted model."""
     if isinstance(model, (bytes, bytearray, memoryview)):
         return bytes(model)
     if isinstance(model, (str, os.PathLike)):
@@ -156,37 +177,69 @@ def _pool_threads() -> MutableMapping[threading.Thread, object]:
 
 
 def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
-    """The local directory or file of `model`. Raises `ModelLoadError`.
+    """The local directory or file of `model`, of which `files` are downloaded if necessary.
 
-    Of a model on the hub, `files` are downloaded if necessary. A hub id can name a revision:
-    `owner/name@revision`.
+    `model` is a path, an alias, or the name of a model on the hub; see `parse_hub_model`. A path that exists
+    takes precedence. Raises `ModelLoadError`.
     """
-    path = Path(os.path.expanduser(model))  # noqa: PTH111 - never raises
-    if model and os.path.exists(path):  # noqa: PTH110 - never raises
-        return str(path)
-    hub_id = parse_hub_id(model)
-    if hub_id is None or path.suffix in (".gguf", ".tar"):
+    path = _local(model)
+    if path is not None:
+        return path
+    from penstock import _hub_download
+
+    return _hub_download.download(*_named(model, files), files)
+
+
+def plan(model: str, files: FileSet = MODEL_FILES) -> Plan | None:
+    """The files of a model on the hub, and which of them `resolve` has to download. Raises `ModelLoadError`.
+
+    None for a local path, for a text that names no model, and if the hub does not answer but the model was
+    downloaded before.
+    """
+    if _local(model) is not None:
+        return None
+    try:
+        name, source = _named(model, files)
+    except ModelLoadError:
+        return None
+    from penstock import _hub_download
+
+    try:
+        return _hub_download.plan(name, source, files)
+    except ModelLoadError:
+        if _hub_download.cached(name, source, files) is not None:
+            return None
+        raise
+
+
+def cached(model: str, files: FileSet = MODEL_FILES) -> str | None:
+    """The local directory or file of a model on the hub if it was downloaded; None if it was not."""
+    from penstock import _hub_download
+
+    return _hub_download.cached(*_named(model, files), files)
+
+
+def _local(model: str) -> str | None:
+    """The path of a model, if it exists."""
+    path = os.path.expanduser(model)  # noqa: PTH111 - never raises
+    return str(Path(path)) if model and os.path.exists(path) else None  # noqa: PTH110 - never raises
+
+
+def _named(model: str, files: FileSet) -> tuple[str, HubModel]:
+    """The name of a model in messages, and the model on the hub."""
+    from penstock._hub_aliases import aliases, nearest_alias
+    from penstock._hub_ids import parse_hub_model
+
+    is_model = files.kind == "model"
+    target = aliases().get(model) if is_model else None
+    source = parse_hub_model(target or model)
+    if source is not None:
+        has_file = source.file is not None or source.quantization is not None
+        is_path = Path(model).suffix in (".gguf", ".tar") and source.file is None
+        if is_path or (has_file and not is_model):
+            source = None
+    if source is None:
         message = f"{model or repr(model)}: no such file or directory"
-        raise ModelLoadError(message)
-    return _fetch(hub_id.name, hub_id.revision, files)
-
-
-def _fetch(hub_id: str, revision: str | None, files: FileSet) -> str:
-    try:
-        import huggingface_hub
-    except ImportError:
-        needs = missing_extra("downloading it from the Hugging Face hub", "huggingface_hub", "hub")
-        message = f"{hub_id}: no such directory; {needs}"
-        raise ModelLoadError(message) from None
-    name = hub_id if revision is None else f"{hub_id}@{revision}"
-    try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, revision=revision, allow_patterns=list(files.patterns)
-        )
-    except Exception as error:  # includes errors of its HTTP library, which depends on its version
-        command = f"hf download {hub_id}" + (f" --revision {revision}" if revision else "")
-        raise ModelLoadError(message_of(error, name, command, files.kind)) from error
-    if not any((Path(folder) / name).exists() for name in files.required):
-        message = f"{name}: {files.hint}"
-        raise ModelLoadError(message)
-    return folder
+        alias = nearest_alias(model) if is_model and "/" not in model else None
+        raise ModelLoadError(f"{message}, and no alias; did you mean {alias}?" if alias else message)
+    return (model if target is None else f"{model} ({target})"), source

@@ -10,7 +10,7 @@ def message_of(error: Exception, name: str, command: str, kind: str = "model") -
 
     `name` is `org/name`, or `org/name@revision`; `command` downloads the files, of a `kind` of repository.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     if isinstance(error.__cause__, errors.HfHubHTTPError):
         error = error.__cause__
@@ -25,8 +25,12 @@ def message_of(error: Exception, name: str, command: str, kind: str = "model") -
             f"(for a private {kind}, set HF_TOKEN or run: hf auth login)"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name}: revision {name.partition('@')[2] or 'main'} not found on the hub"
-    if isinstance(error, errors.LocalEntryNotFoundError):
+        return f"{name}: revision {name.partition('@')[2].partition(':')[0] or 'main'} not found on the hub"
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         return f"{name}: not in the local cache, and the hub is offline; run this first: {command}"
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    # Of the HTTP library, which depends on the version of the hub's library.
+    if {"ConnectError", "TimeoutException"} & {kind.__name__ for kind in type(error).__mro__}:
+        hub = f"the hub at {constants.ENDPOINT} cannot be reached: {reason}"
+        return f"{name}: not in the local cache, and {hub}"
     return f"{name}: download from the hub failed: {reason}"

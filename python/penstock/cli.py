@@ -35,6 +35,7 @@ _COMMANDS = {
     "download": ("runtime.downloader.command", "download"),
     "generate": ("_cli_generate", "generate"),
     "info": ("_cli_models", "info"),
+    "models": ("_cli_models", "models"),
     "runtime": ("_cli_runtime", "runtime"),
     "serve": ("_cli_serve", "serve"),
 }
@@ -106,6 +107,7 @@ class _Group(click.Group):
 def main() -> None:
     """Penstock: LLM inference from the command line.
 
-    MODEL is a Hugging Face model directory, a GGUF file, a converted model, or the id of a model on the
-    Hugging Face hub.
+    MODEL is a Hugging Face model directory, a GGUF file, a converted model, or a model of the Hugging Face
+    hub: owner/name, owner/name:Q4_K_M, owner/name/file.gguf, each with @revision, or a short name such as
+    qwen3-0.6b, which `penstock models` lists.
     """

@@ -64,8 +64,11 @@ class Engine(metaclass=_attributes.Hinted):
                 async for chunk in request:
                     print(chunk.text, end="", flush=True)
 
-    `model` is a Hugging Face model directory, a `.gguf` file, the id of a model on the Hugging Face hub, or a
-    converted model: its directory, its `.tar` file, or the contents of that file as bytes.
+    `model` is a Hugging Face model directory, a `.gguf` file, a model of the Hugging Face hub, or a converted
+    model: its directory, its `.tar` file, or the contents of that file as bytes. A model of the hub is
+    `owner/name`, `owner/name:Q4_K_M` (the GGUF file of a quantisation), `owner/name/file.gguf`, or a short
+    name that `penstock models` lists, such as `qwen3-0.6b`; `owner/name@revision` is a revision. It is
+    downloaded when the engine is opened. A path that exists takes precedence.
     Keyword arguments are the fields of `EngineConfig`; they override those of `config`.
     `host` has the threads and the memory that engines share; by default, all engines of the process.
     `progress(done, total)` is called with byte counts while the model loads, at most about 20 times per
@@ -106,7 +109,7 @@ class Engine(metaclass=_attributes.Hinted):
 
     @property
     def name(self) -> str:
-        """The model as given: a path or the id on the hub; empty for a model of bytes."""
+        """The model as given: a path or the name on the hub; empty for a model of bytes."""
         return self._session.name
 
     @property

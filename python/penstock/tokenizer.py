@@ -30,7 +30,7 @@ class Tokenizer(metaclass=_attributes.Hinted):
         text = tokenizer.apply_chat_template([{"role": "user", "content": "Why is the sky blue?"}])
         token_ids = tokenizer.encode(text, add_special_tokens=False)
 
-    `model` is a model as `Engine` takes it: a directory, a `.gguf` file, the id of a model on the Hugging
+    `model` is a model as `Engine` takes it: a directory, a `.gguf` file, a model of the Hugging
     Face hub, or a converted model. It can also be a directory without weights, or the path of a
     `tokenizer.json` alone, which has no chat template. Of a model on the hub, only the files of the tokenizer
     are downloaded.

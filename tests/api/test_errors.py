@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -416,19 +415,6 @@ def test_tilde_in_model_and_tokenizer_is_the_home_folder(
 def test_hub_model_without_extra_or_network_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(penstock.ModelLoadError, match='the extra "hub" of penstock-llm: pip install'):
-        penstock.Engine("owner/name").blocking.start()
-
-
-def test_hub_repository_of_a_tokenizer_is_no_model(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(tiny_model / "tokenizer.json", tmp_path)
-    package: Any = ModuleType("huggingface_hub")
-    package.errors, package.snapshot_download = None, lambda *_, **__: str(tmp_path)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", package)
-    expected = penstock.Tokenizer(tiny_model).encode("Hello")
-    assert penstock.Tokenizer("owner/name").encode("Hello") == expected
-    with pytest.raises(penstock.ModelLoadError, match=r"owner/name: no config\.json"):
         penstock.Engine("owner/name").blocking.start()
 
 

@@ -118,12 +118,13 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """The tiny model as `main`, other weights as `refs/pr/1`, none as `gguf`, with decoys; an adapter."""
+    """The tiny model as `main`, other weights as `refs/pr/1`, with decoys; an adapter; a tokenizer alone."""
     main = tmp_path_factory.mktemp("main")
     shutil.copytree(tiny_model, main, dirs_exist_ok=True)
     other = write_checkpoint(tmp_path_factory.mktemp("other"), make_config("llama"), seed=1)
-    gguf = tmp_path_factory.mktemp("gguf")
-    for folder in (main, other, gguf):
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    shutil.copy(tiny_model / "tokenizer.json", tokenizer)
+    for folder in (main, other):
         for name in DECOYS:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(b"not needed")
@@ -131,7 +132,7 @@ def revisions(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     write_adapter(sharded, make_config("llama"))
     (sharded / "adapter_model.safetensors").rename(sharded / "adapter_model-00001-of-00002.safetensors")
     (sharded / "adapter_model.safetensors.index.json").write_text("{}")
-    folders = {"main": main, "refs/pr/1": other, "gguf": gguf, "sharded": sharded}
+    folders = {"main": main, "refs/pr/1": other, "tokenizer": tokenizer, "sharded": sharded}
     return {
         name: Repository(folder, f"{number:040x}") for number, (name, folder) in enumerate(folders.items())
     }
@@ -201,6 +202,11 @@ def test_tokenizer_of_a_hub_model_downloads_no_weights(hub: Hub, tiny_model: Pat
     assert hub.asked_files("GET") == ["model.safetensors"]
 
 
+def test_repository_of_a_tokenizer_alone_has_one(hub: Hub, tiny_model: Path, tmp_path: Path) -> None:
+    done = run_in_process(hub, TOKENIZE, tmp_path, f"{MODEL}@tokenizer")
+    assert done.stdout == f"{penstock.Tokenizer(tiny_model).encode('Hello')}\n"
+
+
 def test_downloaded_files_are_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:
     first = answer(hub, MODEL, tmp_path)
     hub.requests.clear()
@@ -239,9 +245,7 @@ def test_id_with_a_revision_opens_that_revision(
             id="gated",
         ),
         pytest.param(f"{MODEL}@v2", "revision v2 not found on the hub", id="unknown revision"),
-        pytest.param(
-            f"{MODEL}@gguf", "download it with hf download and open its path", id="no supported format"
-        ),
+        pytest.param(f"{MODEL}@tokenizer", "no config.json and no GGUF file", id="no supported format"),
         pytest.param(BROKEN, "download from the hub failed: ", id="broken connection"),
         pytest.param(BUSY, "429", id="too many requests"),
     ],

@@ -38,6 +38,7 @@ COMMANDS = {
     "download": "runtime.downloader.command",
     "generate": "_cli_generate",
     "info": "_cli_models",
+    "models": "_cli_models",
     "runtime": "_cli_runtime",
     "serve": "_cli_serve",
 }

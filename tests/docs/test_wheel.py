@@ -120,6 +120,7 @@ def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"penstock/__init__.py", "penstock/_core.pyi", "penstock/py.typed"} <= names
+    assert "penstock/models.toml" in names
     assert "penstock/compat/dashinfer/allspark/__init__.py" in names
     page = {f"penstock/server/page/{file.name}" for file in (PACKAGE / "server" / "page").iterdir()}
     assert "penstock/server/page/index.html" in page

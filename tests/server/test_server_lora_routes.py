@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import threading
 from contextlib import ExitStack
 from functools import partial
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -32,6 +31,9 @@ from support.server.serving import at_rest, held, post, serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from penstock._hub import FileSet
+    from penstock._hub_ids import HubModel
 
 COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
 
@@ -235,40 +237,33 @@ def test_asleep_model_loads_none_and_unloads(tmp_path: Path) -> None:
 # ---- the hub
 
 
-class FakeHub(ModuleType):
-    """`huggingface_hub` with one repository, `org/one`."""
+class FakeHub:
+    """Downloads of one repository, `org/one`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__("huggingface_hub")
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[str] = []
         #: While this is clear, nothing is downloaded.
         self.may_answer = threading.Event()
         self.may_answer.set()
-        base = type("HfHubHTTPError", (OSError,), {"response": None})
-        self.errors = SimpleNamespace(HfHubHTTPError=base)
-        for name in ("GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"):
-            setattr(self.errors, name, type(name, (base,), {"response": SimpleNamespace(status_code=404)}))
-        self.errors.LocalEntryNotFoundError = type("LocalEntryNotFoundError", (OSError,), {})
+        monkeypatch.setattr("penstock._hub_download.download", self.download)
 
-    def snapshot_download(self, name: str, **options: Any) -> str:
-        """The folder of a repository."""
-        self.asked.append(name)
+    def download(self, _name: str, source: HubModel, files: FileSet) -> str:
+        """The folder of a repository; an error has the cause that the hub's library raises."""
+        self.asked.append(source.name)
         self.may_answer.wait(60)
-        configuration, weights, *indexes = options["allow_patterns"]
-        assert (configuration, weights) == ("adapter_config.json", "adapter_model.safetensors")
-        assert all(name.endswith(".index.json") for name in indexes)
-        if name == "org/one":
+        assert files.kind == "adapter"
+        if source.name == "org/one":
             return str(self.folder)
-        if name == "org/unreachable":
-            raise self.errors.LocalEntryNotFoundError
-        raise self.errors.RepositoryNotFoundError
+        cause = OSError()
+        if source.name != "org/unreachable":
+            cause.response = SimpleNamespace(status_code=404)  # type: ignore[attr-defined]
+        raise penstock.ModelLoadError(source.name) from cause
 
 
 @pytest.mark.needs("symlinks")
 def test_hub_is_asked_only_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG), monkeypatch)
     with lora_server(tmp_path) as server:
         status, message = error_of(server.load("n", "org/one"))
         assert status == 400
@@ -306,8 +301,7 @@ def test_loads_under_way_keep_their_names_and_have_a_bound(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two loads at a time; a model cannot get an adapter of a name that another one is loading."""
-    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG))
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    hub = FakeHub(write_adapter(tmp_path / "cache", CONFIG), monkeypatch)
     settings = penstock.server.ServerSettings(admin_api_keys=("boss",), allow_lora_downloads=True)
     statuses: list[int] = []
     with make_engine(tiny_model, max_adapters=4) as first, make_engine(tiny_model, max_adapters=4) as second:

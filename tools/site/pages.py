@@ -12,7 +12,14 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 #: Pages of the repository's root; a link to another one leads to a page with the file's text.
-ROOT_PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md")
+ROOT_PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "RELEASING.md",
+    "SECURITY.md",
+)
 #: The folder of pages with the texts of files.
 FILES = "files"
 #: A link, or an image, to a file of the repository.

@@ -74,12 +74,20 @@ def encode(values: NDArray[np.float32], kind: Type, generator: np.random.Generat
 
 
 def write_gguf(
-    file: Path, kind: Type, *, architecture: str = "llama", seed: int = 0, pooling: int | None = None
+    file: Path,
+    kind: Type,
+    *,
+    architecture: str = "llama",
+    seed: int = 0,
+    pooling: int | None = None,
+    chat_template: str | None = None,
 ) -> dict[str, NDArray[np.float32]]:
     """Write a model whose matrices have type `kind`; returns every tensor as the `gguf` package reads it."""
     generator = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(file, architecture)
     _add_metadata(writer, head_dim_of(architecture))
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
     expected = {}

@@ -23,6 +23,11 @@ MODEL, GATED, BROKEN, BUSY, STALLED = "acme/tiny", "acme/gated", "acme/broken", 
 TOKEN = "hf_secret"  # noqa: S105
 
 
+#: Suffixes of the files that the hub stores by checksum and sends from another address.
+STORED = (".safetensors", ".gguf")
+LICENCE = "apache-2.0"
+
+
 class Repository(NamedTuple):
     """One revision of a model."""
 
@@ -36,15 +41,37 @@ class Repository(NamedTuple):
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves revisions of `MODEL`; records the requests."""
+    """Serves revisions of `MODEL`, and the first revision of `others` by id; records the requests."""
 
     daemon_threads = True
 
-    def __init__(self, revisions: dict[str, Repository]) -> None:
+    def __init__(self, revisions: dict[str, Repository], others: dict[str, Repository] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), HubHandler)
         self.revisions = revisions | {repository.sha: repository for repository in revisions.values()}
+        self.others = others or {}
         self.requests: list[tuple[str, str]] = []
+        #: The `Range` of each request for a stored file, empty if it has none.
+        self.ranges: list[str] = []
+        #: Numbers of bytes after which the next transfers of stored files break.
+        self.breaks: list[int] = []
+        #: Number of bytes after which transfers of stored files stall until the end of the test.
+        self.stall_after: int | None = None
+        #: Whether stored files are sent with another first byte.
+        self.is_damaging = False
+        #: Sizes that the API names in place of the real ones, by the name of the file.
+        self.sizes: dict[str, int] = {}
         self.is_stalled, self.is_released = threading.Event(), threading.Event()
+
+    @property
+    def address(self) -> str:
+        """The endpoint."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def revisions_of(self, hub_id: str) -> dict[str, Repository] | None:
+        """The revisions of a repository by name and commit; None if there is no such repository."""
+        if (other := self.others.get(hub_id)) is not None:
+            return {"main": other, other.sha: other}
+        return self.revisions if hub_id in (MODEL, GATED, STALLED) else None
 
     def asked_revisions(self) -> set[str]:
         """The revisions whose commit was requested."""
@@ -69,13 +96,18 @@ class HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send an answer, or an error like the hub's."""
-        path = unquote(urlsplit(self.path).path)
+        parts = urlsplit(self.path)
+        path = unquote(parts.path)
+        if stored := re.fullmatch(r"/stored/([^/]+/[^/]+)/([^/]+)/(.+)", path):
+            self.send_stored(*stored.groups())
+            return
         self.server.requests.append((self.command, path))
         api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if match := api or file:
             hub_id = match[1]
             revision = match[3] if api else match[2]
+            revisions = self.server.revisions_of(hub_id)
             if hub_id == BROKEN:
                 self.close_connection = True
             elif hub_id == BUSY:
@@ -83,56 +115,108 @@ class HubHandler(BaseHTTPRequestHandler):
             elif hub_id == GATED and file and self.headers["Authorization"] != f"Bearer {TOKEN}":
                 # The list of files is public, the files are not.
                 self.send_error_code(HTTPStatus.FORBIDDEN, "GatedRepo")
-            elif hub_id not in (MODEL, GATED, STALLED):
+            elif revisions is None:
                 self.send_error_code(HTTPStatus.NOT_FOUND, "RepoNotFound")
-            elif revision not in self.server.revisions:
+            elif revision not in revisions:
                 self.send_error_code(HTTPStatus.NOT_FOUND, "RevisionNotFound")
             elif file:
                 if hub_id == STALLED and self.command == "GET":
                     self.server.is_stalled.set()
                     self.server.is_released.wait()
-                self.send_file(self.server.revisions[revision], file[3])
+                self.send_file(hub_id, revisions[revision], file[3])
             else:
-                self.send_info(hub_id, self.server.revisions[revision], match[2])
+                self.send_info(hub_id, revisions[revision], match[2], has_blobs="blobs=" in parts.query)
         else:
             self.send_error_code(HTTPStatus.NOT_FOUND, None)
 
-    def send_info(self, hub_id: str, repository: Repository, kind: str) -> None:
-        """Send the commit of a revision, or the list of its files with their metadata."""
+    def send_info(self, hub_id: str, repository: Repository, kind: str, *, has_blobs: bool) -> None:
+        """Send the commit and the files of a revision, or the list of its files with their metadata."""
         files = repository.files()
         facts: object
         if kind == "revision":
-            siblings = [{"rfilename": name} for name in files]
-            facts = {"_id": "0", "id": hub_id, "sha": repository.sha, "private": False, "siblings": siblings}
+            siblings: list[dict[str, object]] = [{"rfilename": name} for name in files]
+            if has_blobs:
+                siblings = [{"rfilename": name, **self.blob_of(name, path)} for name, path in files.items()]
+            facts = {
+                "_id": "0",
+                "id": hub_id,
+                "sha": repository.sha,
+                "private": False,
+                "cardData": {"license": LICENCE},
+                "siblings": siblings,
+            }
         else:
-            facts = [
-                {"type": "file", "path": name, "size": path.stat().st_size, "oid": etag(path)}
-                for name, path in files.items()
-            ]
+            facts = [self.entry_of(name, path) for name, path in files.items()]
         self.answer(HTTPStatus.OK, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
-    def send_file(self, repository: Repository, name: str) -> None:
-        """Send a file."""
+    def blob_of(self, name: str, path: Path) -> dict[str, object]:
+        """The entry of a file in the description of a model."""
+        size = self.server.sizes.get(name, path.stat().st_size)
+        found: dict[str, object] = {"size": size, "blobId": etag(path)[:40]}
+        if name.endswith(STORED):
+            found["lfs"] = {"sha256": etag(path), "size": size, "pointerSize": 134}
+        return found
+
+    def entry_of(self, name: str, path: Path) -> dict[str, object]:
+        """The entry of a file in a list of files."""
+        size = path.stat().st_size
+        found: dict[str, object] = {"type": "file", "path": name, "size": size, "oid": etag(path)}
+        if name.endswith(STORED):
+            found["lfs"] = {"oid": etag(path), "size": size, "pointerSize": 134}
+        return found
+
+    def send_file(self, hub_id: str, repository: Repository, name: str) -> None:
+        """Send a file, or the address of a stored one."""
         path = repository.files().get(name)
         if path is None:
             self.send_error_code(HTTPStatus.NOT_FOUND, "EntryNotFound")
             return
         headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": repository.sha}
-        self.answer(HTTPStatus.OK, path.read_bytes(), headers)
+        if name.endswith(STORED):
+            size = str(path.stat().st_size)
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": size}
+            port = self.server.server_port  # another host, as that of the real hub
+            headers["Location"] = f"http://localhost:{port}/stored/{hub_id}/{repository.sha}/{name}"
+            self.answer(HTTPStatus.FOUND, b"", headers)
+        else:
+            self.answer(HTTPStatus.OK, path.read_bytes(), headers)
+
+    def send_stored(self, hub_id: str, sha: str, name: str) -> None:
+        """Send a stored file, or the rest of it from the byte that the client asks for."""
+        body = ((self.server.revisions_of(hub_id) or {})[sha].folder / name).read_bytes()
+        if self.server.is_damaging:
+            body = bytes([body[0] ^ 1]) + body[1:]
+        asked = self.headers["Range"] or ""
+        self.server.ranges.append(asked)
+        first = int(match[1]) if (match := re.fullmatch(r"bytes=(\d+)-", asked)) else 0
+        status = HTTPStatus.PARTIAL_CONTENT if asked else HTTPStatus.OK
+        headers = {"Content-Range": f"bytes {first}-{len(body) - 1}/{len(body)}"} if asked else {}
+        rest, stall = body[first:], self.server.stall_after
+        if stall is None or self.command == "HEAD":
+            self.answer(status, rest, headers, self.server.breaks.pop(0) if self.server.breaks else None)
+            return
+        self.answer(status, rest, headers, stall)
+        self.wfile.flush()
+        self.server.is_stalled.set()
+        self.server.is_released.wait()
 
     def send_error_code(self, status: HTTPStatus, code: str | None) -> None:
         """Send an error; the client reads its code."""
         self.answer(status, b"", {"X-Error-Code": code} if code else {})
 
-    def answer(self, status: HTTPStatus, body: bytes, headers: dict[str, str]) -> None:
-        """Send a complete response."""
+    def answer(
+        self, status: HTTPStatus, body: bytes, headers: dict[str, str], sent: int | None = None
+    ) -> None:
+        """Send a response: complete, or with the first bytes of its body, after which the connection ends."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:sent])
+        if sent is not None:
+            self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it
         """Log nothing."""
@@ -143,8 +227,8 @@ def etag(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def serving(revisions: dict[str, Repository]) -> Iterator[Hub]:
-    with Hub(revisions) as hub:
+def serving(revisions: dict[str, Repository], others: dict[str, Repository] | None = None) -> Iterator[Hub]:
+    with Hub(revisions, others) as hub:
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -177,7 +261,7 @@ def environment_of(hub: Hub, home: Path) -> dict[str, str]:
         if not name.startswith(("HF_", "HUGGING")) and not name.lower().endswith("_proxy")
     }
     return inherited | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
+        "HF_ENDPOINT": hub.address,
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",

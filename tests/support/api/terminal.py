@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
     from types import TracebackType
 
 #: The terminal controls the process, so that Ctrl-C interrupts it, even if this process ignores SIGINT, as a
@@ -28,7 +29,13 @@ CTRL_D = "\x04"
 class Terminal:
     """Runs Python code; standard input, output and errors are the terminal."""
 
-    def __init__(self, code: str, *arguments: object) -> None:
+    def __init__(
+        self,
+        code: str,
+        *arguments: object,
+        environment: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
+    ) -> None:
         import pty  # not on Windows
 
         self._keyboard, screen = pty.openpty()
@@ -40,7 +47,8 @@ class Terminal:
             stdout=screen,
             stderr=screen,
             start_new_session=True,
-            env={**os.environ, "TERM": "dumb"},
+            env={**environment, "TERM": "dumb"},
+            cwd=cwd,
         )
         os.close(screen)
 

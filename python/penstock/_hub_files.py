@@ -1,0 +1,101 @@
+"""Selects the files of a model from the names of a repository's files."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import TYPE_CHECKING
+
+from penstock.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock._hub import FileSet
+    from penstock._hub_ids import HubModel
+
+__all__ = ["gguf_of", "select"]
+
+#: The quantisation of a GGUF file if the repository has several and the name has none.
+_DEFAULT = "Q4_K_M"
+#: The end of the name of a GGUF file: its quantisation.
+_QUANTIZATION = re.compile(
+    r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z\d]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32))$", re.IGNORECASE
+)
+#: The end of the name of one part of a GGUF model in several files.
+_PART = re.compile(r"-\d+-of-\d+$")
+#: GGUF files that are not models of text.
+_OTHERS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+
+
+def select(name: str, source: HubModel, names: Iterable[str], files: FileSet) -> list[str]:
+    """The names of the files to download: one GGUF file, or those of the set.
+
+    `name` is that of the model in messages. Raises `ModelLoadError` if the repository does not have them.
+    """
+    names = sorted(names)
+    found = [file for file in names if any(fnmatch.fnmatchcase(file, each) for each in files.patterns)]
+    if not files.before_gguf:
+        is_gguf = False
+    elif source.file is not None or source.quantization is not None:
+        is_gguf = True
+    else:
+        has_model = any(fnmatch.fnmatchcase(file, each) for file in found for each in files.before_gguf)
+        is_gguf = not has_model and any(file.lower().endswith(".gguf") for file in names)
+    if is_gguf:
+        return [_select_gguf(name, source, names)]
+    if not any(required in names for required in files.required):
+        raise ModelLoadError(f"{name}: {files.hint}")
+    return found
+
+
+def gguf_of(names: Iterable[str]) -> str | None:
+    """The GGUF file of a selection; None if the model is a directory."""
+    return next((name for name in names if name.lower().endswith(".gguf")), None)
+
+
+def _select_gguf(name: str, source: HubModel, names: Iterable[str]) -> str:
+    if source.file is not None:
+        if source.file not in names:
+            raise ModelLoadError(f"{name}: {source.name} has no file {source.file}; {_listed(names)}")
+        return source.file
+    models = {file: _quantization(file) for file in names if _is_model(file)}
+    wanted = source.quantization
+    if wanted is None:
+        if len(models) == 1:
+            return next(iter(models))
+        wanted = _DEFAULT
+    matches = [file for file, found in models.items() if found.upper() == wanted.upper()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        choices = ", ".join(f"{source.name}/{file}" for file in matches)
+        problem = f"{len(matches)} files have the quantisation {wanted}; name one: {choices}"
+    elif source.quantization is None:
+        problem = f"{len(models)} GGUF files, none of them {_DEFAULT}; name one, such as {source.name}:Q8_0"
+        problem += f"; {_listed(names)}"
+    else:
+        problem = f"{source.name} has no GGUF file of the quantisation {wanted}; {_listed(names)}"
+    raise ModelLoadError(f"{name}: {problem}")
+
+
+def _is_model(file: str) -> bool:
+    stem = file.rpartition("/")[2][: -len(".gguf")]
+    return file.lower().endswith(".gguf") and not _PART.search(stem) and not _OTHERS.search(stem)
+
+
+def _quantization(file: str) -> str:
+    """The quantisation that a file is named after; empty if its name has none."""
+    found = _QUANTIZATION.search(file[: -len(".gguf")])
+    return found[1] if found else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The models that a repository has, for messages."""
+    models = [file for file in names if _is_model(file)]
+    choices = dict.fromkeys(_quantization(file) or file for file in models)
+    if choices:
+        return f"there are {', '.join(choices)}"
+    if any(file.lower().endswith(".gguf") for file in names):
+        return "its GGUF files are parts of models, which llama-gguf-split --merge makes one file"
+    return "there is no GGUF file"

@@ -1,0 +1,259 @@
+"""Questions and messages of the command line before it downloads a model, with a terminal and without."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock._hub_aliases import aliases, default_alias
+from penstock._hub_ids import parse_hub_model
+from support.api.checkpoints import CHAT_TEMPLATE
+from support.api.ggufs import Type, write_gguf
+from support.api.hub import LICENCE, Hub, Repository, environment_of, etag, serving
+from support.api.terminal import CTRL_C, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MAIN = "from penstock.cli import main; main()"
+#: The machine has this much memory: enough for the file with 8 bits only.
+SMALL_MEMORY = """
+import types
+import penstock
+penstock.Host = lambda: types.SimpleNamespace(available_bytes={available})
+"""
+SMALL, LARGE = default_alias(), "qwen3-4b"
+OPTIONS = ("--device", "cpu", "--threads", 1, "--max-tokens", 3)
+
+
+def repository_of(alias: str) -> str:
+    source = parse_hub_model(aliases()[alias])
+    assert source is not None
+    return source.name
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
+    """The repositories of a small and a larger alias."""
+    small, large = tmp_path_factory.mktemp("small"), tmp_path_factory.mktemp("large")
+    write_gguf(small / "Model-Q8_0.gguf", Type.Q8_0, chat_template=CHAT_TEMPLATE)
+    write_gguf(large / "Model-Q4_K_M.gguf", Type.F32, chat_template=CHAT_TEMPLATE)
+    return {
+        repository_of(SMALL): Repository(small, "1" * 40),
+        repository_of(LARGE): Repository(large, "2" * 40),
+    }
+
+
+@pytest.fixture
+def hub(repositories: dict[str, Repository]) -> Iterator[Hub]:
+    with serving({}, dict(repositories)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def file(repositories: dict[str, Repository]) -> Path:
+    """The file of the small model."""
+    return repositories[repository_of(SMALL)].folder / "Model-Q8_0.gguf"
+
+
+@contextmanager
+def terminal(hub: Hub, home: Path, *arguments: object, code: str = "") -> Iterator[Terminal]:
+    with Terminal(code + MAIN, *arguments, environment=environment_of(hub, home), cwd=home) as found:
+        yield found
+
+
+def run(hub: Hub, home: Path, *arguments: object, code: str = "", **environment: str) -> Any:
+    """The command in a process without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + MAIN, *map(str, arguments)],
+        cwd=home,
+        env=environment_of(hub, home) | environment,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def memory_for(file: Path) -> str:
+    """Code for a machine whose memory holds this file as a sensible model, and nothing twice as large."""
+    return SMALL_MEMORY.format(available=int(file.stat().st_size / 0.9 / 0.7) + 2)
+
+
+def test_chat_without_a_model_offers_a_small_one(hub: Hub, file: Path, tmp_path: Path) -> None:
+    with terminal(hub, tmp_path, "chat", *OPTIONS, code=memory_for(file)) as screen:
+        before = screen.wait_for("Download it? [Y/n] ")
+        assert f"No model is named; {SMALL} is a small one." in before
+        assert f"{SMALL} ({aliases()[SMALL]}) has to be downloaded:" in before
+        lines = [line.split(maxsplit=1) for line in before.splitlines() if line.startswith("  ")]
+        facts = {line[0]: line[1] for line in lines}
+        assert facts["repository"] == f"{repository_of(SMALL)}, commit {'1' * 12}"
+        assert facts["files"] == "Model-Q8_0.gguf"
+        assert facts["size"].startswith(f"{file.stat().st_size / 1e6:,.0f} MB; ")
+        assert facts["licence"] == LICENCE
+        assert facts["SHA-256"] == f"{etag(file)}, from {hub.address}; verified"
+        assert hub.asked_files("GET") == []
+        screen.type("y\n")
+        screen.wait_for("> ")
+        screen.type("Hello\n")
+        screen.wait_for("3 output tokens")
+        screen.wait_for("> ")
+        screen.type("/bye\n")
+        assert screen.wait() == 0
+    assert hub.asked_files("GET") == [file.name]
+    with terminal(hub, tmp_path, "chat", *OPTIONS) as screen:
+        before = screen.wait_for("> ")
+        assert f"No model is named: chatting with {SMALL}" in before
+        assert "Download it?" not in before
+
+
+def test_chat_without_a_model_names_the_largest_that_fits(hub: Hub, file: Path, tmp_path: Path) -> None:
+    for code, best in ((memory_for(file), None), ("", LARGE)):
+        with terminal(hub, tmp_path, "chat", "--device", "cpu", code=code) as screen:
+            before = screen.wait_for("Download it? [Y/n] ")
+            assert (f"The largest that fits this machine well is {LARGE}, " in before) == (best == LARGE)
+            assert "models --sizes" in before
+            screen.type("n\n")
+            assert screen.wait() == 1
+    assert hub.asked_files("GET") == []
+
+
+@pytest.mark.parametrize(("answer", "status"), [("n\n", 1), ("\x04", 1), (CTRL_C, 130)])
+def test_refused_download_downloads_nothing(hub: Hub, tmp_path: Path, answer: str, status: int) -> None:
+    with terminal(hub, tmp_path, "generate", SMALL, "Hi", *OPTIONS) as screen:
+        screen.wait_for("Download it? [Y/n] ")
+        screen.type("what\n")
+        screen.wait_for("Download it? [Y/n] ")
+        screen.type(answer)
+        assert screen.wait() == status
+    assert hub.asked_files("GET") == []
+
+
+@pytest.mark.parametrize("command", ["info", "convert", "bench", "serve", "batch"])
+def test_each_command_asks_before_a_download(hub: Hub, tmp_path: Path, command: str) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
+    )
+    arguments = {
+        "info": [SMALL],
+        "convert": [SMALL, "-o", "out"],
+        "bench": [SMALL],
+        "serve": [SMALL, "--port", 0],
+        "batch": ["in.jsonl", "out.jsonl", "--model", SMALL],
+    }[command]
+    with terminal(hub, tmp_path, command, *arguments) as screen:
+        screen.wait_for("Download it? [Y/n] ")
+        screen.type("n\n")
+        assert screen.wait() == 1
+    assert hub.asked_files("GET") == []
+
+
+def test_yes_and_pipes_download_without_a_question(hub: Hub, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with terminal(hub, tmp_path / "other", "generate", SMALL, "Hi", "--yes", *OPTIONS) as screen:
+        assert "Download it?" not in screen.wait_for("output tokens")
+        assert screen.wait() == 0
+    done = run(hub, tmp_path, "generate", SMALL, "Hi", *OPTIONS)
+    assert (done.returncode, "Download it?" in done.stderr) == (0, False)
+    assert hub.asked_files("GET") == [file.name] * 2
+
+
+def test_model_that_does_not_fit_is_named_first(hub: Hub, file: Path, tmp_path: Path) -> None:
+    code = memory_for(file)
+    with terminal(hub, tmp_path, "chat", LARGE, *OPTIONS, code=code) as screen:
+        before = screen.wait_for("Download it? [y/N] ")
+        assert "It does not fit into memory: the weights have " in before
+        assert f"The largest that fits this machine well is {SMALL}, " in before
+        screen.type("\n")
+        assert screen.wait() == 1
+    done = run(hub, tmp_path, "chat", LARGE, "Hi", *OPTIONS, code=code)
+    assert done.returncode == 1
+    assert "does not fit into memory" in done.stderr
+    assert hub.asked_files("GET") == []
+    done = run(hub, tmp_path, "chat", LARGE, "Hi", "--yes", *OPTIONS, code=code)
+    assert (done.returncode, "Warning: " in done.stderr) == (0, True)
+    assert run(hub, tmp_path, "chat", LARGE, "Hi", *OPTIONS, code=code).returncode == 0, "downloaded"
+
+
+def test_model_that_is_quantised_or_converted_may_be_large(hub: Hub, file: Path, tmp_path: Path) -> None:
+    """Its size in memory is another one, or no engine loads it."""
+    code = memory_for(file)
+    for arguments in (
+        ("info", LARGE),
+        ("convert", LARGE, "-o", "out"),
+        ("generate", LARGE, "Hi", "--quantization", "int8", *OPTIONS),
+    ):
+        done = run(hub, tmp_path, *arguments, code=code)
+        assert done.returncode == 0, done.stderr
+        shutil.rmtree(tmp_path / "hub")
+
+
+def test_chat_without_a_model_or_a_terminal_names_a_command(hub: Hub, tmp_path: Path) -> None:
+    done = run(hub, tmp_path, "chat")
+    assert done.returncode == 2
+    assert (
+        "Error: Missing argument 'MODEL', or --url. This downloads a small model and chats: " in done.stderr
+    )
+    assert f" chat {SMALL}\n" in done.stderr
+    assert "The demo model is installed: " in done.stderr
+    assert hub.requests == []
+    done = run(hub, tmp_path, "chat", "-q", "Hi", "--yes", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    done = run(hub, tmp_path, "chat", "-q", "Hi", *OPTIONS)
+    assert done.returncode == 2
+    assert f"This chats with a model that is downloaded: -c chat {SMALL}" in done.stderr
+
+
+def test_chat_without_the_extra_names_the_command_of_pip(hub: Hub, tmp_path: Path) -> None:
+    code = "import sys; sys.modules['huggingface_hub'] = None\n"
+    done = run(hub, tmp_path, "chat", code=code)
+    assert done.returncode == 2
+    assert "pip install 'penstock-llm[hub]'" in done.stderr or "[hub]'" in done.stderr
+    done = run(hub, tmp_path, "chat", SMALL, "Hi", code=code)
+    assert done.returncode == 1
+    assert "[hub]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_command_without_a_network_fails_with_one_line(
+    repositories: dict[str, Repository], tmp_path: Path
+) -> None:
+    with serving({}, repositories) as hub:
+        pass
+    done = run(hub, tmp_path, "chat", SMALL, "Hi")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"the hub at {hub.address} cannot be reached: " in done.stderr
+    done = run(hub, tmp_path, "chat", SMALL, "Hi", HF_HUB_OFFLINE="1")
+    assert done.stderr.count("\n") == 1
+    assert "the hub is offline; run this first: hf download " in done.stderr
+
+
+def test_models_lists_aliases_with_sizes_on_request(hub: Hub, file: Path, tmp_path: Path) -> None:
+    listed = run(hub, tmp_path, "models").stdout.splitlines()
+    assert [line.split() for line in listed] == [list(item) for item in aliases().items()]
+    assert hub.requests == []
+    run(hub, tmp_path, "info", SMALL)
+    found = json.loads(run(hub, tmp_path, "models", "--sizes", "--json", code=memory_for(file)).stdout)
+    rows = {row["name"]: row for row in found["models"]}
+    assert list(rows) == list(aliases())
+    assert rows[SMALL] == {
+        "name": SMALL,
+        "model": aliases()[SMALL],
+        "downloaded": True,
+        "bytes": file.stat().st_size,
+        "licence": LICENCE,
+        "fits": True,
+    }
+    assert (rows[LARGE]["fits"], rows[LARGE]["downloaded"]) == (False, False)
+    assert rows["mistral-7b"]["bytes"] is None, "the hub does not have it"
+    text = run(hub, tmp_path, "models", "--sizes", code=memory_for(file)).stdout
+    assert f"{LICENCE}   fits       {aliases()[SMALL]}" in text
+    assert "too large" in text
