@@ -246,6 +246,7 @@ def test_ten_engines_leave_no_resources(tiny_model: Path) -> None:
 
 
 @pytest.mark.needs("proc")
+@pytest.mark.needs("uvloop")
 def test_engines_on_many_loops_and_threads_run_concurrently(tiny_model: Path) -> None:
     """Each engine is opened, used and closed by different tasks; all kinds of loops run at the same time."""
     with make_engine(tiny_model) as engine:

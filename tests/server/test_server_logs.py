@@ -202,10 +202,12 @@ def test_disconnected_request_is_logged_with_its_tokens(
 def test_probe_is_logged_for_debugging_only(
     server: Served, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    server.ask(path, headers=KEY)
     with caplog.at_level(logging.DEBUG, ACCESS):
         server.ask(path, headers=KEY)
-    assert [found.path for found in access(caplog)] == [path]
+        access(caplog)  # a request is logged after its response
+    server.ask(path, headers=KEY)
+    server.ask("/v1/models", headers=KEY)
+    assert [found.path for found in access(caplog, 2)] == [path, "/v1/models"]
 
 
 @pytest.mark.needs("hooks")

@@ -21,10 +21,14 @@ from test_wheel import DEMO, EXTRAS, NAME, PACKAGES
 FOLDER = ROOT / "target" / "roots"
 RELEASE = "bookworm"
 MUSL = "/lib/ld-musl-x86_64.so.1"
-#: musl-gcc, which names the platform of gcc without it.
+#: musl-gcc names the platform of gcc, and Python's build gives it folders of the system's C library.
 COMPILER = """\
 #!/bin/sh
 [ "$1" = --print-multiarch ] && echo x86_64-linux-musl && exit
+for argument; do
+    shift
+    case $argument in -[IL]/usr/*) ;; *) set -- "$@" "$argument" ;; esac
+done
 exec musl-gcc "$@" -w
 """
 #: What a Python with musl is compiled from: packages of Debian, and the commands for each. OpenSSL is for `import ssl`.
