@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+import types
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock._cli_download import Memory
 from penstock._hub_aliases import aliases, default_alias
 from penstock._hub_ids import parse_hub_model
 from support.api.checkpoints import CHAT_TEMPLATE
@@ -142,14 +144,14 @@ def test_each_command_asks_before_a_download(hub: Hub, tmp_path: Path, command: 
     (tmp_path / "in.jsonl").write_text(
         json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
     )
-    arguments = {
+    arguments: dict[str, list[object]] = {
         "info": [SMALL],
         "convert": [SMALL, "-o", "out"],
         "bench": [SMALL],
         "serve": [SMALL, "--port", 0],
         "batch": ["in.jsonl", "out.jsonl", "--model", SMALL],
-    }[command]
-    with terminal(hub, tmp_path, command, *arguments) as screen:
+    }
+    with terminal(hub, tmp_path, command, *arguments[command]) as screen:
         screen.wait_for("Download it? [Y/n] ")
         screen.type("n\n")
         assert screen.wait() == 1
@@ -257,3 +259,23 @@ def test_models_lists_aliases_with_sizes_on_request(hub: Hub, file: Path, tmp_pa
     text = run(hub, tmp_path, "models", "--sizes", code=memory_for(file)).stdout
     assert f"{LICENCE}   fits       {aliases()[SMALL]}" in text
     assert "too large" in text
+
+
+def test_memory_is_that_of_the_device_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(reason: str | None) -> types.SimpleNamespace:
+        memory = 10_000 if reason is None else None
+        return types.SimpleNamespace(
+            devices=[types.SimpleNamespace(index=0, free_memory=memory, reason=reason)]
+        )
+
+    monkeypatch.setattr("penstock.Host", lambda: types.SimpleNamespace(available_bytes=1000))
+    monkeypatch.setattr("penstock.cuda_info", lambda: devices(None))
+    assert Memory.of({}) == (9000, "cuda:0")
+    assert Memory.of({"device": "cuda", "memory_ratio": 0.5}) == (5000, "cuda:0")
+    assert Memory.of({"device": "cpu"}) == (900, "cpu")
+    monkeypatch.setattr("penstock.cuda_info", lambda: devices("too old"))
+    assert Memory.of({}) == (900, "cpu")
+    monkeypatch.setenv("PENSTOCK_MEMORY_RATIO", "0.25")
+    assert Memory.of({"device": "cpu"}) == (250, "cpu")
+    assert (Memory(100, "cpu").holds(70), Memory(100, "cpu").holds(71)) == (True, False)
+    assert [Memory(1 << 40, device).holds(6 << 30) for device in ("cpu", "cuda:0")] == [False, True]
