@@ -51,15 +51,18 @@ class Environment:
         self.python = next(
             path for name in ("bin/python", "Scripts/python.exe") if (path := folder / name).exists()
         )
-        self.variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self.variables = inherited | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
     def install(self, *packages: str) -> None:
         """Install packages with pip."""
-        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._options, *packages)
+        self.run("-m", "pip", "install", "--quiet", *self._options, *packages)
 
     def run(self, *arguments: str, folder: Path | None = None) -> None:
-        """Run Python."""
-        subprocess.run([self.python, *arguments], check=True, cwd=folder, env=self.variables)  # noqa: S603
+        """Run Python; ends the program if it fails."""
+        done = subprocess.run([self.python, *arguments], check=False, cwd=folder, env=self.variables)  # noqa: S603
+        if done.returncode:
+            sys.exit(f"status {done.returncode} of python {' '.join(arguments)}")
 
     def output_of(self, *arguments: str) -> str:
         """The output of Python."""

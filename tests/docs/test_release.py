@@ -77,7 +77,7 @@ def test_workflow_has_its_schema(tmp_path: Path) -> None:
 def test_workflow_runs_targets_and_programs_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"\bmake ([a-z-]+)", commands())
-    assert {"wheels", "sdist", "deny"} <= set(targets)
+    assert {"wheels", "deny"} <= set(targets)
     missing = [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)]
     programs = re.findall(r"\bpython (\S+\.py)", commands())
     assert programs
