@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import ssl
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,43 @@ def test_invalid_file_is_an_error_before_the_model(files: Files, options: str, m
 def test_other_password_is_an_error(files: Files) -> None:
     with pytest.raises(penstock.ConfigError, match="tls_certfile"):
         tls_context(Tls(files.cert, files.encrypted, files.ca))
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["uvloop", "asyncio"])
+def test_connection_counts_before_its_handshake(
+    tiny_model: Path,
+    files: Files,
+    is_fast: bool,  # noqa: FBT001
+) -> None:
+    tls = ("--tls-certfile", files.both, "--max-connections", 8, "--receive-timeout", 3600)
+    with (
+        started(tiny_model, *tls, is_ready=trusts(files.client()), is_fast=is_fast) as server,
+        ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(server.send(b"")) for _ in range(6)]  # three quarters
+        with server.send(b"") as connection:
+            assert connection.recv(1) == b""
+        silent.pop().close()
+        wait_until(lambda: answers(server, files.client()))
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["uvloop", "asyncio"])
+def test_unfinished_handshakes_make_room_for_others(
+    tiny_model: Path,
+    files: Files,
+    is_fast: bool,  # noqa: FBT001
+) -> None:
+    tls = ("--tls-certfile", files.both, "--receive-timeout", 3600)
+    with (
+        started(tiny_model, *tls, is_ready=trusts(files.client()), is_fast=is_fast) as server,
+        ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(server.send(b"")) for _ in range(40)]
+        assert answers(server, files.client())
+        assert all(connection.recv(1) == b"" for connection in silent[:8])
+        silent[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
 
 
 # ---- unix sockets
