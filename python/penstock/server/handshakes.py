@@ -64,10 +64,10 @@ class TlsListener:
         listener.settimeout(0)
         #: Of connections whose handshakes have not ended.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.create_task(self._accept())
+        self._accepting = asyncio.create_task(self._listen())
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and close the listener."""
         self._accepting.cancel()
 
     async def wait_closed(self) -> None:
@@ -85,6 +85,10 @@ class TlsListener:
         task = asyncio.create_task(self._answer(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self) -> None:
+        with self._listener:
+            await self._accept()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
