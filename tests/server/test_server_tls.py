@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _ssl
+import ctypes
 import http.client
 import json
 import signal
 import socket
 import ssl
+import sys
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +162,121 @@ def test_invalid_file_is_an_error_before_the_model(files: Files, options: str, m
 def test_other_password_is_an_error(files: Files) -> None:
     with pytest.raises(penstock.ConfigError, match="tls_certfile"):
         tls_context(Tls(files.cert, files.encrypted, files.ca))
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["uvloop", "asyncio"])
+def test_connection_counts_before_its_handshake(
+    tiny_model: Path,
+    files: Files,
+    is_fast: bool,  # noqa: FBT001
+) -> None:
+    tls = ("--tls-certfile", files.both, "--max-connections", 8, "--receive-timeout", 3600)
+    with (
+        started(tiny_model, *tls, is_ready=trusts(files.client()), is_fast=is_fast) as server,
+        ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(server.send(b"")) for _ in range(6)]  # three quarters
+        with server.send(b"") as connection:
+            assert connection.recv(1) == b""
+        silent.pop().close()
+        wait_until(lambda: answers(server, files.client()))
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["uvloop", "asyncio"])
+def test_unfinished_handshakes_make_room_for_others(
+    tiny_model: Path,
+    files: Files,
+    is_fast: bool,  # noqa: FBT001
+) -> None:
+    tls = ("--tls-certfile", files.both, "--receive-timeout", 3600)
+    with (
+        started(tiny_model, *tls, is_ready=trusts(files.client()), is_fast=is_fast) as server,
+        ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(server.send(b"")) for _ in range(40)]
+        assert answers(server, files.client())
+        assert all(connection.recv(1) == b"" for connection in silent[:8])
+        silent[-1].settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+
+
+class Pair:
+    """A server and a client in memory."""
+
+    def __init__(self, files: Files) -> None:
+        self.to_server, self.to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = tls_context(Tls(files.both))
+        self.server = context.wrap_bio(self.to_server, self.to_client, server_side=True)
+        self.client = files.client().wrap_bio(self.to_client, self.to_server, server_hostname="localhost")
+
+    def connect(self) -> None:
+        """Make the handshake."""
+        for connection in (self.client, self.server, self.client, self.server):
+            with suppress(ssl.SSLWantReadError):
+                connection.do_handshake()
+
+    def change_keys(self, count: int) -> None:
+        """Send records of the client that change its keys, which Python has no function for."""
+        try:
+            library = ctypes.CDLL(_ssl.__file__)
+            change = library.SSL_key_update
+        except AttributeError:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            library = ctypes.CDLL(next(line.split()[-1] for line in lines if "libssl" in line))
+            change = library.SSL_key_update
+        # The object has its socket after its head, and then OpenSSL's connection.
+        native = id(self.client._sslobj) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)  # type: ignore[attr-defined]
+        pointer = ctypes.c_void_p.from_address(native)
+        for _ in range(count):
+            assert change(pointer, 0) == 1
+            assert library.SSL_do_handshake(pointer) == 1
+
+
+needs_pointer = pytest.mark.skipif(
+    sys.platform != "linux" or not sys.implementation.cache_tag.startswith("cpython"),
+    reason="reads the memory of CPython's objects",
+)
+
+
+@needs_pointer
+def test_records_without_data_have_a_limit(files: Files) -> None:
+    pair = Pair(files)
+    pair.connect()
+    for _ in range(3):  # a record with data allows another one without
+        pair.change_keys(1)
+        pair.client.write(b"data")
+        assert pair.server.read() == b"data"
+    pair.change_keys(32)
+    with pytest.raises(ssl.SSLWantReadError):
+        pair.server.read()
+    pair.change_keys(1)
+    with pytest.raises(ssl.SSLError, match="without data"):
+        pair.server.read()
+
+
+@needs_pointer
+def test_records_without_data_end_with_the_connection(files: Files) -> None:
+    pair = Pair(files)
+    pair.connect()
+    pair.change_keys(1000)
+    with pytest.raises(ssl.SSLError, match="without data"):
+        pair.server.unwrap()
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_records_of_a_handshake_have_a_limit(files: Files, is_limited: bool) -> None:  # noqa: FBT001
+    pair = Pair(files)
+    with pytest.raises(ssl.SSLWantReadError):
+        pair.client.do_handshake()
+    hello = pair.to_server.read()
+    head, content = hello[:3], hello[5:]
+    size = 1 if is_limited else 30
+    for begin in range(0, len(content), size):
+        part = content[begin : begin + size]
+        pair.to_server.write(head + len(part).to_bytes(2, "big") + part)
+    with pytest.raises(ssl.SSLError, match="too many records" if is_limited else "did not complete"):
+        pair.server.do_handshake()
 
 
 # ---- unix sockets

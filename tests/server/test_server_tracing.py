@@ -166,6 +166,26 @@ def test_request_without_a_trace_begins_one(engine: penstock.Engine, collector: 
     assert len({span.trace_id for span in spans}) == 2
 
 
+def test_long_headers_of_traces_are_not_read(
+    engine: penstock.Engine, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = ",".join(f"vendor{index}={index:040}" for index in range(20))
+    with traced(engine, collector) as server:
+        for headers in (
+            {"traceparent": PARENT, "tracestate": state},
+            {
+                "traceparent": PARENT,
+                "tracestate": state[:500].rpartition(",")[0],
+                "baggage": "a" + " " * 8000,
+            },
+        ):
+            assert server.ask(PATH, SHORT, headers=headers)[0] == 200
+    first, second = collector.spans()
+    assert {span.parent_span_id.hex() for span in (first, second)} == {"b7ad6b7169203331"}
+    assert (len(first.trace_state), len(second.trace_state) > 400) == (0, True)
+    assert [record for record in caplog.records if record.name.startswith("opentelemetry")] == []
+
+
 def test_unsampled_trace_has_no_span(engine: penstock.Engine, collector: Collector) -> None:
     with traced(engine, collector) as server:
         server.ask(PATH, SHORT, headers={"traceparent": PARENT[:-1] + "0"})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -17,10 +16,12 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from penstock._system import AF_UNIX, set_send_timeout
 from penstock.server.addresses import network_of
 from penstock.server.heads import MAX_HEADERS
+from penstock.server.open_connections import OpenConnections
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from penstock.server.open_connections import Connection, Group
     from penstock.server.settings import ServerSettings
 
 __all__ = ["limited_protocol"]
@@ -48,84 +49,14 @@ class _Transport:
         self.close = protocol.close_after_response
 
 
-class _Group:
-    """The open connections of one client."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        #: Those with no request that is being answered, the one without activity for longest first.
-        self.idle: dict[_Limits, None] = {}
-        self.busy: set[_Limits] = set()
-
-    def __len__(self) -> int:
-        return len(self.idle) + len(self.busy)
-
-    @property
-    def oldest(self) -> _Limits | None:
-        """The idle connection without activity for longest, of those that have sent their responses."""
-        return next((found for found in self.idle if not found.transport.get_write_buffer_size()), None)
-
-    def touch(self, connection: _Limits, *, is_idle: bool) -> None:
-        """Note an activity of a connection."""
-        self.remove(connection)
-        if is_idle:
-            self.idle[connection] = None
-        else:
-            self.busy.add(connection)
-
-    def remove(self, connection: _Limits) -> None:
-        """Forget a connection."""
-        self.idle.pop(connection, None)
-        self.busy.discard(connection)
-
-
-class _Clients:
-    """The open connections of a server, by client."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._num_connections = 0
-        self._groups: dict[str, _Group] = {}
-
-    def add(self, connection: _Limits, name: str) -> bool:
-        """Count a new connection of this client; returns whether there is room for it.
-
-        An address has at most three quarters of the limit. At the limit, a client with at least two more
-        connections loses an idle one.
-        """
-        group = self._groups.get(name) or _Group(name)
-        if name and len(group) >= max(1, self._limit * 3 // 4):
-            return False
-        if self._num_connections >= self._limit:
-            by_size = sorted(self._groups.values(), key=len, reverse=True)
-            larger = takewhile(lambda found: len(found) > len(group) + 1, by_size)
-            oldest = next(filter(None, (found.oldest for found in larger)), None)
-            if oldest is None:
-                return False
-            self.remove(oldest)
-            oldest.transport.abort()
-        self._groups[name] = connection.group = group
-        self._num_connections += 1
-        group.touch(connection, is_idle=True)
-        return True
-
-    def remove(self, connection: _Limits) -> None:
-        """Forget a connection, if it is counted."""
-        group, connection.group = connection.group, None
-        if group is None:
-            return
-        self._num_connections -= 1
-        group.remove(connection)
-        if not group:
-            del self._groups[group.name]
-
-
 class _Limits(asyncio.Protocol):
     """A protocol of uvicorn, with limits; the base class is given by `limited_protocol`."""
 
     settings: ServerSettings
-    clients: _Clients
-    group: _Group | None = None
+    clients: OpenConnections
+    group: Group | None = None
+    #: The same connection before its handshake had ended.
+    former: Connection | None = None
     # Of uvicorn's protocols; `cycle` is the newest request.
     client: tuple[str, int] | None
     cycle: Any
@@ -154,6 +85,8 @@ class _Limits(asyncio.Protocol):
         self._receive_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._transport = _Transport(transport, self)
+        if self.former is not None:
+            self.clients.remove(self.former)
         # Those of a unix socket have no address, and are in one group.
         if not self.clients.add(self, network_of(self.client[0]) if self.client else ""):
             transport.abort()
@@ -328,7 +261,16 @@ class _Limits(asyncio.Protocol):
         self._stop_timer()
         self._receive_timer = self.loop.call_later(_LINGER, self.transport.abort)
 
-    # ---- the end of the server
+    # ---- the ends of the connection and of the server
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a part of a response has not been sent."""
+        return bool(self.transport.get_write_buffer_size())
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
 
     @property
     def is_idle(self) -> bool:
@@ -387,5 +329,5 @@ def _send_without_chunks(request: Any, message: Any) -> Coroutine[Any, Any, None
 
 def limited_protocol(settings: ServerSettings, base: Any = AutoHTTPProtocol) -> type[asyncio.Protocol]:
     """The HTTP protocol of uvicorn with these limits."""
-    fields = {"settings": settings, "clients": _Clients(settings.max_connections)}
+    fields = {"settings": settings, "clients": OpenConnections(settings.max_connections)}
     return type("LimitedProtocol", (_Limits, base), fields)

@@ -17,6 +17,7 @@ import uvicorn
 
 import penstock
 from penstock._system import AF_UNIX, readable
+from penstock.server.handshakes import TlsListener
 
 if TYPE_CHECKING:
     import ssl
@@ -61,22 +62,27 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._state = application.state
         self._drain_timeout = drain_timeout
-        self._tls: dict[str, Any] = {"ssl": context}
-        if context is not None:
-            self._tls["ssl_handshake_timeout"] = application.state.settings.receive_timeout
+        self._context = context
+        self._tls: TlsListener | None = None
         self._num_signals = 0
         self._deadline = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. The base class has no limit of the time for a TLS handshake."""
+        """Listen. The base class has no limits of TLS handshakes."""
         assert sockets is not None  # noqa: S101 - for the type
         listener = sockets[0]
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if listener.family == AF_UNIX else loop.create_server
-        options: dict[str, Any] = {"backlog": self.config.backlog, **self._tls}
         self._listener = listener.dup()
         self._listener.settimeout(0)
-        self.servers = [await create(self._protocol, sock=listener, **options)]
+        if self._context is None:
+            loop = asyncio.get_running_loop()
+            create: Any = loop.create_unix_server if listener.family == AF_UNIX else loop.create_server
+            self.servers = [await create(self._protocol, sock=listener, backlog=self.config.backlog)]
+        else:
+            protocol: Any = self.config.http_protocol_class
+            timeout = self._state.settings.receive_timeout
+            self._tls = TlsListener(listener, self._context, self._protocol, protocol.clients, timeout)
+            servers: list[Any] = [self._tls]
+            self.servers = servers
         self.started = True
 
     def _protocol(self) -> asyncio.Protocol:
@@ -137,14 +143,19 @@ class Server(uvicorn.Server):
             async with anyio.create_task_group() as group:
                 for connection in accepted:
                     group.start_soon(self._adopt, connection)
+            if self._tls is not None:
+                await self._tls.wait_for_handshakes()
 
     async def _adopt(self, connection: socket.socket) -> None:
-        connection.settimeout(0)
         if sys.platform == "linux":
             with suppress(OSError):  # it has no filter, unless the system accepted it meanwhile
                 connection.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        if self._tls is not None:
+            self._tls.begin(connection)
+            return
+        connection.settimeout(0)
         with suppress(OSError):  # it is lost
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection, **self._tls)
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
 
     async def _close_idle_connections(self) -> None:
         """Close each connection when it has no request, and no unread bytes of a request."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import penstock
 from penstock._system import AF_UNIX
+from penstock.server.tls_records import BoundedContext
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Tls:
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """The context of a server, with TLS 1.2 or newer. Raises `ConfigError` for a file that is not valid."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = BoundedContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     file = tls.keyfile_password_file

@@ -15,6 +15,8 @@ from penstock._install import missing_extra
 from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
     from penstock.server.http import Exchange
     from penstock.server.state import Generation
 
@@ -23,6 +25,8 @@ __all__ = ["Tracer", "endpoint_of_environment"]
 _PROTOCOL = "http/protobuf"
 _PATH = "/v1/traces"
 _PARAMS = ("max_tokens", "temperature", "top_p", "n")
+#: The time to parse a header grows with the square of its length. The standard asks for 512 characters.
+_MAX_HEADER = 512
 
 
 def endpoint_of_environment() -> str | None:
@@ -74,7 +78,7 @@ class Tracer:
         end = time.time_ns()
         span = self._tracer.start_span(
             "llm_request",
-            context=propagate.extract(exchange.request_headers),
+            context=propagate.extract(_trace_headers(exchange.request_headers)),
             kind=SpanKind.SERVER,
             attributes=_attributes(exchange, generation),
             start_time=end - int(seconds * 1e9),
@@ -92,6 +96,15 @@ class Tracer:
 def _invalid(endpoint: str, limit: str) -> penstock.ConfigError:
     message = f"otlp_traces_endpoint={endpoint!r} is not allowed: it must be {limit}"
     return penstock.ConfigError(message, "otlp_traces_endpoint", endpoint, limit)
+
+
+def _trace_headers(headers: Headers) -> dict[str, str]:
+    """The headers of the client's trace, without those beyond the limit and baggage, which no span has."""
+    from opentelemetry import propagate
+
+    names = propagate.get_global_textmap().fields - {"baggage"}
+    found = {name.lower(): headers.get(name, "") for name in names}
+    return {name: value for name, value in found.items() if 0 < len(value) <= _MAX_HEADER}
 
 
 def _attributes(exchange: Exchange, generation: Generation) -> dict[str, Any]:

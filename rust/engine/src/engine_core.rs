@@ -344,6 +344,12 @@ impl EngineCore {
         self.scheduler.num_visited()
     }
 
+    /// The number of blocks that attempts to admit sequences have looked at so far.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn num_visited_blocks(&self) -> u64 {
+        self.scheduler.num_visited_blocks()
+    }
+
     /// Rings every port that events were pushed for since the last call, once.
     pub fn ring(&mut self) {
         self.ringer.ring();

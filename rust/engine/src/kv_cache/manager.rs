@@ -36,8 +36,11 @@ pub struct KvCacheManager {
     pub(super) next_step: u64,
     /// Sequences that are swapped out.
     pub(super) num_swapped: usize,
-    /// Scratch of `num_freed_by`: in how many of its tables a block is.
+    /// Scratch of `would_free`: in how many of its tables a block is.
     num_references: Vec<u32>,
+    /// The number of blocks that `would_free` has looked at.
+    #[cfg(any(test, feature = "testing"))]
+    num_visited: u64,
 }
 
 /// The blocks that a waiting sequence needs to be scheduled.
@@ -87,6 +90,8 @@ impl KvCacheManager {
             next_step: 1,
             num_swapped: 0,
             num_references: vec![0; num_blocks],
+            #[cfg(any(test, feature = "testing"))]
+            num_visited: 0,
         }
     }
 
@@ -131,8 +136,8 @@ impl KvCacheManager {
         demand: &Demand,
         tables: impl Iterator<Item = &'a BlockTable> + Clone,
     ) -> bool {
-        let num_available = self.pool.num_available() + self.num_freed_by(tables);
-        self.num_blocks(demand.num_tokens) + demand.watermark <= num_available
+        let num_needed = self.num_blocks(demand.num_tokens) + demand.watermark;
+        self.would_free(num_needed.saturating_sub(self.pool.num_available()), tables)
     }
 
     /// Allocates a table that begins with the blocks of `hit`, those on the host being loaded, and continues with the
@@ -371,16 +376,36 @@ impl KvCacheManager {
         Some(block)
     }
 
-    /// The number of blocks that would become available if `tables` were freed.
-    fn num_freed_by<'a>(&mut self, tables: impl Iterator<Item = &'a BlockTable> + Clone) -> usize {
+    /// Whether at least `num_needed` blocks would become available if `tables` were freed. Looks at no more blocks than
+    /// it takes to know.
+    fn would_free<'a>(
+        &mut self,
+        num_needed: usize,
+        tables: impl Iterator<Item = &'a BlockTable> + Clone,
+    ) -> bool {
         let blocks = || tables.clone().flat_map(|table| &table.blocks);
-        let mut num_freed = tables.clone().map(|table| table.num_reserved).sum();
+        let mut num_freed: usize = tables.clone().map(|table| table.num_reserved).sum();
+        let mut num_visited = 0;
         for block in blocks() {
+            if num_freed >= num_needed {
+                break;
+            }
+            num_visited += 1;
             let num_references = &mut self.num_references[block.0 as usize];
             *num_references += 1;
             num_freed += usize::from(*num_references as usize == self.pool.ref_count(*block));
         }
-        blocks().for_each(|block| self.num_references[block.0 as usize] = 0);
-        num_freed
+        blocks().take(num_visited).for_each(|block| self.num_references[block.0 as usize] = 0);
+        #[cfg(any(test, feature = "testing"))]
+        {
+            self.num_visited += num_visited as u64;
+        }
+        num_freed >= num_needed
+    }
+
+    /// The number of blocks that `could_allocate_without` has looked at so far.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn num_visited(&self) -> u64 {
+        self.num_visited
     }
 }

@@ -44,6 +44,8 @@ impl Scheduler {
     /// Admits waiting sequences, in order, until the next has no room.
     pub(super) fn admit(&mut self, mut limit: LoadLimit, now: Instant) {
         self.is_staging = false;
+        // The sequence that has room without those that yield to it. Their preemption does not change that.
+        let mut fitting = None;
         while let Some(first) = self.queue.next() {
             let key = if self.has_room_for_adapter(first) {
                 first
@@ -59,8 +61,11 @@ impl Scheduler {
                 continue;
             }
             match self.try_admit(key, limit, now) {
-                Admission::Admitted => limit = LoadLimit::PerPlan,
-                Admission::NoRoom if self.preempt_for(key, now) => {}
+                Admission::Admitted => {
+                    limit = LoadLimit::PerPlan;
+                    fitting = None;
+                }
+                Admission::NoRoom if self.preempt_for(key, fitting == Some(key), now) => fitting = Some(key),
                 Admission::NoRoom => break,
                 Admission::Staging => {
                     self.is_staging = true;
@@ -203,15 +208,17 @@ impl Scheduler {
         }
     }
 
-    /// Preempts one of the running sequences that yield to a waiting one, if there is room for it without all of them.
-    fn preempt_for(&mut self, key: SchedulingKey, now: Instant) -> bool {
+    /// Preempts one of the running sequences that yield to a waiting one, if there is room for it without all of them:
+    /// if it `fits`, which is known since the last preemption for it.
+    fn preempt_for(&mut self, key: SchedulingKey, fits: bool, now: Instant) -> bool {
         let yielding = self.yielding(key);
         let running = yielding.iter().map(|slot| (*slot, self.slots.get(*slot)));
         let Some((victim, _)) = running.clone().max_by_key(|(_, running)| self.yield_order(running)) else {
             return false;
         };
         let demand = self.demand(key, |slot| !yielding.contains(&slot));
-        if !self.kv.could_allocate_without(&demand, running.map(|(_, running)| &running.table)) {
+        let tables = running.map(|(_, running)| &running.table);
+        if !fits && !self.kv.could_allocate_without(&demand, tables) {
             return false;
         }
         self.preempt(victim, now);

@@ -564,6 +564,11 @@ impl Scheduler {
         self.queue.num_visited()
     }
 
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn num_visited_blocks(&self) -> u64 {
+        self.kv.num_visited()
+    }
+
     /// Whether anything has changed since the last attempt to admit a waiting sequence.
     pub(super) fn admission_is_due(&self) -> bool {
         self.version() != self.admitted_at

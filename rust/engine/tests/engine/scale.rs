@@ -1,5 +1,5 @@
 //! The cost of many waiting sequences, counted in waiting sequences that the engine looks at: an operation on one
-//! sequence does not look at all others.
+//! sequence does not look at all others. The cost of preemptions, counted in blocks.
 
 use crossbeam_channel::{TryRecvError, bounded};
 use penstock_engine::testing::Message;
@@ -126,4 +126,41 @@ fn many_requests_with_many_adapters_cost_little() {
     let num_ended = NUM_REQUESTS / 10;
     assert_eq!(harness.stats().requests_finished, num_finished + num_ended);
     assert!(removed <= 4 * num_ended, "{removed} visits for {num_ended} ended requests");
+}
+
+/// The blocks that the engine looks at, and the preemptions, for `num_urgent` choices that come before others: those
+/// have all slots and a long common prompt.
+fn preempt_all(num_blocks: usize, num_prompt: usize, num_urgent: u32) -> (u64, u64) {
+    let mut harness = Harness::new(Limits {
+        max_model_len: 4_200,
+        max_num_seqs: NUM_CHOICES as usize,
+        max_num_batched_tokens: 1_024,
+        num_blocks,
+        max_waiting: usize::MAX,
+        max_unfinished: 100_000,
+        ..caching()
+    });
+    let (start, _others) = harness.post(Request { priority: 1, ..request(4_001, 40, 1) }, NUM_CHOICES);
+    harness.core.handle(Message::Start(start), harness.now);
+    run_steps(&mut harness, 8);
+    assert_eq!(harness.stats().running, u64::from(NUM_CHOICES));
+    let before = harness.core.num_visited_blocks();
+    let (start, _urgent) = harness.post(request(num_prompt, 4, 2), num_urgent);
+    harness.core.handle(Message::Start(start), harness.now);
+    run_steps(&mut harness, 6);
+    (harness.core.num_visited_blocks() - before, harness.stats().preemptions)
+}
+
+#[test]
+fn preemption_of_many_that_share_a_prompt_costs_little() {
+    const BLOCKS_OF_PROMPT: u64 = 1_000;
+    let (num_visited, num_preempted) = preempt_all(4_000, 9, NUM_CHOICES);
+    assert_eq!(num_preempted, u64::from(NUM_CHOICES), "for slots");
+    assert!(num_visited <= BLOCKS_OF_PROMPT, "{num_visited} visits for {num_preempted} preemptions");
+
+    let (num_visited, num_preempted) = preempt_all(1_600, 2_001, 1);
+    assert!(num_preempted > u64::from(NUM_CHOICES) / 2, "for blocks");
+    // They are looked at once, not for each preemption.
+    let most = (BLOCKS_OF_PROMPT + 10) * u64::from(NUM_CHOICES);
+    assert!(num_visited <= most, "{num_visited} visits for {num_preempted} preemptions");
 }
