@@ -1,6 +1,6 @@
 """Tests a wheel as its user gets it: a new environment, the first answer, and tests of the installed package.
 
-    python tools/test_wheel.py dist [--no-index] [--no-tests] [--junit FILE]
+    python tools/test_wheel.py dist [TEST ...] [--no-index] [--no-tests] [--timeout S] [--junit FILE]
 
 Runs with the Python that the wheel is for. The environment gets the wheel that pip selects from the
 folder; with `--no-index`, its dependencies and the packages of the tests must be in the folder, too.
@@ -39,6 +39,7 @@ DEMO = ROOT / "examples" / "demo-model.txt"
 #: The first words of the demo model's greedy answer, which are those of transformers.
 ANSWER = "The answer to this question lies in the intricate dance of atmospheric molecules"
 QUESTION = "Why is the sky blue?"
+TOKENS = 24
 IMPORTS = 7
 
 
@@ -89,7 +90,7 @@ def test(environment: Environment, options: argparse.Namespace) -> dict[str, obj
     installed = time.perf_counter() - start
     environment.install("--no-deps", "--require-hashes", "--requirement", str(DEMO))
     start = time.perf_counter()
-    answer = environment.output_of("-m", "penstock", "demo", QUESTION)
+    answer = environment.output_of("-m", "penstock", "demo", "--max-tokens", str(TOKENS), QUESTION)
     answered = time.perf_counter() - start
     if ANSWER not in answer:
         sys.exit(f"the answer is wrong: {answer}")
@@ -99,9 +100,11 @@ def test(environment: Environment, options: argparse.Namespace) -> dict[str, obj
     if not options.no_tests:
         environment.install(f"{NAME}[{EXTRAS}]", *PACKAGES)
         command = ["-m", "pytest", "--without", "sources", "-p", "no:cacheprovider", "-q"]
+        command += [f"--timeout={options.timeout}"]
         if options.junit is not None:
             command += ["--junitxml", str(options.junit.resolve())]
-        environment.run(*command, *TESTS.read_text(encoding="utf-8").split(), folder=ROOT)
+        tests = options.tests or TESTS.read_text(encoding="utf-8").split()
+        environment.run(*command, *tests, folder=ROOT)
     return {
         "platform": sysconfig.get_platform(),
         "python": platform.python_version(),
@@ -116,6 +119,10 @@ def main() -> None:
     """Test a wheel of the folder on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("dist", type=Path, help="folder with wheels")
+    parser.add_argument(
+        "tests", nargs="*", metavar="TEST", help=f"file of tests; default: those of {TESTS.name}"
+    )
+    parser.add_argument("--timeout", type=int, default=120, help="seconds that a test may take")
     parser.add_argument("--no-index", action="store_true", help="install from the folder only")
     parser.add_argument(
         "--no-tests", action="store_true", help="only install the wheel and ask the demo model"
