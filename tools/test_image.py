@@ -53,7 +53,7 @@ for line in response:
 
 @dataclass
 class Image:
-    """What a stage has made: the mounted root, the directories of its layers, and the configuration."""
+    """The result of a stage: the mounted root, the directories of its layers, and the configuration."""
 
     root: Path
     layers: list[Path] = field(default_factory=list)

@@ -162,6 +162,7 @@ def test_unknown_name_is_an_error_with_the_nearest_alias() -> None:
         _hub.resolve("models/none.gguf", MODEL_FILES)
 
 
+@pytest.mark.needs("symlinks")
 def test_alias_hides_no_local_path(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

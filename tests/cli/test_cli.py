@@ -508,7 +508,7 @@ def test_demo_command_answers(demo_model: Path, monkeypatch: pytest.MonkeyPatch)
     assert "ended by the limit of 16 tokens (--max-tokens)" in done.stderr
     commands = re.findall(r"^  penstock (.*)$", done.stderr, flags=re.MULTILINE)
     model = shlex.quote(str(demo_model))
-    assert commands == [f"chat {model}", f"serve {model}", "chat Qwen/Qwen2.5-1.5B-Instruct"]
+    assert commands == [f"chat {model}", f"serve {model}", "chat qwen3-1.7b"]
 
 
 @pytest.mark.needs("fcntl", "terminal")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.needs("terminal", "fcntl")
+
 MAIN = "from penstock.cli import main; main()"
 #: The machine has this much memory: enough for the file with 8 bits only.
 SMALL_MEMORY = """

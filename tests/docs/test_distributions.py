@@ -71,6 +71,7 @@ def test_targets_are_those_of_the_wheels() -> None:
     assert {wheel.python for wheel in targets.WHEELS} == {None, "cp314t"}
 
 
+@pytest.mark.needs("permissions")
 def test_archives_of_equal_files_are_equal(tmp_path: Path) -> None:
     sdist = tool("sdist", "dist")
     archives = []

@@ -234,12 +234,12 @@ class Pair:
 
 
 needs_pointer = pytest.mark.skipif(
-    sys.platform != "linux" or not sys.implementation.cache_tag.startswith("cpython"),
-    reason="reads the memory of CPython's objects",
+    sys.implementation.name != "cpython", reason="reads the memory of CPython's objects"
 )
 
 
 @needs_pointer
+@pytest.mark.needs("proc")
 def test_records_without_data_have_a_limit(files: Files) -> None:
     pair = Pair(files)
     pair.connect()
@@ -256,6 +256,7 @@ def test_records_without_data_have_a_limit(files: Files) -> None:
 
 
 @needs_pointer
+@pytest.mark.needs("proc")
 def test_records_without_data_end_with_the_connection(files: Files) -> None:
     pair = Pair(files)
     pair.connect()
@@ -264,6 +265,7 @@ def test_records_without_data_end_with_the_connection(files: Files) -> None:
         pair.server.unwrap()
 
 
+@pytest.mark.needs("proc")
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_records_of_a_handshake_have_a_limit(files: Files, is_limited: bool) -> None:  # noqa: FBT001
     pair = Pair(files)

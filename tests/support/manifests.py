@@ -70,7 +70,7 @@ def check_schema(item: Mapping[str, Any]) -> None:
 
 
 class Rendered:
-    """What Helm makes of the chart with some values."""
+    """The manifests that Helm makes of the chart with some values."""
 
     def __init__(self, result: Mapping[str, Any]) -> None:
         self.error: str | None = result["error"]

@@ -26,7 +26,7 @@ class _Records:
         self._incoming = incoming
         #: That of a record that is not complete.
         self._head = b""
-        #: What OpenSSL reads.
+        #: The bytes that OpenSSL reads.
         self.passed = ssl.MemoryBIO()
 
     def take(self) -> bool:

@@ -37,7 +37,7 @@ fn job_limits() -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
     (status != 0).then_some(limits)
 }
 
-/// What the limits of a job leave to a process that has committed this number of bytes. Other processes of the job are
+/// The rest of the limits of a job for a process that has committed this number of bytes. Other processes of the job are
 /// not counted: Windows does not document their memory.
 fn job_available(limits: &JOBOBJECT_EXTENDED_LIMIT_INFORMATION, committed: u64) -> Option<u64> {
     let flags = limits.BasicLimitInformation.LimitFlags;
