@@ -204,7 +204,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "sparse weights of a terabyte": (lambda folder: os.truncate(folder / WEIGHTS, 1 << 40), WEIGHTS),
     "sparse configuration of a terabyte": (lambda folder: os.truncate(folder / SETTINGS, 1 << 40), SETTINGS),
 }
-#: What these changes need, by words of their names.
+#: The needs of these changes, by words of their names.
 NEEDED = {
     "link": pytest.mark.needs("symlinks"),
     "named pipe": pytest.mark.needs("named_pipes"),

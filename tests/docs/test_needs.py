@@ -194,7 +194,7 @@ def test_tests_have_marks_of_what_they_need(path: Path) -> None:
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """What Python evaluates when it imports a module: not the bodies of functions."""
+    """The code that runs when a module is imported: not the bodies of functions."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     yield node
@@ -263,9 +263,10 @@ def run(folder: Path, *options: str) -> str:
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "python"), str(TESTS)])}
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    needs(name): a need\n")
-    return subprocess.run(
+    done = subprocess.run(
         [*command, "test_sample.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    ).stdout
+    )
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
