@@ -128,7 +128,7 @@ def main() -> None:
         "--no-tests", action="store_true", help="only install the wheel and ask the demo model"
     )
     parser.add_argument("--junit", type=Path, help="the report of pytest")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     options.dist = options.dist.resolve()
     pip = ["--no-index", "--find-links", str(options.dist)] if options.no_index else []
     with tempfile.TemporaryDirectory() as folder:

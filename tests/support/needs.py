@@ -38,7 +38,9 @@ def has_hooks() -> bool:
 
 
 def has_compiler() -> bool:
-    return sys.platform == "linux" and shutil.which(os.environ.get("CXX", "g++")) is not None
+    """In CI, the tests fail without it, and are not skipped."""
+    is_found = shutil.which(os.environ.get("CXX", "g++")) is not None
+    return sys.platform == "linux" and (is_found or "CI" in os.environ)
 
 
 def has_device() -> bool:

@@ -90,8 +90,7 @@ def musl(root: Path) -> None:
     shutil.copy(Path(MUSL).resolve(), root / MUSL[1:])
     (root / "bin").mkdir(exist_ok=True)
     shutil.copy(str(shutil.which("busybox")), root / "bin" / "busybox")
-    for program in ("bin/sh", "usr/bin/env"):
-        (root / program).symlink_to("/bin/busybox")
+    (root / "bin" / "sh").symlink_to("/bin/busybox")
 
 
 #: The roots, and how each is made.
@@ -108,8 +107,8 @@ mount --rbind /dev "$FOLDER"/dev
 mount -t tmpfs tmpfs "$FOLDER"/tmp
 mount --bind -o ro "$SOURCES" "$FOLDER"/penstock
 mount --bind -o ro "$DIST" "$FOLDER"/dist
-chroot "$FOLDER" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
-    python3 /penstock/tools/test_wheel.py /dist --no-index $OPTIONS
+env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
+    chroot "$FOLDER" python3 /penstock/tools/test_wheel.py /dist --no-index $OPTIONS
 """
 #: Options of the tests. QEMU takes thirty times as long, and seconds to start a process.
 FILES = ("api/test_request", "api/test_choices", "api/test_generation_control", "text/test_parsed_output", "text/test_stops")
