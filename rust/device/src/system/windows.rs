@@ -18,7 +18,9 @@ pub(crate) fn available_memory() -> u64 {
     // SAFETY: the system writes one structure of the size in it. The call fails for a wrong size only.
     unsafe { GlobalMemoryStatusEx(&mut status) };
     let system = status.ullAvailPhys.min(status.ullAvailPageFile);
-    job_limits().and_then(|limits| job_available(&limits, committed_bytes())).map_or(system, |job| job.min(system))
+    job_limits()
+        .and_then(|limits| job_available(&limits, committed_bytes()))
+        .map_or(system, |job| job.min(system))
 }
 
 /// The limits of the innermost job of this process; `None` without a job.
