@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
-from support.tools import tool
 
 PACKAGE = ROOT / "python" / "penstock"
 
@@ -97,9 +96,8 @@ def test_sdist_depends_on_the_commit_only(sdist: Path, tmp_path: Path) -> None:
 
 
 def test_wheel_is_small_and_exports_one_function(wheel: Path) -> None:
-    packed = wheel.with_suffix(".packed")
-    tool("archive", "dist").rewrite(wheel, packed, lambda name, content: (name, content))  # as in a release
-    assert packed.stat().st_size <= 6 * 10**6
+    # The wheels of a release have a limit of their own; zig links them, and Zopfli compresses them.
+    assert wheel.stat().st_size <= 7 * 10**6
     with zipfile.ZipFile(wheel) as archive:
         [name] = [
             name for name in archive.namelist() if name.startswith("penstock/_core") and name.endswith(".so")
@@ -118,7 +116,7 @@ def test_wheel_is_abi3_and_holds_the_expected_files(wheel: Path) -> None:
     page = {f"penstock/server/page/{file.name}" for file in (PACKAGE / "server" / "page").iterdir()}
     assert "penstock/server/page/index.html" in page
     assert page <= names
-    assert not any("aliases" in name for name in names)
+    assert not any("/aliases/" in name for name in names)
     assert any(name.startswith("penstock/_core") and name.endswith(".so") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests/") or name.endswith(".gguf") for name in names)

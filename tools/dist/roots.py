@@ -59,7 +59,7 @@ def run(*command: str | Path, folder: Path | None = None, **variables: str) -> N
 
 def debian(root: Path, cpu: str) -> None:
     """A Debian with its Python. Packages of other CPUs are unpacked, and their programs run under QEMU."""
-    packages = "--include=python3,python3-venv,ca-certificates"
+    packages = "--include=python3,python3-venv,libstdc++6"
     run("mmdebstrap", "--variant=extract", f"--architectures={cpu}", packages, "--skip=check/qemu", RELEASE, root)
     if cpu == "arm64" and not (programs := Path("/proc/sys/fs/binfmt_misc")).joinpath("qemu-aarch64").exists():
         if not (programs / "register").exists():

@@ -15,6 +15,8 @@ from sbom import remove_paths
 from sdist import build_sdist, commit_time, unpack
 from targets import ROOT, Wheel
 
+#: Limit of the size of a wheel.
+MAX_BYTES = 6_100_000
 #: The linker for Windows.
 MINGW = "x86_64-w64-mingw32-gcc"
 #: The configuration of PyO3 for Python without the GIL, in the sources.
@@ -43,6 +45,8 @@ def build(wheel: Wheel, sources: Path, out: Path) -> None:
         subprocess.run(command, check=True, cwd=sources, env=environment(wheel, sources))  # noqa: S603 - as above
         [path] = Path(folder).glob("*.whl")
         remove_paths(path, sources)
+        if path.stat().st_size > MAX_BYTES:
+            sys.exit(f"{path.name} has {path.stat().st_size:,} bytes; the limit is {MAX_BYTES:,}")
         path.replace(out / path.name)
 
 
