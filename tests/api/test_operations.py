@@ -323,7 +323,7 @@ request = engine.blocking.start_request([10, 20, 30, 40], max_tokens=400, ignore
 
 def tell():
     while engine.health().state != "draining":
-        yield_processor()
+        os.sched_yield()
     print("draining", flush=True)
 
 threading.Thread(target=tell).start()

@@ -519,7 +519,7 @@ def test_id_that_the_hub_lacks_is_looked_up_on_modelscope(
         raise kind.__new__(kind, "no repository")  # its constructor wants a response of the HTTP library
 
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "snapshot_download", not_found)
+    monkeypatch.setattr(hub.HfApi, "model_info", not_found)
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ModelSerializerException, match="not a local path and not found on the hub"):
         HuggingFaceModel("org/model", "m").load_model()

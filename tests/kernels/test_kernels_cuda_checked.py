@@ -77,7 +77,7 @@ def test_files_that_build_kernels_have_a_longer_limit() -> None:
     imports = re.compile(
         r"^from (emu\b|support\.kernels(\.(cuda|emulator)\b| import .*\b(cuda|emulator)\b))", re.MULTILINE
     )
-    limit = re.compile(r"^pytestmark = pytest\.mark\.timeout\((\d+)\)", re.MULTILINE)
+    limit = re.compile(r"^pytestmark = \[?pytest\.mark\.timeout\((\d+)\)", re.MULTILINE)
     texts = {path.name: path.read_text() for path in TESTS.glob("*/test_*.py")}
     limits = {name: limit.findall(text) for name, text in texts.items() if imports.search(text)}
     assert Path(__file__).name in limits

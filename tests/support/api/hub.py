@@ -79,9 +79,10 @@ class Hub(ThreadingHTTPServer):
         return {match[1] for match in found if match}
 
     def asked_files(self, method: str) -> list[str]:
-        """The files requested with this method, sorted by name."""
-        found = (re.search(r"/resolve/[^/]+/(.+)", path) for asked, path in self.requests if asked == method)
-        return sorted(match[1] for match in found if match)
+        """The files requested with this method, by name or where they are stored; each once, sorted."""
+        place = re.compile(r"/(?:resolve|stored/(?:[^/]+/)?[^/]+)/[^/]+/(.+)")
+        found = (place.search(path) for asked, path in self.requests if asked == method)
+        return sorted({match[1] for match in found if match})
 
 
 class HubHandler(BaseHTTPRequestHandler):
@@ -98,10 +99,10 @@ class HubHandler(BaseHTTPRequestHandler):
         """Send an answer, or an error like the hub's."""
         parts = urlsplit(self.path)
         path = unquote(parts.path)
+        self.server.requests.append((self.command, path))
         if stored := re.fullmatch(r"/stored/([^/]+/[^/]+)/([^/]+)/(.+)", path):
             self.send_stored(*stored.groups())
             return
-        self.server.requests.append((self.command, path))
         api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/(.+)", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         if match := api or file:
