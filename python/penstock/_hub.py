@@ -39,7 +39,7 @@ class FileSet(NamedTuple):
     required: tuple[str, ...]
     """A repository must have one of these."""
     before_gguf: tuple[str, ...]
-    """Patterns of files in whose absence a GGUF file is the model; empty if a GGUF file never is."""
+    """Patterns of files that are used before a GGUF file; empty if GGUF files are not used."""
     hint: str
     """The end of the error for a repository without them."""
     kind: str = "model"

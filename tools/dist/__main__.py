@@ -7,7 +7,7 @@
     python tools/dist targets          the targets of Rust that wheels are built for
 
 Needs rustup, and the packages maturin and ziglang in the environment of this Python; the target for Windows
-needs Debian's gcc-mingw-w64-x86-64. A wheel takes about six minutes on two cores.
+needs Debian's gcc-mingw-w64-x86-64. A wheel takes about eight minutes on two cores.
 """
 
 from __future__ import annotations

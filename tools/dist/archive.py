@@ -1,4 +1,4 @@
-"""Rewrites wheels: archives with a list of the hashes of their files. Zopfli compresses them, for smaller files."""
+"""Rewrites wheels: archives with a list of the hashes of their files. Zopfli compresses them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import zopfli.zlib
+
 
 class Compressor:
     """Deflate as `zipfile` calls it, by Zopfli."""

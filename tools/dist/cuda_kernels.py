@@ -30,6 +30,8 @@ def add_kernels(out: Path) -> Path:
         return path, content
 
     copy = out / f"{name}-{local}-{rest}"
-    added = {f"penstock/kernels/{path.relative_to(KERNELS).as_posix()}": path.read_bytes() for path in kernels}
+    added = {
+        f"penstock/kernels/{path.relative_to(KERNELS).as_posix()}": path.read_bytes() for path in kernels
+    }
     rewrite(wheels[0], copy, edit, added)
     return copy

@@ -1,6 +1,6 @@
-"""Tests the Linux wheels, each in a bare root file system of its own: Debian for both CPUs, and a Python with musl.
+"""Tests the Linux wheels, each in a root file system with Python only: Debian for both CPUs, and musl.
 
-Needs root, Debian's mmdebstrap, qemu-user-static, musl-tools, busybox-static and sources of packages (`deb-src`).
+Needs root, Debian's mmdebstrap, qemu-user-static, musl-tools, busybox-static, and `deb-src` sources.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ for argument; do
 done
 exec musl-gcc "$@" -w
 """
-#: Debian packages that a Python with musl is compiled from, and the commands for each. OpenSSL is for `import ssl`.
+#: Debian packages that a Python with musl is compiled from, and the commands for each.
 #: Threads have a stack of a mebibyte, as in the Python of Alpine's images.
 SOURCES = {
     "zlib": "./configure --prefix=$PREFIX --static && make libz.a && make install",
     "openssl": "./Configure linux-x86_64 --prefix=$PREFIX --libdir=lib no-shared no-tests no-engine no-legacy"
-    " -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu && make -j2 build_libs && make install_dev",
-    "python3.11": "./configure --prefix=/usr --with-openssl=$PREFIX --disable-test-modules CPPFLAGS=-I$PREFIX/include"
-    " LDFLAGS='-L$PREFIX/lib -Wl,-z,stack-size=0x100000 -Wl,--dynamic-linker=" + MUSL + "'"
+    " -idirafter /usr/include -idirafter /usr/include/x86_64-linux-gnu"
+    " && make -j2 build_libs && make install_dev",
+    "python3.11": "./configure --prefix=/usr --with-openssl=$PREFIX --disable-test-modules"
+    " CPPFLAGS=-I$PREFIX/include LDFLAGS='-L$PREFIX/lib -Wl,-z,stack-size=0x100000 -Wl,--dynamic-linker="
+    + MUSL
+    + "'"
     " && make -j2 && make install DESTDIR=$ROOT",
 }
 #: The platforms of wheels of each root, for pip.
@@ -60,8 +63,19 @@ def run(*command: str | Path, folder: Path | None = None, **variables: str) -> N
 def debian(root: Path, cpu: str) -> None:
     """A Debian with its Python. Packages of other CPUs are unpacked, and their programs run under QEMU."""
     packages = "--include=python3,python3-venv,libstdc++6"
-    run("mmdebstrap", "--variant=extract", f"--architectures={cpu}", packages, "--skip=check/qemu", RELEASE, root)
-    if cpu == "arm64" and not (programs := Path("/proc/sys/fs/binfmt_misc")).joinpath("qemu-aarch64").exists():
+    run(
+        "mmdebstrap",
+        "--variant=extract",
+        f"--architectures={cpu}",
+        packages,
+        "--skip=check/qemu",
+        RELEASE,
+        root,
+    )
+    if (
+        cpu == "arm64"
+        and not (programs := Path("/proc/sys/fs/binfmt_misc")).joinpath("qemu-aarch64").exists()
+    ):
         if not (programs / "register").exists():
             run("mount", "-t", "binfmt_misc", "none", programs)
         programs.joinpath("register").write_bytes(Path("/usr/lib/binfmt.d/qemu-aarch64.conf").read_bytes())
@@ -99,7 +113,7 @@ ROOTS: dict[str, Callable[[Path], None]] = {
     "arm64": lambda root: debian(root, "arm64"),
     "musl": musl,
 }
-#: The commands that test the wheels of a folder in a root, which reaches no network. All mounts end with them.
+#: The commands that test the wheels of a folder in a root without a network.
 TEST = """
 for folder in proc dev tmp penstock dist; do mkdir -p "$FOLDER/$folder"; done
 mount -t proc proc "$FOLDER"/proc
@@ -110,10 +124,19 @@ mount --bind -o ro "$DIST" "$FOLDER"/dist
 env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
     chroot "$FOLDER" python3 /penstock/tools/test_wheel.py /dist --no-index $OPTIONS
 """
-#: Options of the tests. QEMU takes thirty times as long, and seconds to start a process.
-FILES = ("api/test_request", "api/test_choices", "api/test_generation_control", "text/test_parsed_output", "text/test_stops")
-#: numpy, which the tests need, does not run with a Python that is compiled so: the release workflow has that of Alpine.
-OPTIONS = {"musl": "--no-tests", "arm64": " ".join(["--timeout 1800", *(f"tests/{name}.py" for name in FILES)])}
+#: The tests under QEMU, which takes thirty times as long, and seconds to start a process.
+FILES = (
+    "api/test_request",
+    "api/test_choices",
+    "api/test_generation_control",
+    "text/test_parsed_output",
+    "text/test_stops",
+)
+#: Options of the tests. This Python with musl cannot load numpy; the release workflow tests in Alpine.
+OPTIONS = {
+    "musl": "--no-tests",
+    "arm64": " ".join(["--timeout 1800", *(f"tests/{name}.py" for name in FILES)]),
+}
 
 
 def download(name: str, dist: Path) -> Path:

@@ -1,7 +1,7 @@
 """Removes paths of the machine from the SBOM that maturin adds to a wheel.
 
 The SBOM, `sboms/penstock-python.cyclonedx.json` in the CycloneDX format, lists the crates that the extension
-module is compiled from. It names Penstock's by absolute paths. Without these, two machines build equal wheels.
+module is compiled from. It names Penstock's by absolute paths, which differ between machines.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ directory = "vendor"
 def commit_time() -> int:
     """Seconds of the last commit since 1970, which all files of a distribution have."""
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)  # noqa: S603
 
 
 def build_sdist(out: Path) -> Path:
-    """Build the source distribution in `out`. Its name has no compression of its own: pip knows `.tar.gz`."""
+    """Build the source distribution in `out`."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         command = [sys.executable, "-m", "maturin", "sdist", "--out", temporary]
@@ -56,11 +56,13 @@ def pack(folder: Path, archive: Path) -> None:
         member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
         return member
 
-    with archive.open("wb") as file, gzip.GzipFile("", "wb", 9, file, time) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for path in sorted(folder.rglob("*")):
-                name = path.relative_to(folder.parent)
-                tar.add(path, str(name), recursive=False, filter=plain)
+    with (
+        archive.open("wb") as file,
+        gzip.GzipFile("", "wb", 9, file, time) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            tar.add(path, str(path.relative_to(folder.parent)), recursive=False, filter=plain)
 
 
 def unpack(archive: Path, folder: Path) -> None:

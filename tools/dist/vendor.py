@@ -1,7 +1,7 @@
 """Copies the crates that the extension module is built from, so that a build needs no network.
 
-Packages that no wheel needs, such as those of tests, are replaced with empty ones of the same name: Cargo reads the
-manifest of each package in the lock file.
+Packages that no wheel needs, such as those of tests, are replaced with empty ones of the same name: Cargo
+reads the manifest of each package in the lock file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 
 from targets import CRATE, ROOT, TARGETS
@@ -26,13 +25,13 @@ def cargo(*arguments: str) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603 - as above
 
 
-def needed_packages(targets: Iterable[str] = TARGETS) -> list[dict[str, object]]:
+def needed_packages() -> list[dict[str, object]]:
     """The packages of registries that the extension module is built from, as `cargo metadata` describes them.
 
     With those that run at compile time: build scripts and procedural macros.
     """
     found: dict[str, dict[str, object]] = {}
-    for target in targets:
+    for target in TARGETS:
         metadata = json.loads(cargo("metadata", "--format-version=1", f"--filter-platform={target}"))
         packages = {package["id"]: package for package in metadata["packages"]}
         nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
@@ -96,8 +95,7 @@ def replace(path: Path, old: str, new: str) -> None:
 
 
 def forget_files(package: Path) -> None:
-    """Keep the checksum of a package as it was published, which the lock file has, and not those of its files."""
+    """Keep the checksum of the published package, which the lock file has, without those of its files."""
     path = package / ".cargo-checksum.json"
     checksum = json.loads(path.read_text(encoding="utf-8"))["package"]
     path.write_text(json.dumps({"files": {}, "package": checksum}), encoding="utf-8")
-

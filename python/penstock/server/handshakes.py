@@ -62,7 +62,7 @@ class TlsListener:
         self._listener, self._context, self._make = listener, context, make
         self._clients, self._timeout = clients, timeout
         listener.settimeout(0)
-        #: Of connections whose handshakes have not ended.
+        #: The handshakes that run.
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.create_task(self._listen())
 

@@ -13,7 +13,7 @@ _MAX_HANDSHAKES = 32
 
 
 class Connection(Protocol):
-    """A connection that counts: one of HTTP, or one whose handshake has not ended."""
+    """A counted connection: of HTTP, or during its TLS handshake."""
 
     group: Group | None
 

@@ -101,7 +101,7 @@ class _BoundedObject(ssl.SSLObject):
 
 
 class BoundedContext(ssl.SSLContext):
-    """A context whose connections have the limits."""
+    """A context for connections with these limits."""
 
     sslobject_class = _BoundedObject
 

@@ -23,7 +23,7 @@ fn fastest_cores() -> Option<usize> {
             0,
         )
     };
-    (status == 0).then_some(usize::try_from(cores).ok()?).filter(|cores| *cores > 0)
+    usize::try_from(cores).ok().filter(|cores| status == 0 && *cores > 0)
 }
 
 #[cfg(not(target_os = "macos"))]
@@ -31,8 +31,8 @@ fn fastest_cores() -> Option<usize> {
     None
 }
 
-/// Keeps the calling thread on cores of the fastest kind while they are free. The scheduler of macOS moves threads
-/// without this class to others; on other systems it is not told.
+/// Asks macOS to run the calling thread on cores of the fastest kind; without this class, it also uses the others. Has no
+/// effect on other systems.
 pub(crate) fn prefer_fast_cores() {
     #[cfg(target_os = "macos")]
     // SAFETY: sets an attribute of the calling thread only.
