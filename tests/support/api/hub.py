@@ -78,6 +78,11 @@ class Hub(ThreadingHTTPServer):
         found = (re.search(r"/revision/(.+)", path) for _, path in self.requests)
         return {match[1] for match in found if match}
 
+    def transfers(self, name: str) -> list[str]:
+        """The addresses from which a stored file was requested, in order."""
+        stored = re.compile(rf"/stored/.+/{re.escape(name)}")
+        return [path for method, path in self.requests if method == "GET" and stored.fullmatch(path)]
+
     def asked_files(self, method: str) -> list[str]:
         """The files requested with this method, by name or where they are stored; each once, sorted."""
         place = re.compile(r"/(?:resolve|stored/(?:[^/]+/)?[^/]+)/[^/]+/(.+)")
