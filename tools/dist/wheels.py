@@ -52,12 +52,14 @@ def build(wheel: Wheel, sources: Path, out: Path) -> None:
 
 def environment(wheel: Wheel, sources: Path) -> dict[str, str]:
     """The environment of a build. Nothing in a wheel depends on the time, or on paths of this machine."""
+    target = ROOT / "target" / "wheels"
+    remapped = [f"--remap-path-prefix={sources}=/penstock", f"--remap-path-prefix={target}=/penstock/target"]
     variables = {
         # maturin searches the program of zig beside Python.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "SOURCE_DATE_EPOCH": str(commit_time()),
-        "CARGO_ENCODED_RUSTFLAGS": f"--remap-path-prefix={sources}=/penstock",
-        "CARGO_TARGET_DIR": str(ROOT / "target" / "wheels"),
+        "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(remapped),
+        "CARGO_TARGET_DIR": str(target),
         "CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER": MINGW,
         "MACOSX_DEPLOYMENT_TARGET": "11.0",
     }
