@@ -1,7 +1,7 @@
 """The licences of the code that a wheel has besides Penstock's, in the folder `third-party`.
 
 The build of a wheel adds the folder to the wheel's licences, if it exists. A crate without a file with its
-licence, or with a licence that `deny.toml` does not allow, is an error.
+licence is an error; `make deny` checks which licences the crates have.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from targets import CRATE, ROOT
+from crates import LINKED, cargo, crates_of
+from targets import ROOT
 
 #: Names of files with licences and notices, in the folder of a crate.
 NAMES = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)s?([-_.].*)?", re.IGNORECASE)
 #: Notices of the C libraries that the linker adds, from the package of the system that has them.
-LINKED = {"x86_64-pc-windows-gnu": Path("/usr/share/doc/mingw-w64-x86-64-dev/copyright")}
+LINKED_C = {"x86_64-pc-windows-gnu": Path("/usr/share/doc/mingw-w64-x86-64-dev/copyright")}
 #: The notices of Rust's standard library, in the folder of the toolchain.
 STANDARD_LIBRARY = Path("share", "doc", "rust", "COPYRIGHT-library.html")
 
@@ -34,7 +34,7 @@ The extension module of Penstock contains code of these crates:
 
 
 class LicenceError(Exception):
-    """A crate cannot be distributed in a wheel, or its licence is not known."""
+    """The licence of a part of a wheel is not known."""
 
 
 @dataclass(frozen=True, order=True)
@@ -51,27 +51,22 @@ class Crate:
         return f"{self.name} {self.version}"
 
 
-def run(*command: str) -> str:
-    """The output of a command at the top of the checkout."""
+def rustc(*arguments: str) -> str:
+    """The output of the compiler of the checkout's toolchain."""
+    command = ["rustc", *arguments]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603
 
 
 def host() -> str:
     """The target of this machine."""
-    [target] = re.findall(r"^host: (.*)$", run("rustc", "-vV"), re.MULTILINE)
+    [target] = re.findall(r"^host: (.*)$", rustc("-vV"), re.MULTILINE)
     return str(target)
 
 
 def linked_crates(target: str) -> list[Crate]:
     """The crates of others that are linked into the module, without those that run at compile time."""
-    tree = run(
-        *("cargo", "tree", "--locked", "--package", CRATE, "--target", target),
-        *("--edges", "normal,no-proc-macro", "--prefix", "none", "--format", "{p}"),
-    )
-    linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line}
-    metadata = json.loads(
-        run("cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", target)
-    )
+    linked = crates_of(target, LINKED)
+    metadata = json.loads(cargo("metadata", "--format-version=1", f"--filter-platform={target}"))
     members = set(metadata["workspace_members"])
     return sorted(
         Crate(
@@ -82,46 +77,8 @@ def linked_crates(target: str) -> list[Crate]:
             package["repository"] or f"https://crates.io/crates/{package['name']}",
         )
         for package in metadata["packages"]
-        if package["id"] not in members and (package["name"], f"v{package['version']}") in linked
+        if package["id"] not in members and (package["name"], package["version"]) in linked
     )
-
-
-def allowed_licences() -> frozenset[str]:
-    """The licences that a crate may have."""
-    rules = tomllib.loads((ROOT / "deny.toml").read_text(encoding="utf-8"))
-    return frozenset(rules["licenses"]["allow"])
-
-
-def is_allowed(expression: str, allowed: frozenset[str]) -> bool:
-    """Whether the allowed licences are enough for an SPDX expression; a slash is an older notation of OR."""
-    tokens = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
-
-    def alternatives() -> bool:
-        found = [terms()]
-        while tokens and tokens[0] == "OR":
-            tokens.pop(0)
-            found.append(terms())
-        return any(found)
-
-    def terms() -> bool:
-        found = [licence()]
-        while tokens and tokens[0] == "AND":
-            tokens.pop(0)
-            found.append(licence())
-        return all(found)
-
-    def licence() -> bool:
-        token = tokens.pop(0)
-        if token == "(":  # noqa: S105 - a bracket
-            found = alternatives()
-            tokens.pop(0)
-            return found
-        if tokens[:1] == ["WITH"]:
-            token = f"{token} WITH {tokens[1]}"
-            del tokens[:2]
-        return token in allowed
-
-    return alternatives()
 
 
 def texts_of(crate: Crate) -> Iterator[str]:
@@ -134,11 +91,8 @@ def texts_of(crate: Crate) -> Iterator[str]:
 
 def licences_of(crates: list[Crate]) -> str:
     """A document with the licences of all crates, each text once."""
-    allowed = allowed_licences()
     texts: dict[str, list[Crate]] = {}
     for crate in crates:
-        if crate.licence is None or not is_allowed(crate.licence, allowed):
-            raise LicenceError(f"{crate}: deny.toml does not allow the licence {crate.licence}")
         found = list(texts_of(crate))
         if not found:
             raise LicenceError(f"{crate}: no file with its licence in {crate.folder}")
@@ -158,9 +112,9 @@ def write_licences(target: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "crates.txt").write_text(document, encoding="utf-8")
-    copies = {"rust.html": Path(run("rustc", "--print", "sysroot").strip()) / STANDARD_LIBRARY}
-    if target in LINKED:
-        copies["libraries.txt"] = LINKED[target]
+    copies = {"rust.html": Path(rustc("--print", "sysroot").strip()) / STANDARD_LIBRARY}
+    if target in LINKED_C:
+        copies["libraries.txt"] = LINKED_C[target]
     for name, path in copies.items():
         if not path.is_file():
             raise LicenceError(f"{path} is missing")

@@ -8,52 +8,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-from targets import CRATE, ROOT, TARGETS
+from crates import NEEDED, cargo, crates_of
+from targets import TARGETS
 
 #: Folders of a package that its library is not compiled from.
 UNUSED = ("tests", "benches", "examples")
-
-
-def cargo(*arguments: str) -> str:
-    """The output of Cargo."""
-    command = ["cargo", *arguments, "--locked", "--manifest-path", str(ROOT / "Cargo.toml")]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout  # noqa: S603 - as above
-
-
-def needed_packages() -> list[dict[str, object]]:
-    """The packages of registries that the extension module is built from, as `cargo metadata` describes them.
-
-    With those that run at compile time: build scripts and procedural macros.
-    """
-    found: dict[str, dict[str, object]] = {}
-    for target in TARGETS:
-        metadata = json.loads(cargo("metadata", "--format-version=1", f"--filter-platform={target}"))
-        packages = {package["id"]: package for package in metadata["packages"]}
-        nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-        waiting = [name for name, package in packages.items() if package["name"] == CRATE]
-        seen = set(waiting)
-        while waiting:
-            package = waiting.pop()
-            if packages[package]["source"] is not None:
-                found[package] = packages[package]
-            for dependency in nodes[package]["deps"]:
-                is_built = any(kind["kind"] != "dev" for kind in dependency["dep_kinds"])
-                if is_built and dependency["pkg"] not in seen:
-                    seen.add(dependency["pkg"])
-                    waiting.append(dependency["pkg"])
-    return sorted(found.values(), key=lambda package: str(package["id"]))
 
 
 def vendor(directory: Path) -> None:
     """Write the packages of the lock file to a new directory."""
     shutil.rmtree(directory, ignore_errors=True)
     cargo("vendor", "--quiet", "--versioned-dirs", str(directory))
-    needed = {f"{package['name']}-{package['version']}" for package in needed_packages()}
+    needed = {f"{name}-{version}" for target in TARGETS for name, version in crates_of(target, NEEDED)}
     for package in sorted(directory.iterdir()):
         if package.name in needed:
             for name in UNUSED:
