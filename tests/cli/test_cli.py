@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import penstock
-from penstock._cli_chat import Reply, chat
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.cli import main
+from penstock.cli.chat import Reply, interact
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import start_python
 from support.api.terminal import CTRL_C, CTRL_D, Terminal
@@ -355,7 +355,7 @@ def test_ctrl_c_before_the_first_chunk_drops_the_message(monkeypatch: pytest.Mon
         raise KeyboardInterrupt
 
     messages = [{"role": "system", "content": "Be brief."}]
-    chat(messages, answer)
+    interact(messages, answer)
     assert messages == [{"role": "system", "content": "Be brief."}]
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock._cli_download import Memory
 from penstock._hub_aliases import aliases, default_alias
 from penstock._hub_ids import parse_hub_model
+from penstock.cli.download import Memory
 from support.api.checkpoints import CHAT_TEMPLATE
 from support.api.ggufs import Type, write_gguf
 from support.api.hub import LICENCE, Hub, Repository, environment_of, etag, serving

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock import EngineOptions
-from penstock._cli_serve import serve
+from penstock.cli.serve import serve
 
 #: The result of `profile` is that of a method of the engine.
 NOT_SERVED = {"profile"}

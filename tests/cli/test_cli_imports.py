@@ -30,17 +30,17 @@ finally:
     print(json.dumps([*sys.modules]))
 """
 COMMANDS = {
-    "batch": "_cli_batch",
-    "bench": "_cli_bench",
-    "chat": "_cli_generate",
-    "convert": "_cli_models",
-    "demo": "_cli_generate",
+    "batch": "cli.batch",
+    "bench": "cli.bench",
+    "chat": "cli.generate",
+    "convert": "cli.models",
+    "demo": "cli.generate",
     "download": "runtime.downloader.command",
-    "generate": "_cli_generate",
-    "info": "_cli_models",
-    "models": "_cli_models",
-    "runtime": "_cli_runtime",
-    "serve": "_cli_serve",
+    "generate": "cli.generate",
+    "info": "cli.models",
+    "models": "cli.models",
+    "runtime": "cli.runtime",
+    "serve": "cli.serve",
 }
 
 

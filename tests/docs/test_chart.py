@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import penstock.server
-from penstock._cli_serve import serve
+from penstock.cli.serve import serve
 from penstock.runtime.rules import rules_of
 from penstock.server.application import _ROUTES
 from support.manifests import CHART, Rendered, check_schema, parsed, render

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import penstock.server
-from penstock._cli_runtime import runtime
-from penstock._cli_serve import serve
+from penstock.cli.runtime import runtime
+from penstock.cli.serve import serve
 from penstock.runtime.rules import rules_of
 from support.manifests import FAULTS, check_schema, parsed
 from support.paths import ROOT

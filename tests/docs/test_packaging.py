@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 import penstock.server
-from penstock._cli_runtime import aibrix_runtime
-from penstock._cli_serve import serve
+from penstock.cli.runtime import aibrix_runtime
+from penstock.cli.serve import serve
 from support.api.engines import make_engine
 from support.paths import ROOT
 from support.server.serving import serving
@@ -129,7 +129,7 @@ def test_image_of_aibrix_has_options_that_exist() -> None:
     commands = tomllib.loads((ROOT / "python/aliases/aibrix/pyproject.toml").read_text())["project"][
         "scripts"
     ]
-    assert commands[program] == "penstock._cli_runtime:aibrix_runtime"
+    assert commands[program] == "penstock.cli.runtime:aibrix_runtime"
     with click.Context(aibrix_runtime) as context:
         options, rest, _ = aibrix_runtime.make_parser(context).parse_args([*fixed, *json.loads(stage["CMD"])])
     assert (options["port"], rest) == (stage["EXPOSE"], [])

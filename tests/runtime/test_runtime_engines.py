@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from penstock._cli_serve import serve
+from penstock.cli.serve import serve
 from penstock.runtime.engines import engine
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.process import start_time_of

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock import ConfigError, _system
-from penstock._cli_runtime import runtime
+from penstock.cli.runtime import runtime
 from penstock.server import ServerSettings
 from penstock.server.listener import Address, listening
 from support.paths import TESTS
@@ -183,6 +183,6 @@ def test_options_that_need_linux_are_refused_elsewhere(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="no limit on the memory of a process") as caught:
         ServerSettings(request_templates=True)
     assert caught.value.field == "request_templates"
-    monkeypatch.setattr("penstock._cli_runtime.sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr("penstock.cli.runtime.sys", SimpleNamespace(platform="darwin"))
     done = CliRunner().invoke(runtime, [])
     assert (done.exit_code, done.output) == (1, "Error: the runtime needs Linux; this system is darwin\n")

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock._cli_output import INTERRUPTED, one_line
+from penstock.cli.output import INTERRUPTED, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,17 +27,17 @@ __all__ = ["main"]
 
 #: The module of each command and its name there. A command is imported when it is used or listed.
 _COMMANDS = {
-    "batch": ("_cli_batch", "batch"),
-    "bench": ("_cli_bench", "bench"),
-    "chat": ("_cli_generate", "chat"),
-    "convert": ("_cli_models", "convert"),
-    "demo": ("_cli_generate", "demo"),
+    "batch": ("cli.batch", "batch"),
+    "bench": ("cli.bench", "bench"),
+    "chat": ("cli.generate", "chat"),
+    "convert": ("cli.models", "convert"),
+    "demo": ("cli.generate", "demo"),
     "download": ("runtime.downloader.command", "download"),
-    "generate": ("_cli_generate", "generate"),
-    "info": ("_cli_models", "info"),
-    "models": ("_cli_models", "models"),
-    "runtime": ("_cli_runtime", "runtime"),
-    "serve": ("_cli_serve", "serve"),
+    "generate": ("cli.generate", "generate"),
+    "info": ("cli.models", "info"),
+    "models": ("cli.models", "models"),
+    "runtime": ("cli.runtime", "runtime"),
+    "serve": ("cli.serve", "serve"),
 }
 
 #: Errors of writing to a disk, a pipe or a terminal.

@@ -13,9 +13,9 @@ import click
 
 import penstock
 from penstock import _hub
-from penstock._cli_output import program
 from penstock._hub_aliases import aliases, default_alias
 from penstock._install import missing_extra
+from penstock.cli.output import program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

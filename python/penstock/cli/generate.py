@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock import _cli_chat
 from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
-from penstock._cli_chat import Reply
-from penstock._cli_download import default_model, yes_option
-from penstock._cli_engine import lora_modules_option, open_engine, sampling_fields
-from penstock._cli_options import (
+from penstock._options import FILTERS, Prompt, SamplingOptions
+from penstock.cli.chat import Reply, interact
+from penstock.cli.download import default_model, yes_option
+from penstock.cli.engine import lora_modules_option, open_engine, sampling_fields
+from penstock.cli.options import (
     Command,
     api_key,
     engine_options,
@@ -27,14 +27,13 @@ from penstock._cli_options import (
     key_options,
     sampling_options_with,
 )
-from penstock._cli_output import INTERRUPTED, print_json, program
-from penstock._cli_remote import RemoteModel, check_source
-from penstock._options import FILTERS, Prompt, SamplingOptions
+from penstock.cli.output import INTERRUPTED, print_json, program
+from penstock.cli.remote import RemoteModel, check_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock._cli_chat import Answer
+    from penstock.cli.chat import Answer
 
 __all__ = ["chat", "demo", "generate"]
 
@@ -259,7 +258,7 @@ def chat(model: str | None, prompt: str | None, system: str | None, *, as_json: 
         messages.append({"role": "user", "content": _text_of(prompt)})
     with _answers(model, options, as_json=as_json) as answer:
         if is_interactive:
-            _cli_chat.chat(messages, answer)
+            interact(messages, answer)
         elif answer(messages).is_cancelled:
             sys.exit(INTERRUPTED)
         elif model is not None and not as_json and sys.stderr.isatty():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import penstock
-from penstock._cli_output import one_line
+from penstock.cli.output import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Messages = list[dict[str, Any]]
     Answer = Callable[[Messages], "Reply"]
 
-__all__ = ["Reply", "chat"]
+__all__ = ["Reply", "interact"]
 
 HELP = """\
 /help   show this list
@@ -82,7 +82,7 @@ class Reply:
         return ", ".join(parts)
 
 
-def chat(messages: Messages, answer: Answer) -> None:
+def interact(messages: Messages, answer: Answer) -> None:
     """Asks for lines and answers each, until the user leaves. `messages` is the conversation so far.
 
     `answer` prints the answer to a conversation and returns it, also if Ctrl-C stopped it.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock._cli_download import Memory, confirm_download, list_aliases, shown_size, yes_option
-from penstock._cli_engine import progress_bar
-from penstock._cli_options import Command, convert_options, given, json_option
-from penstock._cli_output import print_json
 from penstock._options import EngineOptions
+from penstock.cli.download import Memory, confirm_download, list_aliases, shown_size, yes_option
+from penstock.cli.engine import progress_bar
+from penstock.cli.options import Command, convert_options, given, json_option
+from penstock.cli.output import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

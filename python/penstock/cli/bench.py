@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock._cli_bench_engine import bench_engine
-from penstock._cli_options import Command, Option, api_key, key_options, settings_options
 from penstock._install import missing_extra
 from penstock.bench.settings import BENCH_GROUPS, BenchSettings
+from penstock.cli.bench_engine import bench_engine
+from penstock.cli.options import Command, Option, api_key, key_options, settings_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

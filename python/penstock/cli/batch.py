@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from penstock._cli_download import yes_option
-from penstock._cli_engine import open_engine, served_name
-from penstock._cli_lora import lora_modules
-from penstock._cli_options import Command, engine_options
 from penstock._install import missing_extra
 from penstock._threads import run_in_thread
+from penstock.cli.download import yes_option
+from penstock.cli.engine import open_engine, served_name
+from penstock.cli.lora import lora_modules
+from penstock.cli.options import Command, engine_options
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:

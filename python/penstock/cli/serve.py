@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import penstock
-from penstock._cli_download import confirm_download, is_at_terminal, yes_option
-from penstock._cli_engine import served_name
-from penstock._cli_lora import adapter_settings, lora_modules
-from penstock._cli_options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock._install import missing_extra
 from penstock._options import EngineOptions
+from penstock.cli.download import confirm_download, is_at_terminal, yes_option
+from penstock.cli.engine import served_name
+from penstock.cli.lora import adapter_settings, lora_modules
+from penstock.cli.options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock.server.settings import ServerSettings, check_keys
 from penstock.server.tracing import endpoint_of_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock._cli_lora import LoraModule
+    from penstock.cli.lora import LoraModule
 
 __all__ = ["serve"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from penstock._cli_options import Command, lines_of, log_options, settings_options
 from penstock._install import missing_extra
+from penstock.cli.options import Command, lines_of, log_options, settings_options
 from penstock.runtime.settings import RuntimeSettings, settings_of_environment
 
 __all__ = ["aibrix_runtime", "runtime"]

@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 
 import click
 
-from penstock._cli_chat import Reply
-from penstock._cli_options import given
 from penstock._options import FILTERS, EngineOptions
+from penstock.cli.chat import Reply
+from penstock.cli.options import given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import closing
     from typing import IO, TextIO
 
-    from penstock._cli_chat import Messages
+    from penstock.cli.chat import Messages
 
 __all__ = ["RemoteError", "RemoteModel", "check_source"]
 

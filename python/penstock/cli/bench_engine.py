@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock._cli_download import yes_option
-from penstock._cli_engine import open_engine
-from penstock._cli_options import Command, engine_options, json_option
-from penstock._cli_output import print_json
+from penstock.cli.download import yes_option
+from penstock.cli.engine import open_engine
+from penstock.cli.options import Command, engine_options, json_option
+from penstock.cli.output import print_json
 
 if TYPE_CHECKING:
     import penstock

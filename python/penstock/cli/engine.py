@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock._cli_download import confirm_download
-from penstock._cli_lora import adapter_settings, lora_modules
-from penstock._cli_options import given
 from penstock._options import EngineOptions, SamplingOptions
+from penstock.cli.download import confirm_download
+from penstock.cli.lora import adapter_settings, lora_modules
+from penstock.cli.options import given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
