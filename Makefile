@@ -182,8 +182,8 @@ test-release: rust  # the engine in the profile of the wheel
 	$(call nextest,release,-p penstock-engine --features testing --locked --cargo-profile release --tests)
 
 test-targets: rust  # the systems and CPUs of the wheels, and Python without the GIL: the sources compile for them
-	for target in $(filter-out x86_64-unknown-linux-gnu,$(shell $(PYTHON) -B tools/dist targets)); do \
-	    rustup target add $$target && \
+	targets=$$($(PYTHON) -B tools/dist/targets.py) && for target in $$targets; do \
+	    test $$target = x86_64-unknown-linux-gnu && continue; rustup target add $$target && \
 	    cargo check --workspace --locked --target-dir target/targets --target $$target || exit 1; done
 	PYO3_CONFIG_FILE=$(abspath rust/python/pyo3-free-threaded.txt) cargo check -p penstock-python --locked \
 	    --target-dir target/targets

@@ -112,7 +112,8 @@ class EngineConfig:
     - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again is
       mapped into memory instead of loaded. The least recently used weights are removed first. The
       directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or
-      `~/.cache`. Converted models need no cache. Range: 0 to 2**63 - 1. Default: 0: no cache.
+      `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache. Range: 0 to 2**63 - 1.
+      Default: 0: no cache.
     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.
 
     Lengths and batches:
@@ -350,7 +351,7 @@ class EngineConfig:
 
         A model that is opened again is mapped into memory instead of loaded. The least recently used
         weights are removed first. The directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock`
-        in `XDG_CACHE_HOME` or `~/.cache`. Converted models need no cache.
+        in `XDG_CACHE_HOME` or `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache.
 
         Range: 0 to 2**63 - 1. Default: 0: no cache.
         """

@@ -6,6 +6,8 @@ import csv
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tomllib
 import zipfile
 from base64 import urlsafe_b64encode
@@ -70,6 +72,13 @@ def test_targets_are_those_of_the_wheels() -> None:
     systems = {target.split("-", 1)[1] for target in targets.TARGETS}
     assert systems == {"unknown-linux-gnu", "unknown-linux-musl", "apple-darwin", "pc-windows-gnu"}
     assert {wheel.python for wheel in targets.WHEELS} == {None, "cp314t"}
+
+
+def test_targets_are_printed_without_other_packages() -> None:
+    """The gate checks that the sources compile for them, before it has an environment of its own."""
+    command = [sys.executable, "-S", "-B", str(ROOT / "tools" / "dist" / "targets.py")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == list(tool("targets", "dist").TARGETS)
 
 
 @pytest.mark.needs("permissions")

@@ -4,7 +4,6 @@
     python tools/dist wheels [NAME ..] `make wheels`: it, and wheels built from it
     python tools/dist test [NAME ..]   `make test-wheels`: the Linux wheels in bare roots, which needs root
     python tools/dist kernels          `make kernels-wheel`: a second wheel, with compiled CUDA kernels
-    python tools/dist targets          the targets of Rust that wheels are built for
 
 Needs rustup, and the packages maturin and ziglang in the environment of this Python; the target for Windows
 needs Debian's gcc-mingw-w64-x86-64. A wheel takes about eight minutes on two cores.
@@ -19,7 +18,7 @@ from pathlib import Path
 from cuda_kernels import add_kernels
 from roots import ROOTS, test_wheels
 from sdist import build_sdist
-from targets import ROOT, TARGETS, WHEELS
+from targets import ROOT, WHEELS
 from wheels import build_wheels
 
 
@@ -39,7 +38,6 @@ def main() -> None:
     command("wheels", [wheel.name for wheel in WHEELS])
     command("test", list(ROOTS))
     command("kernels")
-    commands.add_parser("targets").set_defaults(out=Path())
     arguments = parser.parse_args()
     known = getattr(arguments, "known", ())
     names = getattr(arguments, "names", ()) or known
@@ -53,10 +51,8 @@ def main() -> None:
             build_wheels([wheel for wheel in WHEELS if wheel.name in names], out)
         case "test":
             test_wheels(names, out)
-        case "kernels":
-            print(add_kernels(out))
         case _:
-            print(*TARGETS)
+            print(add_kernels(out))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The wheels: systems, CPUs and versions of Python."""
+"""The wheels: systems, CPUs and versions of Python. As a program, it prints the targets of Rust."""
 
 from __future__ import annotations
 
@@ -38,3 +38,6 @@ WHEELS = (
     Wheel("aarch64-unknown-linux-gnu", GNU, "cp314t"),
 )
 TARGETS = tuple(dict.fromkeys(wheel.target for wheel in WHEELS))
+
+if __name__ == "__main__":
+    print(*TARGETS)

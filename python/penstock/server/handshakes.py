@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from penstock.server.open_connections import Group, OpenConnections
+    from penstock.server.open_connections import Group, Handshakes, OpenConnections
 
 __all__ = ["TlsListener"]
 
 logger = logging.getLogger("penstock.server")
 
-#: Seconds after which a handshake is given up if its client has as many as it may have.
+#: Seconds after which a handshake can end for another one.
 _PATIENCE = 0.5
 #: Connections that are accepted in one go.
 _MAX_ACCEPTED = 64
@@ -112,10 +112,10 @@ class TlsListener:
             name = network_of(address[0]) if isinstance(address, tuple) else ""  # of a unix socket
             if not self._clients.add(handshake, name) or handshake.group is None:
                 return
-            slots = handshake.group.handshakes
-            async with asyncio.timeout(self._timeout), slots:
+            handshakes = handshake.group.handshakes
+            async with asyncio.timeout(self._timeout), handshakes.slot(handshake):
                 is_begun = True
-                await self._make_handshake(connection, handshake, slots)
+                await self._make_handshake(connection, handshake, handshakes)
         except OSError:  # also those of time and of TLS
             return
         finally:
@@ -124,9 +124,9 @@ class TlsListener:
                 connection.close()
 
     async def _make_handshake(
-        self, connection: socket.socket, handshake: _Handshake, slots: asyncio.Semaphore
+        self, connection: socket.socket, handshake: _Handshake, handshakes: Handshakes
     ) -> None:
-        """Raises `TimeoutError` for one that takes long while others of its client wait."""
+        """Raises `TimeoutError` if it takes long and has to end for another one of its client."""
 
         def make() -> Any:
             protocol = self._make()
@@ -139,7 +139,7 @@ class TlsListener:
         task = asyncio.create_task(connecting)
         try:
             while not (await asyncio.wait({task}, timeout=_PATIENCE))[0]:
-                if slots.locked():
+                if handshakes.is_in_the_way(handshake):
                     raise TimeoutError
         finally:
             task.cancel()

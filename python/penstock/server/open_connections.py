@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import takewhile
-from typing import Protocol
+from contextlib import asynccontextmanager
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Connection", "Group", "OpenConnections"]
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["Connection", "Group", "Handshakes", "OpenConnections"]
 
 #: TLS handshakes of a client at the same time; others of it wait.
 _MAX_HANDSHAKES = 32
@@ -25,6 +29,35 @@ class Connection(Protocol):
         """Close it at once."""
 
 
+class Handshakes:
+    """The TLS handshakes of one client: some are made at the same time, and the others wait."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(_MAX_HANDSHAKES)
+        self._num_waiting = 0
+        #: The oldest first.
+        self._running: dict[Connection, None] = {}
+
+    @asynccontextmanager
+    async def slot(self, connection: Connection) -> AsyncIterator[None]:
+        """Wait until the handshake of a connection may be made."""
+        self._num_waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self._num_waiting -= 1
+        self._running[connection] = None
+        try:
+            yield
+        finally:
+            del self._running[connection]
+            self._slots.release()
+
+    def is_in_the_way(self, connection: Connection) -> bool:
+        """Whether a running handshake has to end for one that waits: each ends the oldest one."""
+        return connection in islice(self._running, self._num_waiting)
+
+
 class Group:
     """The open connections of one client."""
 
@@ -33,8 +66,7 @@ class Group:
         #: Those with no request that is being answered, the one without activity for longest first.
         self.idle: dict[Connection, None] = {}
         self.busy: set[Connection] = set()
-        #: Those that make a TLS handshake.
-        self.handshakes = asyncio.Semaphore(_MAX_HANDSHAKES)
+        self.handshakes = Handshakes()
 
     def __len__(self) -> int:
         return len(self.idle) + len(self.busy)

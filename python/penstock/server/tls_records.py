@@ -7,7 +7,10 @@ an event loop reads at once take 50 ms. Here it gets one record at a time.
 from __future__ import annotations
 
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["BoundedContext"]
 
@@ -20,11 +23,14 @@ _VERSION = 3
 
 
 class _Records:
-    """Passes on the bytes of a client by whole records. The others stay, as event loops look for them."""
+    """Passes on the bytes of a client by whole records.
+
+    Bytes of later records stay in `incoming`: asyncio reads its `pending` to see whether there are more.
+    """
 
     def __init__(self, incoming: ssl.MemoryBIO) -> None:
         self._incoming = incoming
-        #: That of a record that is not complete.
+        #: The first bytes of a record that is not complete.
         self._head = b""
         #: The bytes that OpenSSL reads.
         self.passed = ssl.MemoryBIO()
@@ -68,36 +74,28 @@ class _BoundedObject(ssl.SSLObject):
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002 - the name of the base class
         """The data of the next record that has some."""
-        is_taken = False
-        while True:
-            try:
-                found = super().read(len, buffer)
-            except ssl.SSLWantReadError:
-                self._next(was_taken=is_taken)
-                is_taken = True
-            else:
-                self._num_full += is_taken
-                return found
+        return self._advance(super().read, len, buffer)
 
     def unwrap(self) -> None:
         """End the connection, after the records so far."""
-        is_taken = False
+        self._advance(super().unwrap)
+
+    def _advance(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function, and again with each record that it asks for; counts those that have no data."""
+        num_taken = 0
         while True:
             try:
-                super().unwrap()
+                found = call(*arguments)
             except ssl.SSLWantReadError:
-                self._next(was_taken=is_taken)
-                is_taken = True
+                self._num_empty += num_taken > 0
+                if self._num_empty > _MAX_EMPTY + self._num_full:
+                    raise ssl.SSLError("the client sends too many records without data") from None
+                if not self.records.take():
+                    raise
+                num_taken += 1
             else:
-                return
-
-    def _next(self, *, was_taken: bool) -> None:
-        """Pass on another record, or raise again; `was_taken` counts the one before as one without data."""
-        self._num_empty += was_taken
-        if self._num_empty > _MAX_EMPTY + self._num_full:
-            raise ssl.SSLError("the client sends too many records without data")
-        if not self.records.take():
-            raise  # noqa: PLE0704 - the error that is being handled
+                self._num_full += num_taken > 0
+                return found
 
 
 class BoundedContext(ssl.SSLContext):

@@ -53,7 +53,7 @@ impl EngineConfig {
         if self.weights_cache_bytes.is_some_and(|bytes| bytes > 0) && self.cache_directory.is_none() {
             self.cache_directory = cache_directory("weights");
             if self.cache_directory.is_none() {
-                let limit = format!("0, because {CACHE} is not set and HOME is not an absolute path");
+                let limit = format!("0, because {CACHE} is not set and {HOME} is not an absolute path");
                 let bytes = self.weights_cache_bytes.unwrap_or_default();
                 return Err(FieldError::new("weights_cache_bytes", bytes, limit));
             }
@@ -91,11 +91,22 @@ fn text(variable: &str) -> Option<String> {
 
 /// The directory of a cache: in `PENSTOCK_CACHE`, or in the user's directory of caches.
 fn cache_directory(name: &str) -> Option<PathBuf> {
-    let path = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let user = || path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")));
     let own =
         env::var_os(CACHE).filter(|path| !path.is_empty()).and_then(|path| std::path::absolute(path).ok());
-    Some(own.or_else(|| Some(user()?.join("penstock")))?.join(name))
+    Some(own.or_else(|| Some(user_caches()?.join("penstock")))?.join(name))
+}
+
+/// The variable with the folder that has the user's caches.
+const HOME: &str = if cfg!(windows) { "LOCALAPPDATA" } else { "HOME" };
+
+/// The user's directory of caches.
+fn user_caches() -> Option<PathBuf> {
+    let path = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    if cfg!(windows) {
+        path(HOME)
+    } else {
+        path("XDG_CACHE_HOME").or_else(|| Some(path(HOME)?.join(".cache")))
+    }
 }
 
 /// The parsed value of a variable; `None` if it is not set.

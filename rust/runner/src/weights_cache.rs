@@ -106,7 +106,7 @@ fn find(
         Ok(()) => {}
         Err(error) => {
             log::warn!("the cache entry {} is removed: {error}", path.display());
-            let _ = fs::remove_dir_all(path);
+            let _ = remove_entry(path);
             return Ok(None);
         }
     }
@@ -124,7 +124,7 @@ fn find(
         }
         Err(error) => {
             log::warn!("a cache entry is removed: {error}");
-            let _ = fs::remove_dir_all(path);
+            let _ = remove_entry(path);
             Ok(None)
         }
     }
@@ -230,10 +230,20 @@ fn evict(directory: &Path, most_bytes: u64, now: SystemTime) {
         if total <= most_bytes {
             break;
         }
-        if fs::remove_dir_all(&path).is_ok() {
+        if remove_entry(&path).is_ok() {
             total -= bytes;
         }
     }
+}
+
+/// Removes an entry. Windows does not rename an entry that an engine has open: it stays, with all its files.
+fn remove_entry(path: &Path) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let old = path.with_file_name(format!(".{name}.{}.old", std::process::id()));
+    fs::rename(path, &old)?;
+    // Files that stay are removed when they are abandoned.
+    let _ = fs::remove_dir_all(&old);
+    Ok(())
 }
 
 /// The last modification of a directory or of a file in it.

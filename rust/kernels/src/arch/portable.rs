@@ -52,6 +52,7 @@ impl Simd for Portable {
     type V = V;
     type I = I;
 
+    // Larger tiles make wheels 0.7 MB larger and prompts 2 % faster on SSE2, but decoding 18 % slower.
     tile_shapes!(1 x 1, 2 x 1);
 
     #[inline(always)]
