@@ -128,7 +128,7 @@ def rust_params(definition: Definition, notice: str) -> str:
             f"use penstock_types::{{GenerationConfig, Sampling, {', '.join(enums)}}};",
             "",
             "use super::readers::*;",
-            "use super::resolve::decimal;",
+            "use super::decimal;",
             "use super::structured::{ResponseFormat, ToolChoice, Tools};",
             "use crate::field::{Field, Read};",
             "use crate::value::Value;",

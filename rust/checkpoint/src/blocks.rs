@@ -3,10 +3,15 @@
 //! The functions run when a model is loaded. Loops run over arrays of constant length without branches or overflow
 //! checks, which the compiler vectorises for any target.
 
-use penstock_types::{Activations, CodeBits, Grid, GridRows, Minimum, ScaleFormat};
+use penstock_types::{Activations, CodeBits, Grid, GridRows, Minimum, ScaleFormat, f16_to_f32};
 
-use crate::dequantize::half_at;
 use crate::storage::Storage;
+
+/// The half-precision number at a byte offset of a block.
+#[inline(always)]
+pub(crate) fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
+    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
+}
 
 /// A block of `ELEMENTS` codes in `GROUPS` groups.
 pub(crate) struct Block<const ELEMENTS: usize, const GROUPS: usize> {

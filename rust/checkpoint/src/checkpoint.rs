@@ -12,18 +12,7 @@ use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::storage::Storage;
 use crate::tensor::{Tensor, TensorEntry};
-use crate::text_files::TextFiles;
-
-/// The file format of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileFormat {
-    /// A Hugging Face directory with safetensors weights.
-    Safetensors,
-    /// A GGUF file of this version.
-    Gguf(u32),
-    /// A converted model of this version of the format.
-    Converted(u32),
-}
+use crate::text_files::{FileFormat, TextFiles};
 
 /// A summary of a checkpoint for display.
 #[derive(Clone, Debug, PartialEq, Eq)]

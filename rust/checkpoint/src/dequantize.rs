@@ -7,7 +7,7 @@
 
 use penstock_types::f16_to_f32;
 
-use crate::blocks::{self, IQ4_VALUES};
+use crate::blocks::{self, IQ4_VALUES, half_at};
 use crate::storage::Storage;
 
 /// Converts complete blocks. `bytes` contains exactly the elements of `out`.
@@ -55,12 +55,6 @@ fn each_block<const BYTES: usize, const ELEMENTS: usize>(
     for (block, out) in blocks.iter().zip(out) {
         convert(block, out);
     }
-}
-
-/// The half-precision number at a byte offset of a block.
-#[inline(always)]
-pub(crate) fn half_at<const BYTES: usize>(block: &[u8; BYTES], at: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {

@@ -4,18 +4,18 @@
 //! needed depends on the caller.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::checkpoint::Checkpoint;
 use crate::embedding::EmbeddingConfig;
 use crate::error::{CheckpointError, shown};
 use crate::generation::remove_unfitting;
-use crate::json::{self, JsonObject};
+use crate::json::{self, JsonObject, is_inside};
 use crate::mapped::MappedFile;
 use crate::tensor::TensorEntry;
-use crate::text_files::TextFiles;
+use crate::text_files::{FileFormat, TextFiles};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{converted, gguf, quantization, safetensors};
 use penstock_types::GenerationConfig;
@@ -183,13 +183,6 @@ fn with_base_prefix(tensors: BTreeMap<String, TensorEntry>) -> BTreeMap<String, 
 #[derive(serde::Deserialize)]
 struct ShardIndex {
     weight_map: BTreeMap<String, String>,
-}
-
-/// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created
-/// by the owner of the directory.
-pub(crate) fn is_inside(name: &str) -> bool {
-    let mut components = Path::new(name).components().peekable();
-    components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
 fn missing_weights_reason(path: &Path) -> Result<String, CheckpointError> {

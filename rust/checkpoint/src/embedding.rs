@@ -4,9 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::directory::is_inside;
 use crate::error::{CheckpointError, shown};
-use crate::json::{self, CONFIG_LIMIT, JsonObject};
+use crate::json::{self, CONFIG_LIMIT, JsonObject, is_inside};
 
 const MODULES: &str = "modules.json";
 /// Maximum number of modules; models have two or three.

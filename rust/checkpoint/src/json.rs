@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -166,4 +166,11 @@ impl JsonObject {
             CheckpointError::malformed(&self.path, field, format!("{found}; {expected} is expected"))
         })
     }
+}
+
+/// Whether a name from an index stays inside the directory. Symbolic links may lead anywhere, because they were created
+/// by the owner of the directory.
+pub(crate) fn is_inside(name: &str) -> bool {
+    let mut components = Path::new(name).components().peekable();
+    components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
 }

@@ -35,12 +35,12 @@ mod text_files;
 mod tokenizer;
 
 pub use adapter::{AdapterFiles, AdapterModule};
-pub use checkpoint::{Checkpoint, Description, FileFormat};
+pub use checkpoint::{Checkpoint, Description};
 pub use converted::{Conversion, ConvertedWriter, FusedMatrix, FusedPart, NewTensor, WriteError};
 pub use embedding::EmbeddingConfig;
 pub use error::{CheckpointError, TRUNCATED};
 pub use lfs::check_lfs_pointer;
 pub use penstock_types::GenerationConfig;
 pub use tensor::Tensor;
-pub use text_files::TextFiles;
+pub use text_files::{FileFormat, TextFiles};
 pub use tokenizer::{AddedToken, GgufVocabulary, SpecialTokens, TokenType, TokenizerSource};

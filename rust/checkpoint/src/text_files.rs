@@ -6,10 +6,20 @@ use std::path::PathBuf;
 
 use penstock_types::GenerationConfig;
 
-use crate::checkpoint::FileFormat;
 use crate::embedding::EmbeddingConfig;
 use crate::error::CheckpointError;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
+
+/// The file format of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileFormat {
+    /// A Hugging Face directory with safetensors weights.
+    Safetensors,
+    /// A GGUF file of this version.
+    Gguf(u32),
+    /// A converted model of this version of the format.
+    Converted(u32),
+}
 
 /// The text files of a model, without its weights.
 #[derive(Clone, Debug)]

@@ -21,7 +21,7 @@ use penstock_types::{
     PackedAdapter, WeightFormat,
 };
 
-use crate::bfc::Exhausted;
+use crate::error::DeviceError;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
 
@@ -66,33 +66,6 @@ pub struct MatrixPart<'a> {
     pub source: &'a dyn WeightSource,
     /// The format in memory. A source of another format is rounded or quantised.
     pub format: WeightFormat,
-}
-
-/// An operation or an allocation failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// The reserved memory is full.
-    #[error(transparent)]
-    Exhausted(#[from] Exhausted),
-    /// The device has no such memory.
-    #[error("{what} needs {bytes} bytes and the device refused them: {reason}")]
-    OutOfMemory {
-        /// The purpose of the memory.
-        what: &'static str,
-        /// The number of bytes that were requested.
-        bytes: u64,
-        /// The device's message.
-        reason: String,
-    },
-    /// The device or its threads could not be set up.
-    #[error("the device could not be started: {0}")]
-    Start(String),
-    /// The inputs of a step contradict each other or exceed what was allocated.
-    #[error("invalid step: {0}; this is a bug")]
-    InvalidStep(String),
-    /// The device cannot be used any more, nor anything that was on it. The caller makes no further calls but drops.
-    #[error("{0}")]
-    Lost(String),
 }
 
 /// The KV cache of all layers: `blocks` blocks of `block_size` tokens, each with a part in every layer.

@@ -12,6 +12,7 @@ pub mod bfc;
 mod counts;
 pub mod cpu;
 pub mod cuda;
+mod error;
 pub mod packed;
 mod profile;
 mod sample;
@@ -20,11 +21,11 @@ mod system;
 mod timed;
 
 pub use backend::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
-    WeightSource,
+    Backend, CacheSpec, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource, WeightSource,
 };
 #[cfg(feature = "testing")]
 pub use cpu::probabilities_for_testing;
+pub use error::DeviceError;
 pub use profile::{Profile, ProfileRow};
 pub use sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub use step::{AdapterRows, AdapterSpec, EXTRA, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};

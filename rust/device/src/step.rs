@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use penstock_types::{AttentionRow, HeadShape};
 
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// The largest step, for which memory is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,8 @@ use penstock_types::{
     PackedAdapter, WeightFormat,
 };
 
-use crate::backend::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
-};
+use crate::backend::{Backend, CacheSpec, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource};
+use crate::error::DeviceError;
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};

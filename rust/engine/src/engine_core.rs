@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::limits::Limits;
-use crate::mailbox::{Attention, Gate};
+use crate::mailbox::{CancelSet, Gate};
 use crate::message::{AdapterError, Message, NewAdapter, Outbox, Start};
 use crate::port::{PortIndex, Ringer};
 use crate::prefix_cache::{BlockHasher, Chain, Namespace};
@@ -41,7 +41,7 @@ pub struct EngineCore {
     spare: Vec<StepBuffers>,
     /// Last events of requests that have ended. They are pushed once the statistics agree with them.
     pending_finishes: Vec<(Outbox, PortIndex, Finish)>,
-    attention: Arc<Attention>,
+    cancel_set: Arc<CancelSet>,
     gate: Arc<Gate>,
     stats: Arc<SharedStats>,
     is_draining: bool,
@@ -68,7 +68,7 @@ impl EngineCore {
     pub fn new(
         limits: Limits,
         hasher: BlockHasher,
-        attention: Arc<Attention>,
+        cancel_set: Arc<CancelSet>,
         gate: Arc<Gate>,
         stats: Arc<SharedStats>,
     ) -> Self {
@@ -79,7 +79,7 @@ impl EngineCore {
             in_flight: VecDeque::with_capacity(DEPTH),
             spare: Vec::with_capacity(DEPTH),
             pending_finishes: Vec::new(),
-            attention,
+            cancel_set,
             gate,
             stats,
             is_draining: false,
@@ -155,7 +155,7 @@ impl EngineCore {
             sequence.outbox.queue_mut().admit();
             // It may have been cancelled in the mailbox, and the engine may have attended to that flag before.
             if sequence.outbox.is_cancelled() {
-                self.attention.raise_for(key);
+                self.cancel_set.raise_for(key);
             }
             self.ringer.touch(sequence.port, sequence.outbox.list());
         }
@@ -212,20 +212,20 @@ impl EngineCore {
         }
     }
 
-    /// Ends the cancelled sequences and resumes those whose consumers have read, if the attention flag was raised since
+    /// Ends the cancelled sequences and resumes those whose consumers have read, if the flag of the cancel set was raised since
     /// the last call; stops if the gate was closed. Removes expired prefixes.
     pub fn attend(&mut self, now: Instant) {
         if self.next_expiry().is_some_and(|expiry| expiry <= now) {
             self.scheduler.expire(now);
             self.publish_stats();
         }
-        if !self.attention.take() {
+        if !self.cancel_set.take() {
             return;
         }
         if !self.is_stopped && !self.gate.is_open() {
             return self.stop(self.gate.cause(), now);
         }
-        while let Some(key) = self.attention.next() {
+        while let Some(key) = self.cancel_set.next() {
             let Some(sequence) = self.scheduler.attend(key, now) else { continue };
             let reason = match sequence.outbox.cancel_cause() {
                 Some(CancelCause::StopString) => FinishReason::StopString,

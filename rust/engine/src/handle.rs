@@ -16,7 +16,7 @@ use crate::actor;
 use crate::ending::Ending;
 use crate::engine_core::EngineCore;
 use crate::executor::Executor;
-use crate::limits::{InvalidRequest, Limits};
+use crate::limits::Limits;
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{AdapterError, NewAdapter, Outbox, Start};
 use crate::output_budget::{OutputBudget, Reservation};
@@ -28,6 +28,7 @@ use crate::request::{
 };
 use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
+use crate::start_error::StartError;
 use crate::stats::{SharedStats, Stats};
 
 /// The id of the next request, of whichever engine: a port and its listeners outlive an engine that sleeps.
@@ -64,34 +65,6 @@ pub enum EngineError {
     Thread(#[from] std::io::Error),
 }
 
-/// The reason why a request was not sent to the engine. A request that is sent may still be rejected, by
-/// [`Event::Rejected`].
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum StartError {
-    /// The engine can never run it.
-    #[error(transparent)]
-    Invalid(#[from] InvalidRequest),
-    /// The mailbox is full.
-    #[error("the engine is overloaded: its mailbox is full; try again later")]
-    Overloaded,
-    /// Too much memory is reserved for tensors and logprobs.
-    #[error(
-        "{bytes} bytes of tensors and logprobs do not fit: open requests have reserved {reserved} of \
-         max_output_bytes={limit}; try again later"
-    )]
-    OutputMemory {
-        /// The `output_bytes` of the request.
-        bytes: usize,
-        /// The bytes that open requests have reserved.
-        reserved: usize,
-        /// The engine's `max_output_bytes`.
-        limit: usize,
-    },
-    /// The engine has stopped.
-    #[error("{0}")]
-    Stopped(StopCause),
-}
-
 impl Engine {
     /// Starts the engine thread. `make_executor` is called on this thread, with the channel for completed steps; the
     /// executor then moves to the engine thread and is dropped there.
@@ -104,7 +77,7 @@ impl Engine {
         let stats = Arc::new(SharedStats::default());
         let hasher = BlockHasher::new(random_key());
         let gate = Arc::clone(letterbox.gate());
-        let core = EngineCore::new(limits.clone(), hasher, letterbox.attention(), gate, Arc::clone(&stats));
+        let core = EngineCore::new(limits.clone(), hasher, letterbox.cancel_set(), gate, Arc::clone(&stats));
         let ending = Arc::new(Ending::default());
         let thread = actor::spawn(core, mailbox, make_executor(completions), Arc::clone(&ending))?;
         let join = move || {

@@ -34,6 +34,7 @@ mod result_queue;
 mod scheduler;
 mod sequence;
 mod share;
+mod start_error;
 pub mod stats;
 pub mod step;
 mod stop;
@@ -46,7 +47,7 @@ pub mod testing {
     pub use crate::kv_cache::{
         BlockTable, Demand, KvAllocation, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
     };
-    pub use crate::mailbox::{Attention, Gate};
+    pub use crate::mailbox::{CancelSet, Gate};
     pub use crate::message::{Message, NewAdapter, Outbox, Start};
     pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
     pub use crate::result_queue::{CancelCause, CancelFlag, Reader, Writer, num_pops, result_queue};
@@ -57,7 +58,7 @@ pub mod testing {
 #[cfg(feature = "testing")]
 pub use actor::check_when_idle;
 pub use executor::{Executor, StepDone, StepError};
-pub use handle::{Consumer, Engine, EngineError, Hold, StartError};
+pub use handle::{Consumer, Engine, EngineError, Hold};
 pub use histogram::Histogram;
 pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
@@ -73,5 +74,6 @@ pub use request::{
     AdapterId, AdapterUse, CachedTokens, ClientId, Event, Finish, FinishReason, Grammar, GrammarState,
     LogitsProcessor, Overload, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
 };
+pub use start_error::StartError;
 pub use stats::{StatEntry, StatKind, Stats};
 pub use step::{AdapterChange, DEPTH, NewSequence, RowOutput, Sample, ScheduledRow, StepOutput, StepPlan};

@@ -1,8 +1,8 @@
-//! The mailbox of the engine thread: a bounded channel; the sequences with new flags ([`Attention`]); the [`Gate`].
+//! The mailbox of the engine thread: a bounded channel, the [`CancelSet`] and the [`Gate`].
 //!
-//! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also raises
-//! the attention for its sequence and then tries to send a nudge. If the mailbox is full no nudge is needed, because
-//! the engine is about to take a message out of it and looks at the attention flag after every message it takes.
+//! A full mailbox rejects starts. It never loses a cancel: a consumer that raises a flag in a result queue also adds
+//! its sequence to the cancel set and then tries to send a nudge. If the mailbox is full no nudge is needed, because
+//! the engine is about to take a message out of it and looks at the flag of the set after every message it takes.
 //!
 //! A start is not lost either: the channel would keep a message that is sent while the engine ends, so the engine
 //! closes the gate before it empties the mailbox for the last time, and a sender looks at the gate after sending.
@@ -22,34 +22,34 @@ use crate::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 /// The bounds of the mailbox's size, which otherwise follows the number of requests that may be open.
 const CAPACITY: std::ops::RangeInclusive<usize> = 64..=65_536;
 
-/// The sequences with a new flag, and a flag that there are some: an iteration without events looks at one flag, and
-/// one with events only at the sequences that they are about.
-pub struct Attention {
+/// The sequences that their consumers have cancelled, or for which they have made room in a full result queue. A flag
+/// tells whether there are some: an iteration without them reads the flag only.
+pub struct CancelSet {
     raised: AtomicBool,
     /// Not bounded by its capacity: one key for the cancel of a request, and one per pause, for room in its queue.
     keys: (Sender<SchedulingKey>, Receiver<SchedulingKey>),
 }
 
-impl Default for Attention {
+impl Default for CancelSet {
     /// Not raised.
     fn default() -> Self {
         Self { raised: AtomicBool::new(false), keys: unbounded() }
     }
 }
 
-impl Attention {
-    /// Sets it for a sequence. To be called after the sequence's flag is set and before the nudge is tried.
+impl CancelSet {
+    /// Adds a sequence. To be called after the sequence's flag is set and before the nudge is tried.
     pub fn raise_for(&self, key: SchedulingKey) {
         let _ = self.keys.0.send(key); // never disconnected: `self` has both ends
         self.raise();
     }
 
-    /// A sequence that it was set for. To be called after `take`, until there is none.
+    /// Removes a sequence. To be called after `take`, until there is none.
     pub fn next(&self) -> Option<SchedulingKey> {
         self.keys.1.try_recv().ok()
     }
 
-    /// Sets it. To be called before the nudge is tried.
+    /// Sets the flag. To be called before the nudge is tried.
     pub fn raise(&self) {
         // Release: an engine that sees this flag sees the sequence's flag.
         self.raised.store(true, Ordering::Release);
@@ -59,7 +59,7 @@ impl Attention {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether it was set since the last call. To be called after messages were taken.
+    /// Whether the flag was set since the last call. To be called after messages were taken.
     pub fn take(&self) -> bool {
         fence(Ordering::SeqCst); // see `raise`
         // A load first keeps the cache line shared while the flag is clear. Acquire pairs with `raise`.
@@ -138,7 +138,7 @@ pub(crate) struct Mailbox {
 #[derive(Clone)]
 pub(crate) struct Letterbox {
     messages: Sender<Message>,
-    attention: Arc<Attention>,
+    cancel_set: Arc<CancelSet>,
     gate: Arc<Gate>,
 }
 
@@ -158,9 +158,9 @@ pub(crate) enum NotSent {
 pub(crate) fn mailbox(limits: &Limits) -> (Mailbox, Letterbox, Completions) {
     let requests = limits.max_waiting.saturating_add(limits.max_num_seqs);
     let (sender, messages) = bounded(requests.clamp(*CAPACITY.start(), *CAPACITY.end()));
-    let attention = Arc::new(Attention::default());
+    let cancel_set = Arc::new(CancelSet::default());
     let gate = Arc::new(Gate::default());
-    let letterbox = Letterbox { messages: sender.clone(), attention, gate: Arc::clone(&gate) };
+    let letterbox = Letterbox { messages: sender.clone(), cancel_set, gate: Arc::clone(&gate) };
     (Mailbox { messages, gate }, letterbox, Completions { messages: sender })
 }
 
@@ -219,20 +219,20 @@ impl Letterbox {
 
     /// Makes the engine look at the flags of a sequence. Never blocks.
     pub(crate) fn nudge(&self, key: SchedulingKey) {
-        self.attention.raise_for(key);
+        self.cancel_set.raise_for(key);
         // Full: the engine is about to look. Disconnected: there is no engine.
         let _ = self.messages.try_send(Message::Nudge);
     }
 
     /// Makes the engine look at its gate. Never blocks.
     pub(crate) fn wake(&self) {
-        self.attention.raise();
+        self.cancel_set.raise();
         let _ = self.messages.try_send(Message::Nudge); // as in `nudge`
     }
 
     /// Stops the engine, whose gate has been closed. Never blocks.
     pub(crate) fn shutdown(&self) {
-        self.attention.raise();
+        self.cancel_set.raise();
         // Full: the engine is about to see that the gate is closed. Disconnected: it has stopped already.
         let _ = self.messages.try_send(Message::Shutdown);
     }
@@ -271,8 +271,8 @@ impl Letterbox {
         let _ = self.messages.send(Message::Drain);
     }
 
-    pub(crate) fn attention(&self) -> Arc<Attention> {
-        Arc::clone(&self.attention)
+    pub(crate) fn cancel_set(&self) -> Arc<CancelSet> {
+        Arc::clone(&self.cancel_set)
     }
 }
 

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::handle::StartError;
 use crate::request::ClientId;
 use crate::share::bound_of;
+use crate::start_error::StartError;
 
 /// The bytes that open requests have reserved.
 pub(crate) struct OutputBudget {

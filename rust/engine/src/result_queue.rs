@@ -221,7 +221,7 @@ impl Writer {
 
     /// The cause for which the consumer has cancelled. Never becomes `None` again.
     pub fn cancel_cause(&self) -> Option<CancelCause> {
-        // Relaxed: the flag carries no data, and the mailbox's attention flag ensures that it is seen in time.
+        // Relaxed: the flag carries no data, and the mailbox's flag of the cancel set ensures that it is seen in time.
         match self.ring.cancelled.load(Ordering::Relaxed) {
             0 => None,
             STOP_STRING => Some(CancelCause::StopString),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use penstock_engine::testing::BlockHasher;
 use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
-use penstock_engine::testing::{Attention, Gate};
+use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::testing::{Reader, result_queue};
 use penstock_engine::{
@@ -86,8 +86,8 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
     };
     let (port, now) = (Port::with_descriptor().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());
-    let (attention, gate) = (Arc::new(Attention::default()), Arc::new(Gate::default()));
-    let mut core = EngineCore::new(limits, BlockHasher::new(1), attention, gate, Arc::clone(&shared_stats));
+    let (cancel_set, gate) = (Arc::new(CancelSet::default()), Arc::new(Gate::default()));
+    let mut core = EngineCore::new(limits, BlockHasher::new(1), cancel_set, gate, Arc::clone(&shared_stats));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     let request = Arc::new(Request::new([1; 8], 8000, sampling));
     let mut readers: Vec<Reader> = (0..num_streams as u64)

@@ -11,7 +11,7 @@ use loom::sync::Notify;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use penstock_engine::Port;
-use penstock_engine::testing::{Attention, CancelCause, Gate, Outbox, result_queue};
+use penstock_engine::testing::{CancelCause, CancelSet, Gate, Outbox, result_queue};
 use penstock_engine::{CachedTokens, Event, Finish, FinishReason, RequestId, StopCause, Token};
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.
@@ -105,19 +105,19 @@ fn reader_drop_vs_push() {
 fn cancel_vs_push() {
     check(|| {
         let (mut writer, reader) = result_queue(2);
-        let attention = Arc::new(Attention::default());
-        let seen = Arc::clone(&attention);
+        let cancel_set = Arc::new(CancelSet::default());
+        let seen = Arc::clone(&cancel_set);
         let engine = thread::spawn(move || {
             writer.admit();
             let is_seen = seen.take();
-            assert!(!is_seen || writer.cancel_cause().is_some(), "attention came before what it calls for");
+            assert!(!is_seen || writer.cancel_cause().is_some(), "the flag came before what it calls for");
             writer.push_token(token(0));
             (is_seen, writer)
         });
         assert!(reader.cancel_flag().set(CancelCause::Unwanted));
-        attention.raise();
+        cancel_set.raise();
         let (is_seen, writer) = engine.join().unwrap();
-        assert!(is_seen != attention.take(), "seen once");
+        assert!(is_seen != cancel_set.take(), "seen once");
         assert!(writer.cancel_cause().is_some());
     });
 }
@@ -127,11 +127,11 @@ fn cancel_vs_full_mailbox() {
     check(|| {
         // A full mailbox of one message.
         let num_messages = Arc::new(AtomicUsize::new(1));
-        let attention = Arc::new(Attention::default());
+        let cancel_set = Arc::new(CancelSet::default());
         let client = {
-            let (num_messages, attention) = (Arc::clone(&num_messages), Arc::clone(&attention));
+            let (num_messages, cancel_set) = (Arc::clone(&num_messages), Arc::clone(&cancel_set));
             thread::spawn(move || {
-                attention.raise();
+                cancel_set.raise();
                 // The nudge, if there is room for it. Relaxed: the mailbox need not order memory.
                 if num_messages.load(Ordering::Relaxed) == 0 {
                     num_messages.fetch_add(1, Ordering::Relaxed);
@@ -140,7 +140,7 @@ fn cancel_vs_full_mailbox() {
         };
         let iterate = || {
             num_messages.fetch_sub(1, Ordering::Relaxed);
-            attention.take()
+            cancel_set.take()
         };
         let is_seen = iterate();
         client.join().unwrap();

@@ -11,7 +11,6 @@
 
 use half::bf16;
 
-use crate::generic::tile::{TileFn, TileRows, TileShapes};
 use crate::panel::LANES;
 
 pub(crate) trait Simd: Copy {
@@ -296,4 +295,43 @@ pub(crate) trait DotQuads: Simd {
     /// # Safety
     /// The CPU has the instruction, which the type alone does not prove; the four bytes of the row are readable.
     unsafe fn dot_quads(self, row: *const i8, quad: usize, codes: Self::I, c: Self::I) -> Self::I;
+}
+
+/// The tile shapes of an instruction set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileShapes {
+    /// For each number of rows from 1 on, the number of panels.
+    pub(crate) panels: &'static [usize],
+}
+
+impl TileShapes {
+    /// Maximum number of rows of a tile.
+    #[inline(always)]
+    pub(crate) const fn max_rows(&self) -> usize {
+        self.panels.len()
+    }
+
+    /// The number of panels that a tile of `rows` rows, at least 1, processes at a time.
+    #[inline(always)]
+    pub(crate) const fn panels_at_once(&self, rows: usize) -> usize {
+        self.panels[rows - 1]
+    }
+}
+
+/// A function generic over the shape of a tile. Not a closure, which would not inherit target features.
+pub(crate) trait TileFn<S: Simd> {
+    /// Maximum number of rows of a call.
+    const MAX_ROWS: usize = usize::MAX;
+
+    /// # Safety
+    /// As the implementation requires, for `T` rows and `P` panels.
+    unsafe fn call<const T: usize, const P: usize>(self, s: S);
+}
+
+/// The rows of a tile, `stride` floats apart.
+#[derive(Clone, Copy)]
+pub(crate) struct TileRows<const T: usize> {
+    pub(crate) at: [*const f32; T],
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for the addressing of x86-64"))]
+    pub(crate) stride: usize,
 }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::detach::detach_deep;
 use crate::errors::Error;
-use crate::load_progress::exiting;
+use crate::errors::exiting;
 
 /// The interval at which the thread of the caller checks for signals.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);

@@ -12,7 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::errors::Error;
-use crate::load_progress::exiting;
+use crate::errors::exiting;
 
 /// Runs `work` detached from the interpreter. A panic becomes [`Error::Defect`].
 ///

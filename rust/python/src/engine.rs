@@ -32,7 +32,7 @@ use crate::port::Port;
 use crate::processors;
 use crate::request::Request;
 use crate::tokenizer::Tokenizer;
-use crate::value::{PyValue, prepare_error, request_error};
+use crate::value::{PyValue, request_error};
 
 /// See `_core.pyi`.
 #[pyclass(frozen, module = "penstock._core")]
@@ -397,4 +397,15 @@ fn read_tokenizer(path: &Path) -> Result<TextTokenizer, Error> {
     })?;
     check_lfs_pointer(&file, &bytes)?;
     Ok(TextTokenizer::new(&TokenizerSource::Json(bytes))?)
+}
+
+/// The error for a request that cannot be prepared or started; `params` are its parameters.
+fn prepare_error(params: &PySamplingParams, error: penstock_frontend::Error) -> Error {
+    match error {
+        penstock_frontend::Error::Field(error) => params.error(error),
+        penstock_frontend::Error::UnsupportedSchema { field, .. } => {
+            params.schema_error(field, error.to_string())
+        }
+        error => error.into(),
+    }
 }

@@ -10,12 +10,17 @@ use penstock_frontend::adapters::AdapterNotFound;
 use penstock_runner::LaunchError;
 use penstock_text::TextError;
 use penstock_types::FieldError;
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
 use crate::fields::quote;
+
+/// Ends slow work when its thread can no longer attach to the interpreter. It never reaches Python code.
+pub fn exiting() -> PyErr {
+    PyRuntimeError::new_err("the interpreter is exiting")
+}
 
 /// An invalid field of a configuration or of a request.
 pub struct Problem {

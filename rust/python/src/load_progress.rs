@@ -5,19 +5,13 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use penstock_runner::ProgressCallback;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::detach::detach_deep;
-use crate::errors::Error;
+use crate::errors::{Error, exiting};
 
 /// The progress callback is called at most this often.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
-
-/// Ends slow work when its thread can no longer attach to the interpreter. It never reaches Python code.
-pub fn exiting() -> PyErr {
-    PyRuntimeError::new_err("the interpreter is exiting")
-}
 
 /// Reports the progress of loading to Python at intervals, and checks for signals.
 pub struct LoadProgress {

@@ -15,10 +15,10 @@
 //! handler closes a gate and waits, for a limited time, until no call is in progress; later calls fail.
 
 use std::cell::Cell;
-use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use std::{process, thread};
 
 use penstock_engine::request::LogitsProcessor;
 use penstock_frontend::field::{Field, Read, ReadError};
@@ -38,11 +38,10 @@ const REQUEST_GONE: &str = "the request was dropped";
 /// Maximum time that the exit of the interpreter waits for calls, and the interval at which it checks for signals.
 const MAX_EXIT_WAIT: Duration = Duration::from_secs(5);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+/// The interval at which the exit looks for the end of calls.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-static GATE: Mutex<CallGate> = Mutex::new(CallGate { is_closed: false, num_calls: 0 });
-static CALL_ENDED: Condvar = Condvar::new();
-/// The process of the last call. A fork copies the gate, but not the threads of the calls in progress.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+static GATE: CallGate = CallGate(AtomicU64::new(0));
 
 thread_local! {
     /// Whether this thread is calling a processor.
@@ -58,14 +57,52 @@ pub fn check_may_wait() -> PyResult<()> {
 }
 
 /// Counts the calls in progress and rejects calls after the exit of the interpreter has begun.
-struct CallGate {
-    is_closed: bool,
-    num_calls: usize,
+///
+/// Not a lock: a fork could copy a locked one, whose owner the child does not have.
+struct CallGate(AtomicU64);
+
+/// A value of the gate: from the highest bit on 32 bits of the process, a bit that says whether the gate is closed, and
+/// the number of calls. A fork copies the gate, but not the threads of the calls: a value of another process counts as
+/// an open gate without calls.
+#[derive(Clone, Copy)]
+struct GateState(u64);
+
+impl GateState {
+    const CLOSED: u64 = 1 << 31;
+
+    fn of_process(self, process: u32) -> Self {
+        if self.process() == process { self } else { Self(u64::from(process) << 32) }
+    }
+
+    fn process(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn is_closed(self) -> bool {
+        self.0 & Self::CLOSED != 0
+    }
+
+    fn num_calls(self) -> u64 {
+        self.0 & (Self::CLOSED - 1)
+    }
 }
 
 impl CallGate {
-    fn lock() -> MutexGuard<'static, Self> {
-        GATE.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Replaces the value by one for this process, unless `change` returns `None`. Returns whether it was replaced.
+    fn change(&self, change: impl Fn(GateState) -> Option<u64>) -> bool {
+        let own = |value| GateState(value).of_process(process::id());
+        // Acquire and release: the end of a call comes before the exit that has waited for it.
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |value| change(own(value))).is_ok()
+    }
+
+    /// Counts a call; false if the gate is closed.
+    fn enter(&self) -> bool {
+        self.change(|state| (!state.is_closed()).then_some(state.0 + 1))
+    }
+
+    /// Counts the end of a call that `process` began.
+    fn leave(&self, process: u32) {
+        self.change(|state| (state.process() == process && state.num_calls() > 0).then(|| state.0 - 1));
     }
 
     /// Registers the exit handler, once.
@@ -73,56 +110,55 @@ impl CallGate {
         static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
         REGISTERED.get_or_try_init(py, || {
             let close =
-                |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| Self::close(arguments.py());
+                |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| GATE.close(arguments.py());
             let close = PyCFunction::new_closure(py, None, None, close)?;
             py.import("atexit")?.call_method1("register", (close,)).map(drop)
         })?;
         Ok(())
     }
 
-    fn close(py: Python<'_>) -> PyResult<()> {
-        if PROCESS.load(Ordering::Relaxed) != process::id() {
-            return Ok(());
-        }
-        Self::lock().is_closed = true;
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.change(|state| Some(state.0 | GateState::CLOSED));
         let begin = Instant::now();
-        while !py.detach(Self::wait) && begin.elapsed() < MAX_EXIT_WAIT {
+        while !py.detach(|| self.wait()) && begin.elapsed() < MAX_EXIT_WAIT {
             py.check_signals()?;
         }
         Ok(())
     }
 
     /// Waits up to [`SIGNAL_INTERVAL`]. Returns whether no call is in progress.
-    fn wait() -> bool {
-        let waited = CALL_ENDED.wait_timeout_while(Self::lock(), SIGNAL_INTERVAL, |gate| gate.num_calls > 0);
-        waited.unwrap_or_else(PoisonError::into_inner).0.num_calls == 0
+    fn wait(&self) -> bool {
+        let end = Instant::now() + SIGNAL_INTERVAL;
+        while GateState(self.0.load(Ordering::Acquire)).num_calls() > 0 {
+            if Instant::now() >= end {
+                return false;
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        true
     }
 }
 
 /// A call in progress.
-struct CallGuard;
+struct CallGuard {
+    process: u32,
+}
 
 impl CallGuard {
     /// `None` if the gate is closed.
     fn enter() -> Option<Self> {
-        let mut gate = CallGate::lock();
-        if gate.is_closed {
+        if !GATE.enter() {
             return None;
         }
-        if PROCESS.swap(process::id(), Ordering::Relaxed) != process::id() {
-            gate.num_calls = 0;
-        }
-        gate.num_calls += 1;
         IS_CALLING.set(true);
-        Some(Self)
+        Some(Self { process: process::id() })
     }
 }
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
         IS_CALLING.set(false);
-        CallGate::lock().num_calls -= 1;
-        CALL_ENDED.notify_all();
+        GATE.leave(self.process);
     }
 }
 

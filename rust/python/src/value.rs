@@ -10,7 +10,6 @@ use pyo3::types::{
     PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple,
 };
 
-use crate::classes::PySamplingParams;
 use crate::errors::Error;
 use crate::fields::{quote, read_number};
 
@@ -134,16 +133,5 @@ fn field_error(error: ReadError<PyValue<'_>>, wrap: fn(crate::errors::Problem) -
             wrap(crate::errors::Problem::new(field, &place, &value.0, limit))
         }
         ReadError::Raised(error) => Error::Python(error),
-    }
-}
-
-/// The error for a request that cannot be prepared or started; `params` are its parameters.
-pub fn prepare_error(params: &PySamplingParams, error: penstock_frontend::Error) -> Error {
-    match error {
-        penstock_frontend::Error::Field(error) => params.error(error),
-        penstock_frontend::Error::UnsupportedSchema { field, .. } => {
-            params.schema_error(field, error.to_string())
-        }
-        error => error.into(),
     }
 }

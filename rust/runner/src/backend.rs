@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use penstock_cuda::{CallerThread, Cublas};
 use penstock_device::DeviceError;
@@ -14,7 +14,7 @@ use penstock_types::{Device, FieldError};
 
 use crate::cuda::UsableDevice;
 use crate::environment::CUBLAS;
-use crate::{CudaSettings, CudaUnavailable, EngineConfig, Host, LaunchError, NumaInfo};
+use crate::{CudaSettings, CudaUnavailable, EngineConfig, LaunchError, NumaInfo};
 
 /// The devices of the PCI bus, a folder for each, with the files `vendor` and `class`.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -105,7 +105,7 @@ pub(crate) fn enter_thread(found: &UsableDevice) -> Result<CallerThread, LaunchE
 pub(crate) fn open_cuda(
     found: UsableDevice,
     config: &EngineConfig,
-    host: &Host,
+    host: &Arc<DefaultHost>,
 ) -> Result<(Cuda, DeviceInfo), LaunchError> {
     let index = found.device.index;
     if let Some(nodes) = &config.numa_nodes {
@@ -114,7 +114,7 @@ pub(crate) fn open_cuda(
     }
     let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &[]));
     let cublas = if config.deterministic() { None } else { find_cublas(config, &found)? };
-    let opened = Cuda::open(&found.driver, &found.device, found.compiler, host.device(), threads, cublas);
+    let opened = Cuda::open(&found.driver, &found.device, found.compiler, host, threads, cublas);
     let backend = opened.map_err(|error| match error {
         DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
         error => error.into(),
@@ -140,13 +140,13 @@ fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Result<Option<Cub
 /// Opens the CPU for a valid configuration.
 pub(crate) fn open_cpu(
     config: &EngineConfig,
-    host: &Host,
+    host: &Arc<DefaultHost>,
 ) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
     let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
     let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &nodes));
-    let backend = Cpu::open(host.device(), threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
+    let backend = Cpu::open(host, threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
     let info =
         DeviceInfo { device: Device::Cpu, threads: backend.threads(), isa: backend.isa().to_owned(), numa };

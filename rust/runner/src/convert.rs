@@ -20,7 +20,7 @@ pub fn convert(
     progress: ProgressCallback<'_>,
 ) -> Result<(), LaunchError> {
     config.check()?;
-    let (backend, _) = backend::open_cpu(config, host)?;
+    let (backend, _) = backend::open_cpu(config, host.device())?;
     let model = model_config(checkpoint, config)?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;

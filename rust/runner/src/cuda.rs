@@ -9,10 +9,11 @@ use penstock_cuda::{
 };
 use penstock_types::FieldError;
 
-use crate::environment::CUDA_ARCH;
-
 /// Size of the cache of compiled kernels.
 const MAX_CACHE_BYTES: u64 = 256 << 20;
+
+/// The variable with the architecture that kernels are compiled for.
+pub(crate) const CUDA_ARCH: &str = "PENSTOCK_CUDA_ARCH";
 
 /// The settings of CUDA.
 #[derive(Clone, Debug, Default)]

@@ -6,13 +6,12 @@ use std::path::PathBuf;
 use penstock_types::FieldError;
 
 use crate::config::{check_ratio, check_thread_multiple, check_threads};
+use crate::cuda::CUDA_ARCH;
 use crate::{CudaSettings, EngineConfig};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
 const CACHE: &str = "PENSTOCK_CACHE";
-/// The architecture that kernels are compiled for.
-pub(crate) const CUDA_ARCH: &str = "PENSTOCK_CUDA_ARCH";
 const NVRTC: &str = "PENSTOCK_NVRTC";
 pub(crate) const CUBLAS: &str = "PENSTOCK_CUBLAS";
 const KERNEL_DIR: &str = "PENSTOCK_KERNEL_DIR";

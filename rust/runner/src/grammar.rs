@@ -11,7 +11,6 @@ use std::time::Duration;
 use penstock_engine::request::{Grammar, GrammarState};
 
 use crate::cpu_time::CpuTimer;
-use crate::slot::FailingPosition;
 use crate::user_code::catch_user_code;
 
 /// The name of grammars in error messages.
@@ -23,6 +22,15 @@ const COST_OF_BYTE: Duration = Duration::from_nanos(2);
 
 /// A grammar state. The mutex is never contended: it makes the state `Sync`, so that slots can be shared.
 type State = Mutex<Box<dyn GrammarState>>;
+
+/// A position of a step at which the request fails, if it is reached.
+#[derive(Debug, PartialEq)]
+pub(crate) struct FailingPosition {
+    pub position: usize,
+    /// The draft before it, unless it is the first.
+    pub draft: Option<u32>,
+    pub failure: String,
+}
 
 /// The state of a sequence in its grammar, and the masks of its next positions. After an error it must be dropped.
 pub(crate) struct SequenceGrammar {

@@ -68,7 +68,7 @@ fn unsupported_types(checkpoint: &Checkpoint) -> Option<String> {
 
 fn needed_memory(checkpoint: &Checkpoint, model: &ModelConfig) -> Result<NeededMemory, LaunchError> {
     let config = EngineConfig::default();
-    let (backend, _) = backend::open_cpu(&config, &Host::new(None))?;
+    let (backend, _) = backend::open_cpu(&config, Host::new(None).device())?;
     check_cache(&backend, checkpoint, &config)??;
     let dtype = checkpoint.dtype();
     let formats = Arc::new(WeightFormats::new(&backend, checkpoint, model, dtype, &config.quantization)?);

@@ -33,7 +33,7 @@ pub fn launch(
     if let Some(found) = backend::find_device(config.device, &config.cuda)? {
         let is_auto = config.device == Device::Auto;
         let _caller = backend::enter_thread(&found)?; // the thread's own context is current again in the end
-        let opened = backend::open_cuda(found, config, host).and_then(|(backend, device)| {
+        let opened = backend::open_cuda(found, config, host.device()).and_then(|(backend, device)| {
             if is_auto {
                 check_cache(&backend, checkpoint, config)?
                     .map_err(|error| LaunchError::DeviceUnavailable(error.to_string()))?;
@@ -57,7 +57,7 @@ pub fn launch(
             Err(error) => return Err(with_choice(error)),
         }
     }
-    let (backend, device) = backend::open_cpu(config, host)?;
+    let (backend, device) = backend::open_cpu(config, host.device())?;
     start_profiled(backend, device, checkpoint, config, host, progress)
 }
 

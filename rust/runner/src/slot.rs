@@ -10,7 +10,7 @@ use penstock_engine::NewSequence;
 use penstock_engine::request::Request;
 use penstock_types::{LogprobsRequest, RequestedOutputs};
 
-use crate::grammar::{KeptGrammars, SequenceGrammar};
+use crate::grammar::{FailingPosition, KeptGrammars, SequenceGrammar};
 use crate::user_code::catch_user_code;
 
 /// A slot. After a failure no more tokens are sampled until a new sequence is admitted.
@@ -45,15 +45,6 @@ enum SlotGrammar {
     Here(Box<SequenceGrammar>),
     /// Its masks are computed.
     Away,
-}
-
-/// A position of a step at which the request fails, if it is reached.
-#[derive(Debug, PartialEq)]
-pub(crate) struct FailingPosition {
-    pub position: usize,
-    /// The draft before it, unless it is the first.
-    pub draft: Option<u32>,
-    pub failure: String,
 }
 
 /// The host's inputs to the sampling of one position, as indices in the batch.

@@ -27,7 +27,7 @@ impl BareRunner {
     /// Opens a model as [`crate::launch()`] does.
     pub fn open(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<(Self, Limits), LaunchError> {
         config.check()?;
-        let (backend, device) = backend::open_cpu(config, &Host::default())?;
+        let (backend, device) = backend::open_cpu(config, Host::default().device())?;
         Self::open_on(backend, device, checkpoint, config)
     }
 }
@@ -111,7 +111,7 @@ pub fn logits(
     if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocabulary_size) {
         return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
     }
-    let (mut backend, _) = backend::open_cpu(&config, &Host::default())?;
+    let (mut backend, _) = backend::open_cpu(&config, Host::default().device())?;
     let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
     let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
     let mut request = MemoryRequest {

@@ -11,14 +11,23 @@ use regex_automata::nfa::thompson::{Compiler, Config};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::pipeline::check_added_bytes;
-
 /// Maximum length of all expressions in bytes.
 const MAX_BYTES: usize = 16 << 10;
 /// Maximum number of parts: groups, classes, repetitions, look-arounds, alternations and references.
 const MAX_PARTS: usize = 512;
 /// Maximum size of the compiled expressions in bytes. Published files have less than a fifth.
 const MAX_COMPILED: usize = 2 << 20;
+
+/// Maximum length of all added tokens of a file in bytes. The library's automata take 75 bytes for each.
+const MAX_ADDED_BYTES: usize = 4 << 20;
+
+/// Checks the length of all added tokens of a file.
+pub(crate) fn check_added_bytes(bytes: usize) -> Result<(), String> {
+    if bytes > MAX_ADDED_BYTES {
+        return Err(format!("{bytes} bytes in all; the limit is {MAX_ADDED_BYTES}"));
+    }
+    Ok(())
+}
 
 /// The fields of a `tokenizer.json` that can have expressions.
 #[derive(Deserialize)]

@@ -19,8 +19,9 @@ use tokenizers::processors::template::{SpecialToken, TemplateProcessing};
 use tokenizers::{AddedToken, ModelWrapper, NormalizerWrapper};
 
 use crate::error::TextError;
+use crate::expression_limits::check_added_bytes;
 use crate::model::MAX_AFFIX;
-use crate::pipeline::{Pipeline, check_added_bytes};
+use crate::pipeline::Pipeline;
 use crate::splitter::Splitter;
 use crate::tokenizer_config::TokenizerConfig;
 

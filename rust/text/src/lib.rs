@@ -10,6 +10,7 @@
 #![allow(missing_docs)]
 
 mod detokenizer;
+mod encode_check;
 mod error;
 mod expression;
 mod expression_limits;

@@ -18,7 +18,7 @@ use tokenizers::models::wordpiece::{self, WordPiece};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{Model, ModelWrapper, Token};
 
-use crate::pipeline::EncodeCheck;
+use crate::encode_check::EncodeCheck;
 
 /// Maximum length of a token of `Unigram` and `WordPiece` in bytes. At each position of a text, WordPiece tries as many
 /// pieces, in up to 35 µs. To free the tokens of `Unigram`, the library recurses as deep as the longest one is long.

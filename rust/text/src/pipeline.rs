@@ -1,6 +1,6 @@
 //! The `tokenizers` library's encoding pipeline with our splitter, and its loop over the words, which can end early.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,8 +10,9 @@ use tokenizers::{
     DecoderWrapper, Encoding, OffsetReferential, OffsetType, PostProcessorWrapper, TokenizerImpl,
 };
 
+use crate::encode_check::EncodeCheck;
 use crate::error::TextError;
-use crate::expression_limits;
+use crate::expression_limits::{self, check_added_bytes};
 use crate::model::WordModel;
 use crate::normalizer::{MAX_STEPS, Normalizer, within_limits};
 use crate::splitter::Splitter;
@@ -135,71 +136,6 @@ fn check_memory(length: usize, per_byte: usize) -> Result<(), NoMemory> {
     taken
 }
 
-/// Number of words between two cancellation checks: about a millisecond of encoding.
-const WORDS_PER_CHECK: u32 = 256;
-
-/// The encoding was cancelled.
-#[derive(Debug)]
-pub(crate) struct Cancelled;
-
-impl fmt::Display for Cancelled {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("cancelled")
-    }
-}
-
-impl std::error::Error for Cancelled {}
-
-/// The text has more tokens than may be.
-#[derive(Debug)]
-pub(crate) struct TooManyTokens;
-
-impl fmt::Display for TooManyTokens {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("too many tokens")
-    }
-}
-
-impl std::error::Error for TooManyTokens {}
-
-/// Counts tokens up to a maximum.
-pub(crate) struct TokenCount {
-    left: Cell<usize>,
-}
-
-impl TokenCount {
-    /// Counts tokens, or words that have a token each.
-    pub(crate) fn add(&self, count: usize) -> Result<(), TooManyTokens> {
-        self.left.set(self.left.get().checked_sub(count).ok_or(TooManyTokens)?);
-        Ok(())
-    }
-}
-
-/// Checks at intervals whether an encoding is still wanted. Has the maximum number of tokens.
-pub(crate) struct EncodeCheck<'a> {
-    is_wanted: RefCell<&'a mut dyn FnMut() -> bool>,
-    words_left: Cell<u32>,
-    max_tokens: usize,
-}
-
-impl<'a> EncodeCheck<'a> {
-    pub(crate) fn new(is_wanted: &'a mut dyn FnMut() -> bool, max_tokens: usize) -> Self {
-        Self { is_wanted: RefCell::new(is_wanted), words_left: Cell::new(WORDS_PER_CHECK), max_tokens }
-    }
-
-    /// Counts one word of the interval.
-    pub(crate) fn count_word(&self) -> Result<(), Cancelled> {
-        let left = self.words_left.get() - 1;
-        self.words_left.set(if left == 0 { WORDS_PER_CHECK } else { left });
-        if left > 0 || (self.is_wanted.borrow_mut())() { Ok(()) } else { Err(Cancelled) }
-    }
-
-    /// A count of the text's tokens, from zero.
-    pub(crate) fn token_count(&self) -> TokenCount {
-        TokenCount { left: Cell::new(self.max_tokens) }
-    }
-}
-
 /// Encodes a text, like the library's `encode_fast`. The tokens of a post-processor do not count towards the maximum.
 pub(crate) fn encode(
     pipeline: &Pipeline,
@@ -265,17 +201,6 @@ pub(crate) fn add_tokens(pipeline: &mut Pipeline, added: &[AddedToken]) -> Resul
 
 /// Maximum length of an added token in bytes. At each position of a text, the library may compare as many.
 const MAX_ADDED_TOKEN: usize = 1000;
-
-/// Maximum length of all added tokens of a file in bytes. The library's automata take 75 bytes for each.
-const MAX_ADDED_BYTES: usize = 4 << 20;
-
-/// Checks the length of all added tokens of a file.
-pub(crate) fn check_added_bytes(bytes: usize) -> Result<(), String> {
-    if bytes > MAX_ADDED_BYTES {
-        return Err(format!("{bytes} bytes in all; the limit is {MAX_ADDED_BYTES}"));
-    }
-    Ok(())
-}
 
 /// Checks that the library finds the added tokens in linear time.
 pub(crate) fn check_added_tokens(pipeline: &Pipeline) -> Result<(), TextError> {

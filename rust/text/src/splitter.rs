@@ -7,9 +7,9 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::split::SplitPattern;
 use tokenizers::{Normalizer, Offsets, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
 
+use crate::encode_check::{EncodeCheck, TokenCount};
 use crate::expression::{Error, Expression, TimeLimit};
 use crate::normalizer::{MAX_GROWTH, MAX_STEPS};
-use crate::pipeline::{EncodeCheck, TokenCount};
 
 /// The expression of GPT-2, which is built into `ByteLevel`.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";

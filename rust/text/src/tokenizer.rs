@@ -9,10 +9,11 @@ use std::sync::Arc;
 use penstock_checkpoint::{AddedToken, TokenizerSource};
 
 use crate::detokenizer::Detokenizer;
+use crate::encode_check::{Cancelled, EncodeCheck, TooManyTokens};
 use crate::error::TextError;
 use crate::gguf;
 use crate::options::TextOptions;
-use crate::pipeline::{self, Cancelled, EncodeCheck, NoMemory, Pipeline, TooManyTokens};
+use crate::pipeline::{self, NoMemory, Pipeline};
 use crate::token_table::{DecodeRule, TokenTable, VocabularyToken};
 
 /// The text of one token.

@@ -2,6 +2,7 @@
 //! content.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 
 use penstock_types::{Dtype, GenerationConfig, WeightFormat};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,17 @@ const MAGIC: &str = "penstock converted model";
 /// The version of the format. The layout of packed matrices has a version of its own, in its name.
 pub(super) const VERSION: u32 = 1;
 const LIMIT: usize = 1 << 30;
+
+/// The parts of a converted model that an ordinary checkpoint does not have.
+pub(crate) struct Converted {
+    pub(crate) conversion: Conversion,
+    /// The version of Penstock that wrote the model.
+    pub(super) writer_version: String,
+    /// The checksum of each [`super::checksum::CHUNK`] of the weights.
+    pub(super) checksums: Vec<u64>,
+    /// Whether the weights were compared with the checksums.
+    pub(super) is_verified: AtomicBool,
+}
 
 /// The packing of the weights of a converted model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -20,12 +20,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
 
-use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::checkpoint::Checkpoint;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::safetensors;
 use crate::tensor::StoredType;
-use crate::text_files::TextFiles;
+use crate::text_files::{FileFormat, TextFiles};
+pub(crate) use graph::Converted;
 use graph::Graph;
 pub use graph::{Conversion, FusedMatrix, FusedPart};
 pub use writer::{ConvertedWriter, NewTensor, WriteError};
@@ -34,17 +35,6 @@ pub use writer::{ConvertedWriter, NewTensor, WriteError};
 pub(crate) const GRAPH: &str = "model.penstock";
 const WEIGHTS: &str = "weights.safetensors";
 const NOT_CONVERTED: &str = "is not a converted model; `penstock convert` writes one";
-
-/// The parts of a converted model that an ordinary checkpoint does not have.
-pub(crate) struct Converted {
-    pub(crate) conversion: Conversion,
-    /// The version of Penstock that wrote the model.
-    writer_version: String,
-    /// The checksum of each [`checksum::CHUNK`] of the weights.
-    checksums: Vec<u64>,
-    /// Whether the weights were compared with the checksums.
-    is_verified: AtomicBool,
-}
 
 /// Whether a directory is a converted model.
 pub(crate) fn is_converted(directory: &Path) -> bool {

@@ -16,13 +16,13 @@ use std::path::Path;
 use self::config::GgufConfig;
 use self::header::{GgufHeader, TensorInfo};
 use self::names::Projection;
-use crate::checkpoint::{Checkpoint, FileFormat};
+use crate::checkpoint::Checkpoint;
 use crate::embedding::EmbeddingConfig;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
 use crate::packed::Location;
 use crate::tensor::{RowOrder, StoredType, TensorEntry};
-use crate::text_files::TextFiles;
+use crate::text_files::{FileFormat, TextFiles};
 use crate::tokenizer::{SpecialTokens, TokenizerSource};
 
 /// Opens a `.gguf` file.

@@ -15,7 +15,8 @@ use penstock_types::{
     AttentionParams, BlockCopy, Epilogue, HeadShape, LowRankShape, PackedAdapter, WeightFormat,
 };
 
-use super::buffers::{MOST_PARTS, PAGE, Weights, arena, lend, lend_some};
+use super::PAGE;
+use super::buffers::{MOST_PARTS, Weights, arena, lend, lend_some};
 use super::cache::{CacheShape, kv_layout};
 use super::matrices::pack_part;
 use super::{
@@ -23,8 +24,9 @@ use super::{
     sampling,
 };
 use crate::arena::Region;
-use crate::backend::{Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, RowSource};
+use crate::backend::{Backend, CacheSpec, MatrixPart, MemoryUse, PackedLayout, RowSource};
 use crate::bfc::Placement;
+use crate::error::DeviceError;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 use crate::system::available_memory;

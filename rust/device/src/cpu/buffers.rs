@@ -6,12 +6,10 @@ use bytemuck::cast_slice;
 use bytes::Bytes;
 use penstock_kernels::{Matrix, MatrixLayout, Operand, OperandLayout};
 
+use super::PAGE;
 use super::numa::NumaMemory;
 use crate::arena::{Arena, ArenaError, HostSlab, Region, SlabError};
-use crate::backend::DeviceError;
-
-/// Alignment of every buffer, so that a panel of weights lies in as few pages as possible.
-pub(super) const PAGE: usize = 4096;
+use crate::error::DeviceError;
 
 /// A weight in panels: parts, one below the other.
 pub struct CpuMatrix {

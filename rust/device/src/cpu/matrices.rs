@@ -7,8 +7,9 @@ use penstock_types::{Grid, WeightFormat};
 
 use super::buffers::{MOST_PARTS, Weights, lend_some};
 use super::{Cpu, CpuMatrix};
-use crate::backend::{DeviceError, MatrixPart};
+use crate::backend::MatrixPart;
 use crate::bfc::Placement;
+use crate::error::DeviceError;
 
 /// Bytes of a mapped matrix that a thread copies at once.
 const COPIED_AT_ONCE: usize = 1 << 20;

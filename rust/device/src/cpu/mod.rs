@@ -22,14 +22,14 @@ use penstock_kernels::{Kernels, Pool, SPLIT, attention_scratch};
 use penstock_types::HeadShape;
 
 use crate::arena::{Arena, HostSlab, Region};
-use crate::backend::DeviceError;
 use crate::bfc::Placement;
+use crate::error::DeviceError;
 use crate::sample::Sampled;
 use crate::step::StepSpec;
 pub use adapters::CpuAdapters;
 pub use backend::CpuTicket;
+use buffers::arena;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
-use buffers::{PAGE, arena};
 pub use cache::CpuCache;
 pub use host::CpuHost;
 pub(crate) use host::Reservation;
@@ -40,6 +40,9 @@ pub use rope::CpuRope;
 pub use sampling::CpuSlots;
 #[cfg(feature = "testing")]
 pub use sampling::probabilities_for_testing;
+
+/// Alignment of every buffer, so that a panel of weights lies in as few pages as possible.
+const PAGE: usize = 4096;
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use penstock_kernels::{allowed_cpus, panels_of_node};
 
-use super::buffers::PAGE;
+use super::PAGE;
 use crate::arena::HostSlab;
 use crate::system::parse_kilobytes;
 

@@ -22,8 +22,8 @@ use super::kernels::ByDtype;
 use super::low_rank::{ALIGNMENT, MAX_UPDATES, Update, hidden_pitch};
 use super::upload::Uploader;
 use crate::arena::Region;
-use crate::backend::DeviceError;
 use crate::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Placement};
+use crate::error::DeviceError;
 use crate::step::{AdapterSpec, StepSpec};
 
 /// Adapters that are loaded.

@@ -25,9 +25,8 @@ use super::{
     CudaTicket, adapters, attention, codes, low_rank,
 };
 use crate::arena::Region;
-use crate::backend::{
-    Backend, CacheSpec, DeviceError, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
-};
+use crate::backend::{Backend, CacheSpec, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource};
+use crate::error::DeviceError;
 use crate::sample::{Sampled, SamplingBatch, SlotParams};
 use crate::step::{AdapterSpec, StepInputs, StepLimits, StepRows, StepSpec};
 

@@ -22,7 +22,8 @@ use super::queue::Shape;
 use super::upload::Staging;
 use super::{Cuda, start};
 use crate::arena::Region;
-use crate::backend::{CacheSpec, DeviceError};
+use crate::backend::CacheSpec;
+use crate::error::DeviceError;
 
 /// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
 const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=256;

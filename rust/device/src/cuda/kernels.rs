@@ -11,7 +11,7 @@ use super::division::GroupTiles;
 use super::operand::Numbers;
 use super::upload::run_in_threads;
 use super::{allocation, start};
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// A file and the variant of its kernels that is compiled; an empty one is the whole file.
 pub(super) type Source = (&'static str, String);

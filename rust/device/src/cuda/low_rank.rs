@@ -15,7 +15,7 @@ use super::adapters::{CudaAdapters, Largest};
 use super::kernels::float_type;
 use super::matrix::write_as;
 use super::queue::Shape;
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 use crate::step::{AdapterRows, AdapterSpec, StepInputs, StepRows};
 
 /// Updates of a matrix, as in `lora.cu`.

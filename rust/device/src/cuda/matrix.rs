@@ -20,7 +20,8 @@ use super::operand::{OperandForm, Operands};
 use super::product::CodesKernels;
 use super::{Cuda, codes, cublas, start};
 use crate::arena::Region;
-use crate::backend::{CacheSpec, DeviceError, MatrixPart, PlannedMatrix, RowSource};
+use crate::backend::{CacheSpec, MatrixPart, PlannedMatrix, RowSource};
+use crate::error::DeviceError;
 
 /// Values that are read as float32 at once before they are converted.
 const TILE: usize = 1 << 14;

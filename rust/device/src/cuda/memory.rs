@@ -8,8 +8,9 @@ use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
 
 use super::{allocation, start};
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
-use crate::backend::{DeviceError, MemoryUse};
+use crate::backend::MemoryUse;
 use crate::bfc::Placement;
+use crate::error::DeviceError;
 
 /// Alignment of regions: that of `cuMemAlloc`, and a multiple of every access of a kernel.
 const ALIGNMENT: usize = 256;

@@ -34,8 +34,8 @@ use std::sync::Arc;
 
 use penstock_cuda::{Context, Cublas, CudaError, Device, Driver, KernelCompiler, PinnedMemory, Version};
 
-use crate::backend::DeviceError;
 use crate::cpu::CpuHost;
+use crate::error::DeviceError;
 pub use adapters::CudaAdapters;
 pub use cache::CudaCache;
 use cache::LoadedAttention;

@@ -12,7 +12,7 @@ use super::queue::Shape;
 use super::step::WorkList;
 use super::{Cuda, CudaBuffer, CudaCache, CudaStep, attention};
 use crate::arena::Region;
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// Floats that [`Cuda::read_floats`] copies at once.
 const DOWNLOADED_AT_ONCE: usize = 1 << 18;

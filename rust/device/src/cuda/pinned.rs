@@ -6,8 +6,8 @@ use std::sync::Arc;
 use penstock_cuda::{Context, CudaError, PinnedBlock, PinnedMemory};
 
 use super::allocation;
-use crate::backend::DeviceError;
 use crate::cpu::{CpuHost, Reservation};
+use crate::error::DeviceError;
 
 /// The page-locked memory of a backend.
 #[derive(Clone)]

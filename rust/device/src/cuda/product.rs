@@ -14,7 +14,7 @@ use super::division::{CodesTiles, Division, SEGMENT, TILE, Tiles};
 use super::kernels::{Loader, Source, WarpgroupKernels};
 use super::queue::{Queue, Shape};
 use super::{Cuda, CudaBuffer, CudaMatrix, CudaOperand, CudaSlots, CudaStep, codes, start};
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// Columns of a warp, and the most warps of a block, in the `gemv` kernels; of codes, also in `gemm_narrow`.
 const CODES_SEGMENT: usize = 512;

@@ -11,7 +11,7 @@ use penstock_cuda::{
 
 use super::graphs::{Graphs, Launch, StepShape};
 use super::lost;
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// Whether a device of a compute capability has programmatic dependent launch, and its driver captures that in graphs.
 fn has_dependent_launch(driver: Version, capability: Version) -> bool {

@@ -12,7 +12,8 @@ use super::graphs::StepShape;
 use super::low_rank::{Tile, Tiles, divide_rows};
 use super::upload::Staging;
 use crate::arena::Region;
-use crate::backend::{DeviceError, RowSource};
+use crate::backend::RowSource;
+use crate::error::DeviceError;
 use crate::step::{StepInputs, StepRows, StepSpec};
 
 /// Page-locked buffers. A step may be uploaded twice, two steps are in flight, and one is being launched.

@@ -11,7 +11,7 @@ use penstock_cuda::{DevicePointer, Event, PinnedMemory};
 use super::pinned::{Counted, HostMemory};
 use super::queue::Queue;
 use super::{lost, start};
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 
 /// Bytes of a buffer. Large enough that a copy takes longer than its call and the start of the threads.
 const BUFFER_BYTES: usize = 16 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::request::AdapterId;
 
-use super::node::{NONE, Node, NodeId};
+use super::node::{NONE, NamespaceId, Node, NodeId};
 
 /// Two sequences share a block only if their tokens and their namespaces are equal. The namespaces of an adapter are
 /// adjacent.
@@ -16,10 +16,6 @@ pub struct Namespace {
     /// The request's `cache_salt`.
     pub salt: Option<Arc<str>>,
 }
-
-/// Names a namespace for as long as it has blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NamespaceId(u32);
 
 /// The namespaces that have blocks, each with the list of its nodes: a doubly linked list through the nodes.
 ///

@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use penstock_types::{BlockId, HostBlockId};
 
-use super::namespace::NamespaceId;
-
 /// Names a node for as long as it is in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeId(pub(super) u32);
+
+/// Names a namespace for as long as it has blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NamespaceId(pub(super) u32);
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;

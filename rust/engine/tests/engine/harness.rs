@@ -8,8 +8,8 @@ use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use penstock_engine::testing::BlockHasher;
 use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
-use penstock_engine::testing::{Attention, Gate};
 use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
+use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, NewAdapter, Outbox, SchedulingKey, Start};
 use penstock_engine::{
     AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port,
@@ -25,12 +25,12 @@ pub struct Harness {
     pub device: Device,
     pub port: Port,
     pub now: Instant,
-    attention: Arc<Attention>,
+    cancel_set: Arc<CancelSet>,
     shared_stats: Arc<SharedStats>,
     num_started: u64,
 }
 
-/// The consumer of a request. It nudges through the attention flag alone, and dropping it does not cancel.
+/// The consumer of a request. It nudges through the flag of the cancel set alone, and dropping it does not cancel.
 pub struct Client {
     /// The request as its choice sees it.
     pub request: Request,
@@ -39,7 +39,7 @@ pub struct Client {
     reader: Reader,
     flag: CancelFlag,
     key: SchedulingKey,
-    attention: Arc<Attention>,
+    cancel_set: Arc<CancelSet>,
 }
 
 pub fn limits() -> Limits {
@@ -81,12 +81,12 @@ impl Harness {
 
     pub fn with_hasher(limits: Limits, hasher: BlockHasher) -> Self {
         limits.validate().unwrap();
-        let (attention, shared_stats) = (Arc::new(Attention::default()), Arc::new(SharedStats::default()));
+        let (cancel_set, shared_stats) = (Arc::new(CancelSet::default()), Arc::new(SharedStats::default()));
         Self {
             core: EngineCore::new(
                 limits.clone(),
                 hasher,
-                Arc::clone(&attention),
+                Arc::clone(&cancel_set),
                 Arc::new(Gate::default()),
                 Arc::clone(&shared_stats),
             ),
@@ -94,7 +94,7 @@ impl Harness {
             limits,
             port: Port::with_condvar(),
             now: Instant::now(),
-            attention,
+            cancel_set,
             shared_stats,
             num_started: 0,
         }
@@ -132,11 +132,11 @@ impl Harness {
         self.num_started += u64::from(num_choices);
         let choice = |choice| {
             let (writer, reader) = result_queue(self.limits.result_capacity(&request, choice));
-            let (flag, attention) = (reader.cancel_flag(), Arc::clone(&self.attention));
+            let (flag, cancel_set) = (reader.cancel_flag(), Arc::clone(&self.cancel_set));
             let (own, shared) = (request.of_choice(choice), Arc::downgrade(&request));
             let key = SchedulingKey { priority: request.priority, id: RequestId(id.0 + u64::from(choice)) };
             let outbox = Outbox::new(RequestId(id.0 + u64::from(choice)), writer, self.port.bell());
-            (outbox, Client { request: own, shared, reader, flag, key, attention })
+            (outbox, Client { request: own, shared, reader, flag, key, cancel_set })
         };
         let (outboxes, clients) = (0..num_choices).map(choice).unzip();
         (Start { id, request, outboxes }, clients)
@@ -278,7 +278,7 @@ impl Client {
     pub fn pop(&mut self) -> Option<Event> {
         let event = self.reader.pop();
         if event.is_some() && self.reader.must_nudge() {
-            self.attention.raise_for(self.key);
+            self.cancel_set.raise_for(self.key);
         }
         event
     }
@@ -301,7 +301,7 @@ impl Client {
 
     pub fn cancel_for(&self, cause: CancelCause) {
         if self.flag.set(cause) {
-            self.attention.raise_for(self.key);
+            self.cancel_set.raise_for(self.key);
         }
     }
 }

@@ -295,7 +295,7 @@ fn a_cancel_before_the_start_is_not_lost() {
     let (start, mut clients) = harness.post(request(4, 20, 0), 1);
     let client = &mut clients[0];
     client.cancel();
-    harness.attend(); // clears the attention flag while the start is in the mailbox
+    harness.attend(); // clears the flag of the cancel set while the start is in the mailbox
     harness.handle(Message::Start(start));
     harness.attend();
     check_ended(client, FinishReason::Cancelled);

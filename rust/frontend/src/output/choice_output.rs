@@ -4,30 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_engine::Consumer;
-use penstock_engine::request::{
-    CachedTokens, Event, Finish, PromptPosition, Rejection, Request, StopCause, Token, TokenDetails,
-};
+use penstock_engine::request::{CachedTokens, Event, Finish, PromptPosition, Request, Token, TokenDetails};
 use penstock_types::RequestedOutputs;
 
 use super::output_text::OutputText;
 use super::position_tensors::PositionTensors;
-use super::stop_checker::{Ending, StopChecker};
+use super::stop_checker::{ChoiceEnd, StopChecker};
 use super::token_output::TokenOutput;
 use super::{Choice, Chunk, TopLogprobs};
 use crate::panics::catch;
-
-/// The end of a choice.
-#[derive(Clone, Debug)]
-pub enum ChoiceEnd {
-    /// The engine rejected the request.
-    Rejected(Rejection),
-    /// It ended normally, was cancelled, interrupted or not read.
-    Finished(Ending, Finish),
-    /// A step failed, or an output could not be stored.
-    Failed(String),
-    /// The engine stopped.
-    Stopped(StopCause),
-}
 
 /// The received part of one choice.
 pub struct ChoiceOutput {

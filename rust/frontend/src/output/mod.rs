@@ -17,12 +17,12 @@ mod output_text;
 mod parsed_output;
 mod position_tensors;
 mod request_state;
+mod result_values;
 mod results;
 mod stop_checker;
 mod text_buffer;
 mod token_output;
 
-pub use choice_output::ChoiceEnd;
 pub use float_array::FloatArray;
 pub use listener::Listener;
 pub use output_text::{Echo, OutputFormats, OutputOptions};
@@ -30,5 +30,5 @@ pub use request_state::{Milestone, RequestState};
 #[rustfmt::skip]
 mod result_types;
 pub use result_types::{Choice, Chunk, RequestOutput, Score, Timings, ToolCall, ToolCallDelta, Usage};
-pub use results::{StopReason, TopLogprobs};
-pub use stop_checker::{Ending, StopChecker};
+pub use result_values::{StopReason, TopLogprobs};
+pub use stop_checker::{ChoiceEnd, Ending, StopChecker};

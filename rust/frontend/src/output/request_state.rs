@@ -18,9 +18,10 @@ use penstock_engine::request::Request;
 use penstock_engine::{Engine, Port};
 use penstock_types::{RequestedOutputs, Unread};
 
-use super::choice_output::{ChoiceEnd, ChoiceOutput};
+use super::choice_output::ChoiceOutput;
 use super::output_text::OutputOptions;
 use super::position_tensors::{self, PositionTensors};
+use super::stop_checker::ChoiceEnd;
 use super::{Chunk, RequestOutput, Timings, Usage};
 use crate::Error;
 

@@ -1,19 +1,8 @@
-//! The types of the fields of the generated result types, and the construction of the results.
+//! The construction of the generated result types.
 
 use penstock_engine::request::{CachedTokens, Finish};
 
 use super::{Timings, Usage};
-
-/// Ids and log probabilities of the most likely tokens at a position.
-pub type TopLogprobs = Vec<(u32, f32)>;
-
-/// The stop condition of an output with the finish reason `stop`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StopReason {
-    Text(String),
-    Token(u32),
-    Sequence(Vec<u32>),
-}
 
 impl Usage {
     pub(super) fn new(prompt_tokens: usize, completion_tokens: usize, cached: CachedTokens) -> Self {

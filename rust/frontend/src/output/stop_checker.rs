@@ -6,16 +6,28 @@
 
 use std::sync::Arc;
 
-use penstock_engine::request::{FinishReason, Request};
+use penstock_engine::request::{Finish, FinishReason, Rejection, Request, StopCause};
 
 use super::StopReason;
-use super::choice_output::ChoiceEnd;
 
 /// The end of an output: the finish reason of the Python API, and for `stop` the stop condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ending {
     pub finish_reason: &'static str,
     pub stop_reason: Option<StopReason>,
+}
+
+/// The end of a choice.
+#[derive(Clone, Debug)]
+pub enum ChoiceEnd {
+    /// The engine rejected the request.
+    Rejected(Rejection),
+    /// It ended normally, was cancelled, interrupted or not read.
+    Finished(Ending, Finish),
+    /// A step failed, or an output could not be stored.
+    Failed(String),
+    /// The engine stopped.
+    Stopped(StopCause),
 }
 
 /// The stop conditions of one output.

@@ -24,3 +24,8 @@ pub use resolve::{ModelLimits, ResolvedParams};
 pub use sampling_params::SamplingParams;
 pub use structured::{Function, ResponseFormat, ResponseKind, ToolChoice, Tools};
 pub(crate) use structured::{check_keys, get};
+
+/// The shortest decimal that reads as this single: 0.9, not 0.8999999761581421.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

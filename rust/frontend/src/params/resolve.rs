@@ -264,8 +264,3 @@ impl SamplingParams {
         biases.map(|(id, bias)| (*id, *bias as f32)).collect()
     }
 }
-
-/// The shortest decimal that reads as this single: 0.9, not 0.8999999761581421.
-pub(super) fn decimal(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
-}

@@ -3,7 +3,7 @@
 use penstock_types::{GenerationConfig, Sampling, LogprobsMode, OutputScope, PenaltyScope, Unread};
 
 use super::readers::*;
-use super::resolve::decimal;
+use super::decimal;
 use super::structured::{ResponseFormat, ToolChoice, Tools};
 use crate::field::{Field, Read};
 use crate::value::Value;

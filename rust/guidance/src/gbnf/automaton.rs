@@ -1,8 +1,8 @@
 //! Automata of terminals, and the comparison of two of them.
 
 use super::TranslationError;
+use super::bits::Bits;
 use super::grammar::{CharacterSet, Grammar, Node, NodeId};
-use super::places::Bits;
 use super::steps::Steps;
 
 /// Steps for a node that is added to an automaton.

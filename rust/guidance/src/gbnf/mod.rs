@@ -4,6 +4,7 @@
 //! `places` and the automata of `automaton`; this file writes the rules and the terminals.
 
 mod automaton;
+mod bits;
 mod grammar;
 mod parser;
 mod places;

@@ -1,62 +1,9 @@
 //! The terminals and tokens that can begin, and those that can follow, at the places of a GBNF grammar.
 
 use super::TranslationError;
+use super::bits::Bits;
 use super::grammar::{Grammar, Node, NodeId};
 use super::steps::Steps;
-use super::terminals::Terminals;
-
-/// Steps for a word of memory.
-const STEPS_OF_A_WORD: usize = 8;
-
-/// A set of small integers.
-#[derive(Clone)]
-pub(super) struct Bits {
-    words: Vec<u64>,
-}
-
-impl Bits {
-    /// Sets of integers below `size`.
-    pub(super) fn table(count: usize, size: usize, steps: &mut Steps) -> Result<Vec<Self>, TranslationError> {
-        let words = size.div_ceil(64);
-        steps.take(count.saturating_mul(words).saturating_mul(STEPS_OF_A_WORD))?;
-        Ok(vec![Self { words: vec![0; words] }; count])
-    }
-
-    /// Returns whether it was not in the set.
-    pub(super) fn insert(&mut self, index: usize) -> bool {
-        let (word, bit) = (&mut self.words[index / 64], 1 << (index % 64));
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
-    }
-
-    /// Adds the members of another set. Returns whether there were new ones.
-    fn extend(&mut self, other: &Self) -> bool {
-        let mut changed = false;
-        for (word, &other) in self.words.iter_mut().zip(&other.words) {
-            changed |= other & !*word != 0;
-            *word |= other;
-        }
-        changed
-    }
-
-    /// The members that are not in another set.
-    pub(super) fn without(&self, other: &Self) -> Self {
-        Self { words: self.words.iter().zip(&other.words).map(|(word, other)| word & !other).collect() }
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
-        self.words.iter().enumerate().flat_map(|(index, &word)| {
-            let without_lowest = |rest: &u64| Some(rest & (rest - 1)).filter(|&rest| rest != 0);
-            std::iter::successors(Some(word).filter(|&word| word != 0), without_lowest)
-                .map(move |rest| index * 64 + rest.trailing_zeros() as usize)
-        })
-    }
-
-    pub(super) fn num_words(&self) -> usize {
-        self.words.len()
-    }
-}
 
 /// The nodes that are reached from the root without entering a terminal.
 pub(super) struct Places {
@@ -74,12 +21,12 @@ impl Places {
     /// `nullable` has, by node, whether it matches the empty text.
     pub(super) fn new(
         grammar: &Grammar,
-        terminals: &Terminals<'_>,
+        is_terminal: impl Fn(NodeId) -> bool,
         nullable: &[bool],
         steps: &mut Steps,
     ) -> Result<Self, TranslationError> {
         steps.take(grammar.nodes.len())?;
-        let reached = Reached::new(grammar, terminals);
+        let reached = Reached::new(grammar, is_terminal);
         let (num_places, num_leaves) = (reached.nodes.len(), reached.leaves.len());
         let mut first = Bits::table(num_places, num_leaves, steps)?;
         let mut follow = Bits::table(num_places, num_leaves, steps)?;
@@ -92,7 +39,7 @@ impl Places {
         while std::mem::take(&mut changed) {
             steps.take(pass)?;
             for place in (0..num_places).rev() {
-                let mut beginning = std::mem::replace(&mut first[place], Bits { words: Vec::new() });
+                let mut beginning = std::mem::take(&mut first[place]);
                 let is_sequence = matches!(grammar.nodes[reached.nodes[place]], Node::Sequence(_));
                 for &part in &reached.parts[place] {
                     // A place that contains itself adds nothing.
@@ -119,7 +66,7 @@ impl Places {
                     changed |= follow[part].extend(&after);
                     if matches!(node, Node::Sequence(_)) {
                         if !is_nullable(part) {
-                            after.words.fill(0);
+                            after.clear();
                         }
                         after.extend(&first[part]);
                     }
@@ -150,14 +97,14 @@ struct Reached {
 }
 
 impl Reached {
-    fn new(grammar: &Grammar, terminals: &Terminals<'_>) -> Self {
+    fn new(grammar: &Grammar, is_terminal: impl Fn(NodeId) -> bool) -> Self {
         let mut reached = Self { nodes: vec![grammar.root_body()], parts: Vec::new(), leaves: Vec::new() };
         let mut places = vec![None; grammar.nodes.len()];
         places[grammar.root_body()] = Some(0);
         while let Some(&node) = reached.nodes.get(reached.parts.len()) {
             let place = reached.parts.len();
             let children = match &grammar.nodes[node] {
-                _ if terminals.is_terminal(node) => {
+                _ if is_terminal(node) => {
                     reached.leaves.push(place);
                     &[]
                 }

@@ -11,8 +11,9 @@
 
 use super::TranslationError;
 use super::automaton::{Automaton, compare};
+use super::bits::Bits;
 use super::grammar::{CharacterSet, Grammar, Node, NodeId};
-use super::places::{Bits, Places};
+use super::places::Places;
 use super::steps::Steps;
 
 /// Maximum number of characters in a terminal that another can follow, each repetition counted once.
@@ -62,7 +63,7 @@ impl<'a> Terminals<'a> {
 
     /// Divides the terminals for which the longest match could be the wrong one. Returns whether there were any.
     fn divide(&mut self, nullable: &[bool], steps: &mut Steps) -> Result<bool, TranslationError> {
-        let places = Places::new(self.grammar, self, nullable, steps)?;
+        let places = Places::new(self.grammar, |node| self.is_terminal(node), nullable, steps)?;
         let mut found = Vec::new();
         let mut automata = Vec::with_capacity(places.leaves.len());
         for &leaf in &places.leaves {

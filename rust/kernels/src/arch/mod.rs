@@ -19,9 +19,9 @@ use crate::generic::grid::{GridKernel, GridProduct};
 use crate::generic::low_rank::{Expand, Shrink};
 use crate::generic::matmul::Product;
 use crate::generic::row_ops::Activation;
-use crate::generic::tile::TileShapes;
 use crate::isa::Isa;
 use crate::operand::OperandLayout;
+use crate::simd::TileShapes;
 use penstock_types::{CodeBits, Dtype, KvDtype};
 
 pub(crate) type MatmulFn = unsafe fn(&Product<'_>, Range<usize>, Range<usize>);
@@ -275,7 +275,7 @@ macro_rules! compile_table {
 
             /// Only the tiles whose addresses are in the result are compiled.
             pub(super) const fn grid_kernel<C: Codes, D: Dot<$simd>>() -> grid::GridKernel {
-                const SHAPES: $crate::generic::tile::TileShapes = <$simd as $crate::simd::Simd>::GRID_TILES;
+                const SHAPES: $crate::simd::TileShapes = <$simd as $crate::simd::Simd>::GRID_TILES;
                 const fn at_once(rows: usize) -> usize {
                     if rows > SHAPES.max_rows() { 1 } else { SHAPES.panels_at_once(rows) }
                 }

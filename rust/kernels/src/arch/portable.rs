@@ -7,9 +7,10 @@ use half::f16;
 
 use crate::arch::Table;
 use crate::generic::grid::dot::Pairs;
-use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
+use crate::generic::tile::tile_shapes;
 use crate::panel::LANES;
 use crate::simd::Simd;
+use crate::simd::{TileFn, TileShapes};
 
 crate::arch::compile_table!(Portable from Portable,);
 

@@ -15,9 +15,10 @@ use std::ops::Range;
 
 use super::panel_dtype::PanelDtype;
 use super::row_ops::{load, store};
-use super::tile::{self, Prefetch, RowTiles, TileFn};
+use super::tile::{self, Prefetch, RowTiles};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
+use crate::simd::TileFn;
 
 /// The first product of one part of an update. Its pointers are valid for its shapes, and no other code accesses the
 /// part of `out` that a call covers.

@@ -26,9 +26,10 @@ use penstock_types::Epilogue;
 
 use super::panel_dtype::PanelDtype;
 use super::row_ops::{load, store};
-use super::tile::{self, Prefetch, RowTiles, TileFn, TileShapes};
+use super::tile::{self, Prefetch, RowTiles};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
+use crate::simd::{TileFn, TileShapes};
 
 /// Maximum number of columns of a K block; the blocks are balanced, so most are smaller.
 const K_BLOCK: usize = 1024;

@@ -17,38 +17,7 @@
 use std::ops::Range;
 
 use super::panel_dtype::PanelDtype;
-use crate::simd::Simd;
-
-/// The tile shapes of an instruction set.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TileShapes {
-    /// For each number of rows from 1 on, the number of panels.
-    pub(crate) panels: &'static [usize],
-}
-
-impl TileShapes {
-    /// Maximum number of rows of a tile.
-    #[inline(always)]
-    pub(crate) const fn max_rows(&self) -> usize {
-        self.panels.len()
-    }
-
-    /// The number of panels that a tile of `rows` rows, at least 1, processes at a time.
-    #[inline(always)]
-    pub(crate) const fn panels_at_once(&self, rows: usize) -> usize {
-        self.panels[rows - 1]
-    }
-}
-
-/// A function generic over the shape of a tile. Not a closure, which would not inherit target features.
-pub(crate) trait TileFn<S: Simd> {
-    /// Maximum number of rows of a call.
-    const MAX_ROWS: usize = usize::MAX;
-
-    /// # Safety
-    /// As the implementation requires, for `T` rows and `P` panels.
-    unsafe fn call<const T: usize, const P: usize>(self, s: S);
-}
+use crate::simd::{Simd, TileRows};
 
 /// `tile_shapes!(1 x 4, 2 x 3)` is [`Simd::TILES`] and [`Simd::call_tile`] for tiles of 1 row times 4 panels and of 2
 /// rows times 3 panels. The rows must ascend from 1.
@@ -124,14 +93,6 @@ macro_rules! unrolled {
     };
 }
 pub(crate) use unrolled;
-
-/// The rows of a tile, `stride` floats apart.
-#[derive(Clone, Copy)]
-pub(crate) struct TileRows<const T: usize> {
-    pub(crate) at: [*const f32; T],
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for the addressing of x86-64"))]
-    pub(crate) stride: usize,
-}
 
 impl<const T: usize> TileRows<T> {
     /// # Safety

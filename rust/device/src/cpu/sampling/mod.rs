@@ -26,7 +26,10 @@ use candidates::Candidates;
 use history::History;
 pub use slots::CpuSlots;
 pub(super) use slots::sample_batch;
-use tiles::{TILE, Tiles};
+use tiles::Tiles;
+
+/// Ids in a tile: few enough to look through one quickly, many enough to have few tiles.
+const TILE: usize = 128;
 
 /// The inputs of the sampling of one position, besides its logits.
 #[derive(Clone, Copy, Debug)]

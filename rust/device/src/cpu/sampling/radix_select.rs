@@ -7,7 +7,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::tiles::TILE;
+use super::TILE;
 
 /// Bits of a digit.
 const DIGIT: u32 = 11;

@@ -5,10 +5,8 @@ use std::ops::Range;
 
 use penstock_kernels::Kernels;
 
+use super::TILE;
 use super::radix_select::Cutoff;
-
-/// Ids in a tile: few enough to look through one quickly, many enough to have few tiles.
-pub(super) const TILE: usize = 128;
 
 /// Scores, and the highest score of each tile (minus infinity if it has no number).
 #[derive(Clone, Copy)]

@@ -20,7 +20,7 @@ use super::queue::{Queue, Shape};
 use super::upload::Staging;
 use super::{Cuda, CudaBuffer, lost};
 use crate::arena::Region;
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 use crate::sample::{SamplingBatch, SlotParams};
 use crate::step::StepSpec;
 use layout::{Admission, BLOCK_IDS, BatchArrays, Entry, NONE, RawResult, Sizes, Top, flags};

@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 use penstock_types::{LogprobsRequest, PenaltyScope, Sampling};
 
 use super::layout::{Bias, Entry, MOST_LISTED, NONE, Sizes, flags};
-use crate::backend::DeviceError;
+use crate::error::DeviceError;
 use crate::sample::{SamplingEntry, SlotParams, factor, has_penalty, is_greedy};
 
 /// The parameters of an admitted sequence.

@@ -11,10 +11,10 @@ use bytemuck::{cast_slice, from_bytes};
 use penstock_cuda::{Context, Event, PinnedMemory};
 
 use super::layout::{Entry, IS_TOKEN, NO_CANDIDATES, RawResult, Sizes, Top, flags};
-use crate::backend::DeviceError;
 use crate::cuda::pinned::{Counted, HostMemory};
 use crate::cuda::queue::Queue;
 use crate::cuda::{lost, start};
+use crate::error::DeviceError;
 use crate::sample::{SampleOutcome, Sampled};
 
 /// Tickets that are kept: two steps in flight, each with one, or with two if it has outputs of prompts.

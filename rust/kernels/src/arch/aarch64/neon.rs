@@ -5,8 +5,9 @@ use std::arch::asm;
 
 use crate::arch::Table;
 use crate::generic::grid::dot::{Pairs, Short};
-use crate::generic::tile::{TileFn, TileShapes, tile_shapes};
+use crate::generic::tile::tile_shapes;
 use crate::simd::{E4M3_BITS, ShortSums, Simd};
+use crate::simd::{TileFn, TileShapes};
 
 type Base = Neon<false>;
 

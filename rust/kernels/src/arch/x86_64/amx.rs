@@ -10,10 +10,10 @@ use super::avx512::{self, Avx512};
 use crate::arch::{PerBits, Table};
 use crate::generic::grid::codes::{Codes, Eight, Five, Four, Six};
 use crate::generic::grid::{GridKernel, GridTileFn, TileCall, add_scaled, first_sums};
-use crate::generic::tile::TileShapes;
 use crate::grid::BLOCK;
 use crate::panel::LANES;
 use crate::simd::Simd;
+use crate::simd::TileShapes;
 
 pub(crate) static TABLE: Table = table::<Amx>();
 

@@ -9,9 +9,10 @@ use std::ops::Range;
 use super::{AttentionShape, KvFormat, MAX_ROWS, Pass, SPLIT, Visible, partial_floats};
 use crate::generic::panel_dtype::PanelDtype;
 use crate::generic::row_ops::load as load_lanes;
-use crate::generic::tile::{self, Prefetch, TileFn};
+use crate::generic::tile::{self, Prefetch};
 use crate::panel::{LANES, panel_bytes};
 use crate::simd::Simd;
+use crate::simd::TileFn;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Floats<E>(PhantomData<E>);

@@ -22,6 +22,7 @@
 //! included) have no effect.
 
 pub(crate) mod floats;
+mod products;
 pub(crate) mod quantised;
 mod rotated;
 pub(crate) mod softmax;

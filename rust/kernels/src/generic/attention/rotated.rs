@@ -6,7 +6,7 @@
 //! acc                the transform of the weighted sum of values, transformed back in the output
 //! ```
 
-use super::quantised::{add_pair, add_panel, units};
+use super::products::{add_pair, add_panel, units};
 use super::{AttentionShape, Pass, SPLIT};
 use crate::panel::LANES;
 use crate::quantiser::WORD_BYTES;

@@ -18,10 +18,11 @@ use super::codes::Codes;
 use super::decode_group;
 use crate::generic::matmul::{ACC_FLOATS, Output, STREAM_AHEAD, finish};
 use crate::generic::panel_dtype::F32;
-use crate::generic::tile::{self, Prefetch, RowTiles, TileFn, TileRows, unrolled};
+use crate::generic::tile::{self, Prefetch, RowTiles, unrolled};
 use crate::grid::{BLOCK, GridLayout};
 use crate::panel::LANES;
 use crate::simd::Simd;
+use crate::simd::{TileFn, TileRows};
 
 /// Columns that are decoded to the stack at a time: a multiple of a block. Four panels of them are 64 KiB.
 const COLUMNS: usize = 256;

@@ -30,11 +30,12 @@ use dot::{Dot, Sums};
 use penstock_types::{Grid, Minimum, ScaleFormat};
 
 use super::matmul::{ACC_FLOATS, Output, PanelOrder, STREAM_AHEAD, finish};
-use super::tile::{RowTiles, TileShapes};
+use super::tile::RowTiles;
 use crate::grid::{BLOCK, GridLayout, SPAN};
 use crate::operand::{OperandLayout, Span};
 use crate::panel::LANES;
 use crate::simd::Simd;
+use crate::simd::TileShapes;
 
 /// Maximum number of rows of a tile.
 pub(crate) const MAX_ROWS: usize = 16;

@@ -8,8 +8,9 @@ use asm::{BYTES, NIBBLES};
 
 use crate::arch::Table;
 use crate::generic::grid::dot::{Pairs, Quads, Short};
-use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
+use crate::generic::tile::tile_shapes;
 use crate::simd::{DotQuads, E4M3_BITS, ShortSums, Simd};
+use crate::simd::{TileFn, TileRows, TileShapes};
 
 crate::arch::compile_table!(Avx2 from Avx2::new_unchecked(), #[target_feature(enable = "avx2,fma,f16c")]);
 

@@ -3,7 +3,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use crate::generic::tile::TileRows;
+use crate::simd::TileRows;
 
 /// `$instruction` of `b` and of the 32 bits of row `t` at column `k`, in every lane, with `c`. In assembly, because the
 /// compiler loads the floats of a whole step early, runs out of registers and spills accumulators. Rows are addressed

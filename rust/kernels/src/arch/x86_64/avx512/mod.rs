@@ -9,9 +9,10 @@ use crate::arch::{PerDtype, Table};
 use crate::generic::grid::dot::{Pairs, Quads, Short};
 use crate::generic::matmul::{Product, matmul};
 use crate::generic::panel_dtype::Bf16Pairs;
-use crate::generic::tile::{TileFn, TileRows, TileShapes, tile_shapes};
+use crate::generic::tile::tile_shapes;
 use crate::panel::LANES;
 use crate::simd::{DotQuads, E4M3_BITS, ShortSums, Simd};
+use crate::simd::{TileFn, TileRows, TileShapes};
 
 crate::arch::compile_table!(
     Avx512 from Avx512::new_unchecked(),
