@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
+from support.crates import code_of
 from support.paths import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
@@ -66,12 +63,6 @@ def dependencies(crate: str, kinds: tuple[str, ...] = KINDS) -> set[str]:
 
 def ours(names: set[str]) -> set[str]:
     return {name.removeprefix("penstock-") for name in names if name.startswith("penstock-")}
-
-
-def code_of(source: Path) -> str:
-    """The Rust code without its comments and strings."""
-    pattern = r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"'
-    return re.sub(pattern, '""', source.read_text(), flags=re.DOTALL)
 
 
 def test_every_crate_is_in_the_layering() -> None:

@@ -19,7 +19,7 @@ pub(crate) fn large_model() -> ModelConfig {
 
 pub(crate) fn backend() -> DefaultBackend {
     let config = EngineConfig { threads: Some(1), ..EngineConfig::default() };
-    backend::open_cpu(&config, &crate::Host::default()).expect("a thread").0
+    backend::open_cpu(&config, crate::Host::default().device()).expect("a thread").0
 }
 
 impl KvCacheSize {
