@@ -59,7 +59,7 @@ quietly = @mkdir -p target; $(1) >target/build.log 2>&1 || { cat target/build.lo
 .NOTPARALLEL:
 .PHONY: help demo test test-all gate-report gate-record build wheel sdist wheels test-wheels deny docs bench bench-suite peers generate format lint \
         lint-format lint-rust lint-python test-rust test-engine test-loom test-rust-doc test-release test-targets test-schemas test-python \
-        test-oracle oracle test-wheel test-image test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
+        test-oracle oracle same-bits test-wheel test-image test-clients test-asan test-arm kernels kernels-wheel gpu-wheel gpu-kernels gpu-test gpu-bench gpu-plan packages rust clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -205,6 +205,9 @@ test-oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Tests with torch and transform
 
 oracle: $(CORE) $(DEV) $(ORACLE) $(DEMO)  ## Write the stored results of torch and transformers, tests/data/oracle
 	$(PYTEST) -m oracle --oracle write
+
+same-bits: $(CORE) $(DEV)  ## Write the recorded results of the engine on this CPU, tests/data/same-bits.json
+	PYTHONPATH=python:tests $(BIN)/python -m support.api.recorded_bits
 
 test-image: $(DEMO)  ## Run the Dockerfile's steps with the wheel in dist/, and the server as its user (needs root, mmdebstrap)
 	$(BIN)/python -B tools/test_image.py
