@@ -68,7 +68,17 @@ def rust_doc(text: str, indent: str) -> list[str]:
 
 
 def rust_string(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    """A Rust string literal. A long one continues on further lines, of which Rust ignores the first spaces."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    if len(escaped) < WIDTH - 40:  # of the code around it
+        return '"' + escaped.replace("\n", "\\n") + '"'
+    lines = [""]
+    for line in escaped.replace("\n", "\\n\n").split("\n"):
+        for word in re.findall(r" *[^ ]+ *| +", line.replace(" ", "\\x20", line.startswith(" "))):
+            if lines[-1].endswith("\\n") or len(lines[-1]) + len(word) > WIDTH:
+                lines.append("")
+            lines[-1] += word
+    return '"' + "\\\n     ".join(["", *lines]) + '"'
 
 
 def doc_literal(text: str) -> str:

@@ -26,22 +26,78 @@ use crate::response_type::ResponseType;
 use crate::to_dict::{ToJson, to_json};
 
 value_class! {
-    PyChunk = Chunk, "Chunk", "Chunk(*, text='', token_ids=(), logprobs=None, top_logprobs=None, index=0, content=..., reasoning='', tool_calls=(), finish_reason=None, stop_reason=None, logits=None, hidden_states=None, embeddings=None)\n--\n\nA part of one choice: its new output since the previous chunk.\n\n- `text`: Text that has become final; may be empty. Complete characters only. Text that may still\n  become part of a stop string or stop sequence is held back until it is known not to be, unless\n  `include_stop_str_in_output` is set.\n- `token_ids`: Tokens that have arrived. Their text may follow in a later chunk.\n- `logprobs`: Natural logarithm of the probability of each of `token_ids`; `None` unless requested.\n- `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in\n  descending order. `None` unless requested.\n- `index`: Index of the choice.\n- `content`: The part of `Choice.content` that has arrived. It may lag behind `text`: text that may\n  be the beginning of a tool call is held back.\n- `reasoning`: The part of `Choice.reasoning` that has arrived.\n- `tool_calls`: The parts of `Choice.tool_calls` that have arrived.\n- `finish_reason`: `Choice.finish_reason` in the last chunk of a choice; else `None`. Every choice\n  that ends without an error has a last chunk, which may have no text.\n- `stop_reason`: `Choice.stop_reason` in the last chunk of a choice; else `None`.\n- `logits`: The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested. The\n  rows of the prompt are in the first chunk of the first choice, and in the result of every choice.\n  A chunk has its own copy: it keeps no other rows in memory.\n- `hidden_states`: The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless\n  requested. As in `logits`.\n- `embeddings`: The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.\n  As in `logits`.";
-    text: "Text that has become final; may be empty.\n\nComplete characters only. Text that may still become part of a stop string or stop sequence is held\nback until it is known not to be, unless `include_stop_str_in_output` is set." = |_| Ok(Default::default()),
+    PyChunk = Chunk, "Chunk", "\
+     Chunk(*, text='', token_ids=(), logprobs=None, top_logprobs=None, index=0, content=..., reasoning='', \
+     tool_calls=(), finish_reason=None, stop_reason=None, logits=None, hidden_states=None, embeddings=None)\n\
+     --\n\
+     \n\
+     A part of one choice: its new output since the previous chunk.\n\
+     \n\
+     - `text`: Text that has become final; may be empty. Complete characters only. Text that may still\n\
+     \x20 become part of a stop string or stop sequence is held back until it is known not to be, unless\n\
+     \x20 `include_stop_str_in_output` is set.\n\
+     - `token_ids`: Tokens that have arrived. Their text may follow in a later chunk.\n\
+     - `logprobs`: Natural logarithm of the probability of each of `token_ids`; `None` unless requested.\n\
+     - `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in\n\
+     \x20 descending order. `None` unless requested.\n\
+     - `index`: Index of the choice.\n\
+     - `content`: The part of `Choice.content` that has arrived. It may lag behind `text`: text that may\n\
+     \x20 be the beginning of a tool call is held back.\n\
+     - `reasoning`: The part of `Choice.reasoning` that has arrived.\n\
+     - `tool_calls`: The parts of `Choice.tool_calls` that have arrived.\n\
+     - `finish_reason`: `Choice.finish_reason` in the last chunk of a choice; else `None`. Every choice\n\
+     \x20 that ends without an error has a last chunk, which may have no text.\n\
+     - `stop_reason`: `Choice.stop_reason` in the last chunk of a choice; else `None`.\n\
+     - `logits`: The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested. The\n\
+     \x20 rows of the prompt are in the first chunk of the first choice, and in the result of every choice.\n\
+     \x20 A chunk has its own copy: it keeps no other rows in memory.\n\
+     - `hidden_states`: The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless\n\
+     \x20 requested. As in `logits`.\n\
+     - `embeddings`: The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.\n\
+     \x20 As in `logits`.";
+    text: "\
+     Text that has become final; may be empty.\n\
+     \n\
+     Complete characters only. Text that may still become part of a stop string or stop sequence is held\n\
+     back until it is known not to be, unless `include_stop_str_in_output` is set." = |_| Ok(Default::default()),
     token_ids: "Tokens that have arrived.\n\nTheir text may follow in a later chunk." = |_| Ok(Default::default()),
-    logprobs: "Natural logarithm of the probability of each of `token_ids`; `None` unless requested." = |_| Ok(Default::default()),
-    top_logprobs: "For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\n`None` unless requested." = |_| Ok(Default::default()),
+    logprobs: "\
+     Natural logarithm of the probability of each of `token_ids`; `None` unless requested." = |_| Ok(Default::default()),
+    top_logprobs: "\
+     For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\
+     \n\
+     `None` unless requested." = |_| Ok(Default::default()),
     index: "Index of the choice." = |_| Ok(Default::default()),
-    content: "The part of `Choice.content` that has arrived.\n\nIt may lag behind `text`: text that may be the beginning of a tool call is held back." = |_| Ok(String::clone(&text)),
+    content: "\
+     The part of `Choice.content` that has arrived.\n\
+     \n\
+     It may lag behind `text`: text that may be the beginning of a tool call is held back." = |_| Ok(String::clone(&text)),
     reasoning: "The part of `Choice.reasoning` that has arrived." = |_| Ok(Default::default()),
     tool_calls: "The parts of `Choice.tool_calls` that have arrived." = |_| Ok(Default::default()),
-    finish_reason: "`Choice.finish_reason` in the last chunk of a choice; else `None`.\n\nEvery choice that ends without an error has a last chunk, which may have no text." = |_| Ok(Default::default()),
+    finish_reason: "\
+     `Choice.finish_reason` in the last chunk of a choice; else `None`.\n\
+     \n\
+     Every choice that ends without an error has a last chunk, which may have no text." = |_| Ok(Default::default()),
     stop_reason: "`Choice.stop_reason` in the last chunk of a choice; else `None`." = |_| Ok(Default::default()),
-    logits: "The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested.\n\nThe rows of the prompt are in the first chunk of the first choice, and in the result of every\nchoice. A chunk has its own copy: it keeps no other rows in memory." = |_| Ok(Default::default()),
-    hidden_states: "The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless requested.\n\nAs in `logits`." = |_| Ok(Default::default()),
-    embeddings: "The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.\n\nAs in `logits`." = |_| Ok(Default::default()),
+    logits: "\
+     The rows of `Choice.logits` that belong to `token_ids`; `None` unless requested.\n\
+     \n\
+     The rows of the prompt are in the first chunk of the first choice, and in the result of every\n\
+     choice. A chunk has its own copy: it keeps no other rows in memory." = |_| Ok(Default::default()),
+    hidden_states: "\
+     The rows of `Choice.hidden_states` that belong to `token_ids`; `None` unless requested.\n\
+     \n\
+     As in `logits`." = |_| Ok(Default::default()),
+    embeddings: "\
+     The rows of `Choice.embeddings` that belong to `token_ids`; `None` unless requested.\n\
+     \n\
+     As in `logits`." = |_| Ok(Default::default()),
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can have\nmillions of numbers."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can have\n\
+     millions of numbers."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -50,34 +106,79 @@ value_class! {
 to_json! { Chunk: text, token_ids, logprobs, top_logprobs, index, content, reasoning, tool_calls, finish_reason, stop_reason }
 
 value_class! {
-    PyToolCall = ToolCall, "ToolCall", "ToolCall(*, id, name, arguments)\n--\n\nA function call that the model requests.\n\n- `id`: Identifier of the call, generated by Penstock; unique.\n- `name`: Name of the function. It is not necessarily one of `tools` unless `tool_choice` requires a\n  call.\n- `arguments`: Arguments as JSON text, as the model wrote it. Incomplete if the output was cut\n  short.";
+    PyToolCall = ToolCall, "ToolCall", "\
+     ToolCall(*, id, name, arguments)\n\
+     --\n\
+     \n\
+     A function call that the model requests.\n\
+     \n\
+     - `id`: Identifier of the call, generated by Penstock; unique.\n\
+     - `name`: Name of the function. It is not necessarily one of `tools` unless `tool_choice` requires a\n\
+     \x20 call.\n\
+     - `arguments`: Arguments as JSON text, as the model wrote it. Incomplete if the output was cut\n\
+     \x20 short.";
     id: "Identifier of the call, generated by Penstock; unique.",
-    name: "Name of the function.\n\nIt is not necessarily one of `tools` unless `tool_choice` requires a call.",
-    arguments: "Arguments as JSON text, as the model wrote it.\n\nIncomplete if the output was cut short.",
+    name: "\
+     Name of the function.\n\
+     \n\
+     It is not necessarily one of `tools` unless `tool_choice` requires a call.",
+    arguments: "\
+     Arguments as JSON text, as the model wrote it.\n\
+     \n\
+     Incomplete if the output was cut short.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nIn the form of OpenAI's API: `id`, `type` and `function`, as chat messages have it."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     In the form of OpenAI's API: `id`, `type` and `function`, as chat messages have it."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
 }
 
 value_class! {
-    PyToolCallDelta = ToolCallDelta, "ToolCallDelta", "ToolCallDelta(*, index, id, name, arguments)\n--\n\nA part of a function call; the concatenated `arguments` of one `index` are those of the call.\n\n- `index`: Index of the call in `Choice.tool_calls`.\n- `id`: Identifier of the call; `None` except in the first part.\n- `name`: Name of the function; `None` except in the first part.\n- `arguments`: Part of the arguments.";
+    PyToolCallDelta = ToolCallDelta, "ToolCallDelta", "\
+     ToolCallDelta(*, index, id, name, arguments)\n\
+     --\n\
+     \n\
+     A part of a function call; the concatenated `arguments` of one `index` are those of the call.\n\
+     \n\
+     - `index`: Index of the call in `Choice.tool_calls`.\n\
+     - `id`: Identifier of the call; `None` except in the first part.\n\
+     - `name`: Name of the function; `None` except in the first part.\n\
+     - `arguments`: Part of the arguments.";
     index: "Index of the call in `Choice.tool_calls`.",
     id: "Identifier of the call; `None` except in the first part.",
     name: "Name of the function; `None` except in the first part.",
     arguments: "Part of the arguments.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nIn the form of OpenAI's API: `index`, in the first part `id` and `type`, and `function`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     In the form of OpenAI's API: `index`, in the first part `id` and `type`, and `function`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
 }
 
 value_class! {
-    PyUsage = Usage, "Usage", "Usage(*, prompt_tokens=0, completion_tokens=0, cached_tokens=0, cached_host_tokens=0)\n--\n\nToken counts of a request.\n\n- `prompt_tokens`: Tokens of the prompt, counted once for all choices.\n- `completion_tokens`: Tokens generated for all choices together. Tokens after a stop string are not\n  counted.\n- `cached_tokens`: Prompt tokens taken from the prefix cache instead of being computed.\n- `cached_host_tokens`: Those of `cached_tokens` that came from the host tier.\n- `total_tokens`: Sum of `prompt_tokens` and `completion_tokens`.";
+    PyUsage = Usage, "Usage", "\
+     Usage(*, prompt_tokens=0, completion_tokens=0, cached_tokens=0, cached_host_tokens=0)\n\
+     --\n\
+     \n\
+     Token counts of a request.\n\
+     \n\
+     - `prompt_tokens`: Tokens of the prompt, counted once for all choices.\n\
+     - `completion_tokens`: Tokens generated for all choices together. Tokens after a stop string are not\n\
+     \x20 counted.\n\
+     - `cached_tokens`: Prompt tokens taken from the prefix cache instead of being computed.\n\
+     - `cached_host_tokens`: Those of `cached_tokens` that came from the host tier.\n\
+     - `total_tokens`: Sum of `prompt_tokens` and `completion_tokens`.";
     prompt_tokens: "Tokens of the prompt, counted once for all choices." = |_| Ok(Default::default()),
-    completion_tokens: "Tokens generated for all choices together.\n\nTokens after a stop string are not counted." = |_| Ok(Default::default()),
+    completion_tokens: "\
+     Tokens generated for all choices together.\n\
+     \n\
+     Tokens after a stop string are not counted." = |_| Ok(Default::default()),
     cached_tokens: "Prompt tokens taken from the prefix cache instead of being computed." = |_| Ok(Default::default()),
     cached_host_tokens: "Those of `cached_tokens` that came from the host tier." = |_| Ok(Default::default()),
     ;
@@ -95,12 +196,26 @@ value_class! {
 to_json! { Usage: prompt_tokens, completion_tokens, cached_tokens, cached_host_tokens, total_tokens() }
 
 value_class! {
-    PyTimings = Timings, "Timings", "Timings(*, queued=0.0, first_token=None, total=0.0)\n--\n\nDurations in seconds since the request's arrival.\n\nWith several choices, `queued` and `first_token` are those of the first one to get there, `total`\nthat of the last.\n\n- `queued`: Until the first step that computed part of the request.\n- `first_token`: Until the first token; `None` if there was none.\n- `total`: Until the end.";
+    PyTimings = Timings, "Timings", "\
+     Timings(*, queued=0.0, first_token=None, total=0.0)\n\
+     --\n\
+     \n\
+     Durations in seconds since the request's arrival.\n\
+     \n\
+     With several choices, `queued` and `first_token` are those of the first one to get there, `total`\n\
+     that of the last.\n\
+     \n\
+     - `queued`: Until the first step that computed part of the request.\n\
+     - `first_token`: Until the first token; `None` if there was none.\n\
+     - `total`: Until the end.";
     queued: "Until the first step that computed part of the request." = |_| Ok(Default::default()),
     first_token: "Until the first token; `None` if there was none." = |_| Ok(Default::default()),
     total: "Until the end." = |_| Ok(Default::default()),
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -109,25 +224,96 @@ value_class! {
 to_json! { Timings: queued, first_token, total }
 
 value_class! {
-    PyChoice = Choice, "Choice", "Choice(*, index=0, text='', token_ids=(), logprobs=None, top_logprobs=None, cumulative_logprob=None, finish_reason='stop', stop_reason=None, seed=0, score=None, content=..., reasoning='', tool_calls=(), logits=None, hidden_states=None, embeddings=None)\n--\n\nOne complete output.\n\n- `index`: Index of the choice, from 0.\n- `text`: The whole text. Without the stop token, string or sequence unless\n  `include_stop_str_in_output` is set. With `echo` it begins with the prompt's text, in which stop\n  strings are not searched. An incomplete character at the end is U+FFFD.\n- `token_ids`: All generated tokens, stop tokens included.\n- `logprobs`: Natural logarithm of the probability of each of `token_ids`; `None` unless requested.\n- `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in\n  descending order. `None` unless requested.\n- `cumulative_logprob`: Sum of `logprobs`, or `None`.\n- `finish_reason`: Reason for the end. `\"stop\"`; `\"tool_calls\"`: a stop after at least one complete\n  tool call; `\"length\"`: `max_tokens` or the model's length; `\"cancelled\"`; `\"interrupted\"`:\n  preempted by an engine with `preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read,\n  and more than `max_paused` outputs were paused.\n- `stop_reason`: For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else\n  `None`.\n- `seed`: Random seed in use.\n- `score`: Score by which `best_of` or `num_beams` ranked the choice; `None` without them.\n- `content`: The answer: the text of a chat's output without reasoning and tool calls. The formats\n  are those of `tool_parser` and `reasoning_parser`. If the output is not parsed, `content` is the\n  text without the prompt's. If a format uses special tokens that `text` omits, stop strings are\n  searched in them, too.\n- `reasoning`: Reasoning before the answer; empty if there is none.\n- `tool_calls`: Function calls that the model requests.\n- `logits`: Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n  See `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array.\n- `hidden_states`: Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless\n  requested. See `SamplingParams.output_hidden_states`.\n- `embeddings`: Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless\n  requested. See `SamplingParams.output_embeddings`.";
+    PyChoice = Choice, "Choice", "\
+     Choice(*, index=0, text='', token_ids=(), logprobs=None, top_logprobs=None, cumulative_logprob=None, \
+     finish_reason='stop', stop_reason=None, seed=0, score=None, content=..., reasoning='', tool_calls=(), \
+     logits=None, hidden_states=None, embeddings=None)\n\
+     --\n\
+     \n\
+     One complete output.\n\
+     \n\
+     - `index`: Index of the choice, from 0.\n\
+     - `text`: The whole text. Without the stop token, string or sequence unless\n\
+     \x20 `include_stop_str_in_output` is set. With `echo` it begins with the prompt's text, in which stop\n\
+     \x20 strings are not searched. An incomplete character at the end is U+FFFD.\n\
+     - `token_ids`: All generated tokens, stop tokens included.\n\
+     - `logprobs`: Natural logarithm of the probability of each of `token_ids`; `None` unless requested.\n\
+     - `top_logprobs`: For each of `token_ids`, (id, log probability) of the most likely tokens, in\n\
+     \x20 descending order. `None` unless requested.\n\
+     - `cumulative_logprob`: Sum of `logprobs`, or `None`.\n\
+     - `finish_reason`: Reason for the end. `\"stop\"`; `\"tool_calls\"`: a stop after at least one complete\n\
+     \x20 tool call; `\"length\"`: `max_tokens` or the model's length; `\"cancelled\"`; `\"interrupted\"`:\n\
+     \x20 preempted by an engine with `preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read,\n\
+     \x20 and more than `max_paused` outputs were paused.\n\
+     - `stop_reason`: For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else\n\
+     \x20 `None`.\n\
+     - `seed`: Random seed in use.\n\
+     - `score`: Score by which `best_of` or `num_beams` ranked the choice; `None` without them.\n\
+     - `content`: The answer: the text of a chat's output without reasoning and tool calls. The formats\n\
+     \x20 are those of `tool_parser` and `reasoning_parser`. If the output is not parsed, `content` is the\n\
+     \x20 text without the prompt's. If a format uses special tokens that `text` omits, stop strings are\n\
+     \x20 searched in them, too.\n\
+     - `reasoning`: Reasoning before the answer; empty if there is none.\n\
+     - `tool_calls`: Function calls that the model requests.\n\
+     - `logits`: Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n\
+     \x20 See `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array.\n\
+     - `hidden_states`: Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless\n\
+     \x20 requested. See `SamplingParams.output_hidden_states`.\n\
+     - `embeddings`: Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless\n\
+     \x20 requested. See `SamplingParams.output_embeddings`.";
     index: "Index of the choice, from 0." = |_| Ok(Default::default()),
-    text: "The whole text.\n\nWithout the stop token, string or sequence unless `include_stop_str_in_output` is set. With `echo`\nit begins with the prompt's text, in which stop strings are not searched. An incomplete character at\nthe end is U+FFFD." = |_| Ok(Default::default()),
+    text: "\
+     The whole text.\n\
+     \n\
+     Without the stop token, string or sequence unless `include_stop_str_in_output` is set. With `echo`\n\
+     it begins with the prompt's text, in which stop strings are not searched. An incomplete character at\n\
+     the end is U+FFFD." = |_| Ok(Default::default()),
     token_ids: "All generated tokens, stop tokens included." = |_| Ok(Default::default()),
-    logprobs: "Natural logarithm of the probability of each of `token_ids`; `None` unless requested." = |_| Ok(Default::default()),
-    top_logprobs: "For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\n`None` unless requested." = |_| Ok(Default::default()),
+    logprobs: "\
+     Natural logarithm of the probability of each of `token_ids`; `None` unless requested." = |_| Ok(Default::default()),
+    top_logprobs: "\
+     For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\
+     \n\
+     `None` unless requested." = |_| Ok(Default::default()),
     cumulative_logprob: "Sum of `logprobs`, or `None`." = |_| Ok(Default::default()),
-    finish_reason: "Reason for the end.\n\n`\"stop\"`; `\"tool_calls\"`: a stop after at least one complete tool call; `\"length\"`: `max_tokens` or\nthe model's length; `\"cancelled\"`; `\"interrupted\"`: preempted by an engine with\n`preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read, and more than `max_paused`\noutputs were paused." = |_| Ok("stop".to_owned()),
-    stop_reason: "For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else `None`." = |_| Ok(Default::default()),
+    finish_reason: "\
+     Reason for the end.\n\
+     \n\
+     `\"stop\"`; `\"tool_calls\"`: a stop after at least one complete tool call; `\"length\"`: `max_tokens` or\n\
+     the model's length; `\"cancelled\"`; `\"interrupted\"`: preempted by an engine with\n\
+     `preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read, and more than `max_paused`\n\
+     outputs were paused." = |_| Ok("stop".to_owned()),
+    stop_reason: "\
+     For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else `None`." = |_| Ok(Default::default()),
     seed: "Random seed in use." = |_| Ok(Default::default()),
-    score: "Score by which `best_of` or `num_beams` ranked the choice; `None` without them." = |_| Ok(Default::default()),
-    content: "The answer: the text of a chat's output without reasoning and tool calls.\n\nThe formats are those of `tool_parser` and `reasoning_parser`. If the output is not parsed,\n`content` is the text without the prompt's. If a format uses special tokens that `text` omits, stop\nstrings are searched in them, too." = |_| Ok(std::sync::Arc::clone(&text)),
+    score: "\
+     Score by which `best_of` or `num_beams` ranked the choice; `None` without them." = |_| Ok(Default::default()),
+    content: "\
+     The answer: the text of a chat's output without reasoning and tool calls.\n\
+     \n\
+     The formats are those of `tool_parser` and `reasoning_parser`. If the output is not parsed,\n\
+     `content` is the text without the prompt's. If a format uses special tokens that `text` omits, stop\n\
+     strings are searched in them, too." = |_| Ok(std::sync::Arc::clone(&text)),
     reasoning: "Reasoning before the answer; empty if there is none." = |_| Ok(Default::default()),
     tool_calls: "Function calls that the model requests." = |_| Ok(Default::default()),
-    logits: "Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n\nSee `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array." = |_| Ok(Default::default()),
-    hidden_states: "Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\nSee `SamplingParams.output_hidden_states`." = |_| Ok(Default::default()),
-    embeddings: "Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\nSee `SamplingParams.output_embeddings`." = |_| Ok(Default::default()),
+    logits: "\
+     Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array." = |_| Ok(Default::default()),
+    hidden_states: "\
+     Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_hidden_states`." = |_| Ok(Default::default()),
+    embeddings: "\
+     Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_embeddings`." = |_| Ok(Default::default()),
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can have\nmillions of numbers."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`. Without `logits`, `hidden_states`, `embeddings`, which can have\n\
+     millions of numbers."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -136,21 +322,63 @@ value_class! {
 to_json! { Choice: index, text, token_ids, logprobs, top_logprobs, cumulative_logprob, finish_reason, stop_reason, seed, score, content, reasoning, tool_calls }
 
 value_class! {
-    PyRequestOutput = RequestOutput + ResponseType, "Result", "Result(*, choices=..., prompt_token_ids=(), prompt_logprobs=None, prompt_top_logprobs=None, adapter=None, usage=..., timings=..., text='', token_ids=(), logprobs=None, top_logprobs=None, cumulative_logprob=None, finish_reason='stop', stop_reason=None, seed=0, score=None, content=..., reasoning='', tool_calls=(), logits=None, hidden_states=None, embeddings=None)\n--\n\nThe complete output of a request.\n\nIt also has each property of `Choice` except `index`: that of the first choice.\n\nA request has a result only if all its choices ended without an error; otherwise the error is raised\ninstead. Chunks that were read before remain valid.\n\nFor tests, `Result(text=\"Hello\")` makes a result with one choice: the constructor takes the fields\nof a `Choice`, or `choices`. All fields have defaults.\n\n- `choices`: The `n` choices in order.\n- `prompt_token_ids`: Tokens of the prompt, special tokens included.\n- `prompt_logprobs`: Log probability of each prompt token given those before it; `None` unless\n  requested. The first entry is `None`. Shorter than the prompt if the request was cancelled early.\n- `prompt_top_logprobs`: The most likely tokens at each position of the prompt; `None` unless\n  requested.\n- `adapter`: Name of the LoRA adapter that computed the output; `None` for the base model.\n- `usage`: Token counts.\n- `timings`: Durations.\n- `parsed`: The `content` as a value of the type that was given as `response_format`; `None` without\n  one. Raises pydantic's `ValidationError` if the content is not complete or not valid. A copy by\n  `pickle` has none.";
+    PyRequestOutput = RequestOutput + ResponseType, "Result", "\
+     Result(*, choices=..., prompt_token_ids=(), prompt_logprobs=None, prompt_top_logprobs=None, adapter=None, \
+     usage=..., timings=..., text='', token_ids=(), logprobs=None, top_logprobs=None, cumulative_logprob=None, \
+     finish_reason='stop', stop_reason=None, seed=0, score=None, content=..., reasoning='', tool_calls=(), \
+     logits=None, hidden_states=None, embeddings=None)\n\
+     --\n\
+     \n\
+     The complete output of a request.\n\
+     \n\
+     It also has each property of `Choice` except `index`: that of the first choice.\n\
+     \n\
+     A request has a result only if all its choices ended without an error; otherwise the error is raised\n\
+     instead. Chunks that were read before remain valid.\n\
+     \n\
+     For tests, `Result(text=\"Hello\")` makes a result with one choice: the constructor takes the fields\n\
+     of a `Choice`, or `choices`. All fields have defaults.\n\
+     \n\
+     - `choices`: The `n` choices in order.\n\
+     - `prompt_token_ids`: Tokens of the prompt, special tokens included.\n\
+     - `prompt_logprobs`: Log probability of each prompt token given those before it; `None` unless\n\
+     \x20 requested. The first entry is `None`. Shorter than the prompt if the request was cancelled early.\n\
+     - `prompt_top_logprobs`: The most likely tokens at each position of the prompt; `None` unless\n\
+     \x20 requested.\n\
+     - `adapter`: Name of the LoRA adapter that computed the output; `None` for the base model.\n\
+     - `usage`: Token counts.\n\
+     - `timings`: Durations.\n\
+     - `parsed`: The `content` as a value of the type that was given as `response_format`; `None` without\n\
+     \x20 one. Raises pydantic's `ValidationError` if the content is not complete or not valid. A copy by\n\
+     \x20 `pickle` has none.";
     choices: "The `n` choices in order." = |keywords| Ok(vec![PyChoice::take(keywords)?.into()]),
     prompt_token_ids: "Tokens of the prompt, special tokens included." = |_| Ok(Default::default()),
-    prompt_logprobs: "Log probability of each prompt token given those before it; `None` unless requested.\n\nThe first entry is `None`. Shorter than the prompt if the request was cancelled early." = |_| Ok(Default::default()),
-    prompt_top_logprobs: "The most likely tokens at each position of the prompt; `None` unless requested." = |_| Ok(Default::default()),
-    adapter: "Name of the LoRA adapter that computed the output; `None` for the base model." = |_| Ok(Default::default()),
+    prompt_logprobs: "\
+     Log probability of each prompt token given those before it; `None` unless requested.\n\
+     \n\
+     The first entry is `None`. Shorter than the prompt if the request was cancelled early." = |_| Ok(Default::default()),
+    prompt_top_logprobs: "\
+     The most likely tokens at each position of the prompt; `None` unless requested." = |_| Ok(Default::default()),
+    adapter: "\
+     Name of the LoRA adapter that computed the output; `None` for the base model." = |_| Ok(Default::default()),
     usage: "Token counts." = |_| Ok(Usage { prompt_tokens: 0, completion_tokens: 0, cached_tokens: 0, cached_host_tokens: 0 }),
     timings: "Durations." = |_| Ok(Timings { queued: 0.0, first_token: None, total: 0.0 }),
     ;
-    #[doc = "The `content` as a value of the type that was given as `response_format`; `None` without one.\n\nRaises pydantic's `ValidationError` if the content is not complete or not valid. A copy by `pickle`\nhas none."]
+    #[doc = "\
+     The `content` as a value of the type that was given as `response_format`; `None` without one.\n\
+     \n\
+     Raises pydantic's `ValidationError` if the content is not complete or not valid. A copy by `pickle`\n\
+     has none."]
     #[getter]
     fn parsed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.1.parse(py, &first(&self.0.choices)?.content)?.to_python(py)
     }
-    #[doc = "The whole text.\n\nWithout the stop token, string or sequence unless `include_stop_str_in_output` is set. With `echo`\nit begins with the prompt's text, in which stop strings are not searched. An incomplete character at\nthe end is U+FFFD."]
+    #[doc = "\
+     The whole text.\n\
+     \n\
+     Without the stop token, string or sequence unless `include_stop_str_in_output` is set. With `echo`\n\
+     it begins with the prompt's text, in which stop strings are not searched. An incomplete character at\n\
+     the end is U+FFFD."]
     #[getter]
     fn text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.text.to_python(py)
@@ -160,12 +388,16 @@ value_class! {
     fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.token_ids.to_python(py)
     }
-    #[doc = "Natural logarithm of the probability of each of `token_ids`; `None` unless requested."]
+    #[doc = "\
+     Natural logarithm of the probability of each of `token_ids`; `None` unless requested."]
     #[getter]
     fn logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.logprobs.to_python(py)
     }
-    #[doc = "For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\n`None` unless requested."]
+    #[doc = "\
+     For each of `token_ids`, (id, log probability) of the most likely tokens, in descending order.\n\
+     \n\
+     `None` unless requested."]
     #[getter]
     fn top_logprobs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.top_logprobs.to_python(py)
@@ -175,12 +407,19 @@ value_class! {
     fn cumulative_logprob<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.cumulative_logprob.to_python(py)
     }
-    #[doc = "Reason for the end.\n\n`\"stop\"`; `\"tool_calls\"`: a stop after at least one complete tool call; `\"length\"`: `max_tokens` or\nthe model's length; `\"cancelled\"`; `\"interrupted\"`: preempted by an engine with\n`preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read, and more than `max_paused`\noutputs were paused."]
+    #[doc = "\
+     Reason for the end.\n\
+     \n\
+     `\"stop\"`; `\"tool_calls\"`: a stop after at least one complete tool call; `\"length\"`: `max_tokens` or\n\
+     the model's length; `\"cancelled\"`; `\"interrupted\"`: preempted by an engine with\n\
+     `preemption_mode=\"interrupt\"`; `\"unread\"`: its consumer did not read, and more than `max_paused`\n\
+     outputs were paused."]
     #[getter]
     fn finish_reason<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.finish_reason.to_python(py)
     }
-    #[doc = "For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else `None`."]
+    #[doc = "\
+     For `\"stop\"` and `\"tool_calls\"`, the stop string, stop token or stop sequence; else `None`."]
     #[getter]
     fn stop_reason<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.stop_reason.to_python(py)
@@ -190,12 +429,18 @@ value_class! {
     fn seed<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.seed.to_python(py)
     }
-    #[doc = "Score by which `best_of` or `num_beams` ranked the choice; `None` without them."]
+    #[doc = "\
+     Score by which `best_of` or `num_beams` ranked the choice; `None` without them."]
     #[getter]
     fn score<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.score.to_python(py)
     }
-    #[doc = "The answer: the text of a chat's output without reasoning and tool calls.\n\nThe formats are those of `tool_parser` and `reasoning_parser`. If the output is not parsed,\n`content` is the text without the prompt's. If a format uses special tokens that `text` omits, stop\nstrings are searched in them, too."]
+    #[doc = "\
+     The answer: the text of a chat's output without reasoning and tool calls.\n\
+     \n\
+     The formats are those of `tool_parser` and `reasoning_parser`. If the output is not parsed,\n\
+     `content` is the text without the prompt's. If a format uses special tokens that `text` omits, stop\n\
+     strings are searched in them, too."]
     #[getter]
     fn content<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.content.to_python(py)
@@ -210,22 +455,34 @@ value_class! {
     fn tool_calls<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.tool_calls.to_python(py)
     }
-    #[doc = "Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n\nSee `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array."]
+    #[doc = "\
+     Raw logits, float32 of shape `(positions, vocabulary_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_logits`. With the scope `\"prompt\"` all choices share one array."]
     #[getter]
     fn logits<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.logits.to_python(py)
     }
-    #[doc = "Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\nSee `SamplingParams.output_hidden_states`."]
+    #[doc = "\
+     Last hidden states, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_hidden_states`."]
     #[getter]
     fn hidden_states<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.hidden_states.to_python(py)
     }
-    #[doc = "Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\nSee `SamplingParams.output_embeddings`."]
+    #[doc = "\
+     Input embeddings, float32 of shape `(positions, hidden_size)`; `None` unless requested.\n\
+     \n\
+     See `SamplingParams.output_embeddings`."]
     #[getter]
     fn embeddings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         first(&self.0.choices)?.embeddings.to_python(py)
     }
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -234,12 +491,26 @@ value_class! {
 to_json! { RequestOutput: choices, prompt_token_ids, prompt_logprobs, prompt_top_logprobs, adapter, usage, timings }
 
 value_class! {
-    PyScore = Score, "Score", "Score(*, token_ids, logprobs, perplexity)\n--\n\nThe likelihood of a text under the model.\n\n- `token_ids`: Tokens of the text, special tokens included.\n- `logprobs`: Natural logarithm of the probability of each token given those before it; the first is\n  `None`.\n- `perplexity`: Exponential of the negated mean of `logprobs`; `None` for a single token.";
+    PyScore = Score, "Score", "\
+     Score(*, token_ids, logprobs, perplexity)\n\
+     --\n\
+     \n\
+     The likelihood of a text under the model.\n\
+     \n\
+     - `token_ids`: Tokens of the text, special tokens included.\n\
+     - `logprobs`: Natural logarithm of the probability of each token given those before it; the first is\n\
+     \x20 `None`.\n\
+     - `perplexity`: Exponential of the negated mean of `logprobs`; `None` for a single token.";
     token_ids: "Tokens of the text, special tokens included.",
-    logprobs: "Natural logarithm of the probability of each token given those before it; the first is `None`.",
-    perplexity: "Exponential of the negated mean of `logprobs`; `None` for a single token.",
+    logprobs: "\
+     Natural logarithm of the probability of each token given those before it; the first is `None`.",
+    perplexity: "\
+     Exponential of the negated mean of `logprobs`; `None` for a single token.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -248,45 +519,122 @@ value_class! {
 to_json! { Score: token_ids, logprobs, perplexity }
 
 value_class! {
-    PyStats = Stats, "Stats", "Stats(*, running, waiting, swapped, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_rejected, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_unread, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, adapter_loads, adapter_evictions, steps, time_to_first_token, inter_token_latency, queue_time, tokens_per_step)\n--\n\nA snapshot of the engine's numbers.\n\n- `running`: Sequences that hold a slot, paused ones included.\n- `waiting`: Sequences that wait for a slot or for blocks, preempted ones included.\n- `swapped`: Those among `waiting` that have blocks in the host tier.\n- `paused`: Those among `running` and `waiting` that compute nothing because their consumer does not\n  read.\n- `blocks_total`: Blocks of the KV cache.\n- `blocks_used`: Blocks that hold tokens of running sequences.\n- `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when\n  blocks are needed.\n- `blocks_reserved`: Blocks reserved for tokens that running sequences have already, and not\n  allocated yet.\n- `host_blocks_total`: Blocks of the host tier.\n- `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.\n- `requests_admitted`: Requests admitted; each of the `n` choices counts.\n- `requests_rejected`: Requests refused with `OverloadedError`, which are not admitted. A request\n  that is tried again counts each time.\n- `requests_finished`: Admitted requests that have ended.\n- `finished_stop`: Requests among `requests_finished` that ended with a stop token, stop sequence or\n  stop string.\n- `finished_length`: Those that reached their maximum length.\n- `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.\n- `finished_interrupted`: Those that were preempted with `preemption_mode=\"interrupt\"`.\n- `finished_unread`: Those that ended because more than `max_paused` outputs were paused.\n- `finished_failed`: Those that failed, in a step or because the engine crashed.\n- `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.\n- `recomputed_tokens`: Tokens computed again after their sequence was preempted.\n- `generation_tokens`: Tokens generated for requests.\n- `drafted_tokens`: Draft tokens verified: predicted, or forced by a grammar.\n- `accepted_tokens`: Draft tokens accepted.\n- `prefix_query_tokens`: Prompt tokens of scheduled requests that may use the prefix cache.\n- `prefix_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache\n  or on the host.\n- `prefix_host_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had on the\n  host.\n- `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or\n  end.\n- `swaps`: Preemptions that saved the sequence's blocks in the host tier.\n- `adapter_loads`: LoRA adapters that steps put on the device.\n- `adapter_evictions`: LoRA adapters that left the device to make room for others.\n- `steps`: Steps completed, failed ones included.\n- `time_to_first_token`: Seconds from a request's arrival to its first token.\n- `inter_token_latency`: Seconds from a token of a request to the next. Several tokens of one step\n  share the time since the step before it.\n- `queue_time`: Seconds from a request's arrival to its first step, counted when the request ends.\n- `tokens_per_step`: Tokens computed by a step: of prompts, generated ones and drafts.\n- `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first\n  query.";
+    PyStats = Stats, "Stats", "\
+     Stats(*, running, waiting, swapped, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, \
+     host_blocks_total, host_blocks_used, requests_admitted, requests_rejected, requests_finished, finished_stop, \
+     finished_length, finished_cancelled, finished_interrupted, finished_unread, finished_failed, prompt_tokens, \
+     recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, \
+     prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, adapter_loads, adapter_evictions, steps, \
+     time_to_first_token, inter_token_latency, queue_time, tokens_per_step)\n\
+     --\n\
+     \n\
+     A snapshot of the engine's numbers.\n\
+     \n\
+     - `running`: Sequences that hold a slot, paused ones included.\n\
+     - `waiting`: Sequences that wait for a slot or for blocks, preempted ones included.\n\
+     - `swapped`: Those among `waiting` that have blocks in the host tier.\n\
+     - `paused`: Those among `running` and `waiting` that compute nothing because their consumer does not\n\
+     \x20 read.\n\
+     - `blocks_total`: Blocks of the KV cache.\n\
+     - `blocks_used`: Blocks that hold tokens of running sequences.\n\
+     - `blocks_cached`: Blocks that no sequence uses and that are kept for reuse. They are evicted when\n\
+     \x20 blocks are needed.\n\
+     - `blocks_reserved`: Blocks reserved for tokens that running sequences have already, and not\n\
+     \x20 allocated yet.\n\
+     - `host_blocks_total`: Blocks of the host tier.\n\
+     - `host_blocks_used`: Blocks of the host tier that hold prefixes or swapped sequences.\n\
+     - `requests_admitted`: Requests admitted; each of the `n` choices counts.\n\
+     - `requests_rejected`: Requests refused with `OverloadedError`, which are not admitted. A request\n\
+     \x20 that is tried again counts each time.\n\
+     - `requests_finished`: Admitted requests that have ended.\n\
+     - `finished_stop`: Requests among `requests_finished` that ended with a stop token, stop sequence or\n\
+     \x20 stop string.\n\
+     - `finished_length`: Those that reached their maximum length.\n\
+     - `finished_cancelled`: Those that were cancelled or dropped, or open when the engine was closed.\n\
+     - `finished_interrupted`: Those that were preempted with `preemption_mode=\"interrupt\"`.\n\
+     - `finished_unread`: Those that ended because more than `max_paused` outputs were paused.\n\
+     - `finished_failed`: Those that failed, in a step or because the engine crashed.\n\
+     - `prompt_tokens`: Prompt tokens computed; each counts once, however often it was computed.\n\
+     - `recomputed_tokens`: Tokens computed again after their sequence was preempted.\n\
+     - `generation_tokens`: Tokens generated for requests.\n\
+     - `drafted_tokens`: Draft tokens verified: predicted, or forced by a grammar.\n\
+     - `accepted_tokens`: Draft tokens accepted.\n\
+     - `prefix_query_tokens`: Prompt tokens of scheduled requests that may use the prefix cache.\n\
+     - `prefix_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache\n\
+     \x20 or on the host.\n\
+     - `prefix_host_hit_tokens`: Tokens among `prefix_query_tokens` that the prefix cache had on the\n\
+     \x20 host.\n\
+     - `preemptions`: Running sequences with tokens to compute that were preempted, whether they wait or\n\
+     \x20 end.\n\
+     - `swaps`: Preemptions that saved the sequence's blocks in the host tier.\n\
+     - `adapter_loads`: LoRA adapters that steps put on the device.\n\
+     - `adapter_evictions`: LoRA adapters that left the device to make room for others.\n\
+     - `steps`: Steps completed, failed ones included.\n\
+     - `time_to_first_token`: Seconds from a request's arrival to its first token.\n\
+     - `inter_token_latency`: Seconds from a token of a request to the next. Several tokens of one step\n\
+     \x20 share the time since the step before it.\n\
+     - `queue_time`: Seconds from a request's arrival to its first step, counted when the request ends.\n\
+     - `tokens_per_step`: Tokens computed by a step: of prompts, generated ones and drafts.\n\
+     - `prefix_hit_rate`: Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first\n\
+     \x20 query.";
     running: "Sequences that hold a slot, paused ones included.",
-    waiting: "Sequences that wait for a slot or for blocks, preempted ones included.",
+    waiting: "\
+     Sequences that wait for a slot or for blocks, preempted ones included.",
     swapped: "Those among `waiting` that have blocks in the host tier.",
-    paused: "Those among `running` and `waiting` that compute nothing because their consumer does not read.",
+    paused: "\
+     Those among `running` and `waiting` that compute nothing because their consumer does not read.",
     blocks_total: "Blocks of the KV cache.",
     blocks_used: "Blocks that hold tokens of running sequences.",
-    blocks_cached: "Blocks that no sequence uses and that are kept for reuse.\n\nThey are evicted when blocks are needed.",
-    blocks_reserved: "Blocks reserved for tokens that running sequences have already, and not allocated yet.",
+    blocks_cached: "\
+     Blocks that no sequence uses and that are kept for reuse.\n\
+     \n\
+     They are evicted when blocks are needed.",
+    blocks_reserved: "\
+     Blocks reserved for tokens that running sequences have already, and not allocated yet.",
     host_blocks_total: "Blocks of the host tier.",
     host_blocks_used: "Blocks of the host tier that hold prefixes or swapped sequences.",
     requests_admitted: "Requests admitted; each of the `n` choices counts.",
-    requests_rejected: "Requests refused with `OverloadedError`, which are not admitted.\n\nA request that is tried again counts each time.",
+    requests_rejected: "\
+     Requests refused with `OverloadedError`, which are not admitted.\n\
+     \n\
+     A request that is tried again counts each time.",
     requests_finished: "Admitted requests that have ended.",
-    finished_stop: "Requests among `requests_finished` that ended with a stop token, stop sequence or stop string.",
+    finished_stop: "\
+     Requests among `requests_finished` that ended with a stop token, stop sequence or stop string.",
     finished_length: "Those that reached their maximum length.",
-    finished_cancelled: "Those that were cancelled or dropped, or open when the engine was closed.",
+    finished_cancelled: "\
+     Those that were cancelled or dropped, or open when the engine was closed.",
     finished_interrupted: "Those that were preempted with `preemption_mode=\"interrupt\"`.",
     finished_unread: "Those that ended because more than `max_paused` outputs were paused.",
     finished_failed: "Those that failed, in a step or because the engine crashed.",
-    prompt_tokens: "Prompt tokens computed; each counts once, however often it was computed.",
+    prompt_tokens: "\
+     Prompt tokens computed; each counts once, however often it was computed.",
     recomputed_tokens: "Tokens computed again after their sequence was preempted.",
     generation_tokens: "Tokens generated for requests.",
     drafted_tokens: "Draft tokens verified: predicted, or forced by a grammar.",
     accepted_tokens: "Draft tokens accepted.",
     prefix_query_tokens: "Prompt tokens of scheduled requests that may use the prefix cache.",
-    prefix_hit_tokens: "Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache or on the host.",
-    prefix_host_hit_tokens: "Tokens among `prefix_query_tokens` that the prefix cache had on the host.",
-    preemptions: "Running sequences with tokens to compute that were preempted, whether they wait or end.",
+    prefix_hit_tokens: "\
+     Tokens among `prefix_query_tokens` that the prefix cache had, in the KV cache or on the host.",
+    prefix_host_hit_tokens: "\
+     Tokens among `prefix_query_tokens` that the prefix cache had on the host.",
+    preemptions: "\
+     Running sequences with tokens to compute that were preempted, whether they wait or end.",
     swaps: "Preemptions that saved the sequence's blocks in the host tier.",
     adapter_loads: "LoRA adapters that steps put on the device.",
     adapter_evictions: "LoRA adapters that left the device to make room for others.",
     steps: "Steps completed, failed ones included.",
     time_to_first_token: "Seconds from a request's arrival to its first token.",
-    inter_token_latency: "Seconds from a token of a request to the next.\n\nSeveral tokens of one step share the time since the step before it.",
-    queue_time: "Seconds from a request's arrival to its first step, counted when the request ends.",
+    inter_token_latency: "\
+     Seconds from a token of a request to the next.\n\
+     \n\
+     Several tokens of one step share the time since the step before it.",
+    queue_time: "\
+     Seconds from a request's arrival to its first step, counted when the request ends.",
     tokens_per_step: "Tokens computed by a step: of prompts, generated ones and drafts.",
     ;
-    #[doc = "Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."]
+    #[doc = "\
+     Ratio of `prefix_hit_tokens` to `prefix_query_tokens`; 0 before the first query."]
     #[getter]
     fn prefix_hit_rate<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.prefix_hit_rate().to_python(py)
@@ -300,9 +648,25 @@ value_class! {
 to_json! { Stats: running, waiting, swapped, paused, blocks_total, blocks_used, blocks_cached, blocks_reserved, host_blocks_total, host_blocks_used, requests_admitted, requests_rejected, requests_finished, finished_stop, finished_length, finished_cancelled, finished_interrupted, finished_unread, finished_failed, prompt_tokens, recomputed_tokens, generation_tokens, drafted_tokens, accepted_tokens, prefix_query_tokens, prefix_hit_tokens, prefix_host_hit_tokens, preemptions, swaps, adapter_loads, adapter_evictions, steps, time_to_first_token, inter_token_latency, queue_time, tokens_per_step, prefix_hit_rate() }
 
 value_class! {
-    PyHistogram = Histogram, "Histogram", "Histogram(*, buckets, counts, sum)\n--\n\nThe distribution of a quantity since the engine was opened.\n\nTwo histograms of the same field can be subtracted or added count by count; their buckets never\nchange.\n\n- `buckets`: Upper bounds of the buckets, ascending and inclusive.\n- `counts`: Number of values in each bucket, and last of those above every bound. Not cumulative:\n  one more entry than `buckets`.\n- `sum`: Sum of the values.\n- `count`: Number of values.";
+    PyHistogram = Histogram, "Histogram", "\
+     Histogram(*, buckets, counts, sum)\n\
+     --\n\
+     \n\
+     The distribution of a quantity since the engine was opened.\n\
+     \n\
+     Two histograms of the same field can be subtracted or added count by count; their buckets never\n\
+     change.\n\
+     \n\
+     - `buckets`: Upper bounds of the buckets, ascending and inclusive.\n\
+     - `counts`: Number of values in each bucket, and last of those above every bound. Not cumulative:\n\
+     \x20 one more entry than `buckets`.\n\
+     - `sum`: Sum of the values.\n\
+     - `count`: Number of values.";
     buckets: "Upper bounds of the buckets, ascending and inclusive.",
-    counts: "Number of values in each bucket, and last of those above every bound.\n\nNot cumulative: one more entry than `buckets`.",
+    counts: "\
+     Number of values in each bucket, and last of those above every bound.\n\
+     \n\
+     Not cumulative: one more entry than `buckets`.",
     sum: "Sum of the values.",
     ;
     #[doc = "Number of values."]
@@ -310,7 +674,10 @@ value_class! {
     fn count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.count().to_python(py)
     }
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -319,13 +686,37 @@ value_class! {
 to_json! { Histogram: buckets, counts, sum, count() }
 
 value_class! {
-    PyHealth = Health, "Health", "Health(*, state, running, waiting, step_age)\n--\n\nThe state of a working engine.\n\n- `state`: State of the engine. `\"open\"`: requests can be started; `\"draining\"`: `aclose(drain=...)`\n  or `sleep(drain=...)` waits for the open requests; `\"asleep\"`: `sleep()` has freed the model,\n  until `wake()`.\n- `running`: Sequences that hold a slot.\n- `waiting`: Sequences that wait for a slot or for blocks.\n- `step_age`: Seconds since the last step finished, or since the current one began if none preceded\n  it. `None` if nothing is being computed. A value far above the usual time of a step means that the\n  device or a logits processor is stuck.";
-    state: "State of the engine.\n\n`\"open\"`: requests can be started; `\"draining\"`: `aclose(drain=...)` or `sleep(drain=...)` waits for\nthe open requests; `\"asleep\"`: `sleep()` has freed the model, until `wake()`.",
+    PyHealth = Health, "Health", "\
+     Health(*, state, running, waiting, step_age)\n\
+     --\n\
+     \n\
+     The state of a working engine.\n\
+     \n\
+     - `state`: State of the engine. `\"open\"`: requests can be started; `\"draining\"`: `aclose(drain=...)`\n\
+     \x20 or `sleep(drain=...)` waits for the open requests; `\"asleep\"`: `sleep()` has freed the model,\n\
+     \x20 until `wake()`.\n\
+     - `running`: Sequences that hold a slot.\n\
+     - `waiting`: Sequences that wait for a slot or for blocks.\n\
+     - `step_age`: Seconds since the last step finished, or since the current one began if none preceded\n\
+     \x20 it. `None` if nothing is being computed. A value far above the usual time of a step means that the\n\
+     \x20 device or a logits processor is stuck.";
+    state: "\
+     State of the engine.\n\
+     \n\
+     `\"open\"`: requests can be started; `\"draining\"`: `aclose(drain=...)` or `sleep(drain=...)` waits for\n\
+     the open requests; `\"asleep\"`: `sleep()` has freed the model, until `wake()`.",
     running: "Sequences that hold a slot.",
     waiting: "Sequences that wait for a slot or for blocks.",
-    step_age: "Seconds since the last step finished, or since the current one began if none preceded it.\n\n`None` if nothing is being computed. A value far above the usual time of a step means that the\ndevice or a logits processor is stuck.",
+    step_age: "\
+     Seconds since the last step finished, or since the current one began if none preceded it.\n\
+     \n\
+     `None` if nothing is being computed. A value far above the usual time of a step means that the\n\
+     device or a logits processor is stuck.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -334,12 +725,26 @@ value_class! {
 to_json! { Health: state, running, waiting, step_age }
 
 value_class! {
-    PyCudaDevice = CudaDevice, "CudaDevice", "CudaDevice(*, index, name, compute_capability, total_memory, free_memory, uuid, pci_address, reason)\n--\n\nA CUDA device that the process sees; a MIG instance is one, too.\n\n- `index`: Index among the visible devices, as in `cuda:0`.\n- `name`: Name of the product.\n- `compute_capability`: Compute capability, such as `9.0`.\n- `total_memory`: Size of its memory in bytes.\n- `free_memory`: Part of the memory that no process uses, in bytes; `None` if it cannot be read.\n- `uuid`: Identifier, in the form of nvidia-smi without the prefix.\n- `pci_address`: Address on the PCI bus.\n- `reason`: Reason why the device cannot be used; `None` if it can.";
+    PyCudaDevice = CudaDevice, "CudaDevice", "\
+     CudaDevice(*, index, name, compute_capability, total_memory, free_memory, uuid, pci_address, reason)\n\
+     --\n\
+     \n\
+     A CUDA device that the process sees; a MIG instance is one, too.\n\
+     \n\
+     - `index`: Index among the visible devices, as in `cuda:0`.\n\
+     - `name`: Name of the product.\n\
+     - `compute_capability`: Compute capability, such as `9.0`.\n\
+     - `total_memory`: Size of its memory in bytes.\n\
+     - `free_memory`: Part of the memory that no process uses, in bytes; `None` if it cannot be read.\n\
+     - `uuid`: Identifier, in the form of nvidia-smi without the prefix.\n\
+     - `pci_address`: Address on the PCI bus.\n\
+     - `reason`: Reason why the device cannot be used; `None` if it can.";
     index: "Index among the visible devices, as in `cuda:0`.",
     name: "Name of the product.",
     compute_capability: "Compute capability, such as `9.0`.",
     total_memory: "Size of its memory in bytes.",
-    free_memory: "Part of the memory that no process uses, in bytes; `None` if it cannot be read.",
+    free_memory: "\
+     Part of the memory that no process uses, in bytes; `None` if it cannot be read.",
     uuid: "Identifier, in the form of nvidia-smi without the prefix.",
     pci_address: "Address on the PCI bus.",
     reason: "Reason why the device cannot be used; `None` if it can.",
@@ -353,16 +758,34 @@ value_class! {
 to_json! { CudaDevice: index, name, compute_capability, total_memory, free_memory, uuid, pci_address, reason }
 
 value_class! {
-    PyCudaInfo = CudaInfo, "CudaInfo", "CudaInfo(*, driver_version, devices, reason, compiler_version, compiler_path, compiler_reason, cublas_version, cublas_path, cublas_reason)\n--\n\nThe NVIDIA driver with its devices, the compiler of CUDA kernels, and cuBLASLt.\n\n- `driver_version`: Version of CUDA that the driver supports; `None` without a driver.\n- `devices`: The visible devices.\n- `reason`: Reason why no device can be used, with a remedy; `None` if one can.\n- `compiler_version`: Version of NVRTC, the compiler; `None` without one.\n- `compiler_path`: Library of the compiler.\n- `compiler_reason`: Reason why there is no compiler, with a remedy; `None` if there is one.\n- `cublas_version`: Version of cuBLASLt, which `deterministic=False` uses; `None` without it.\n- `cublas_path`: Library of cuBLASLt.\n- `cublas_reason`: Reason why there is no cuBLASLt, with a remedy; `None` if there is one.";
+    PyCudaInfo = CudaInfo, "CudaInfo", "\
+     CudaInfo(*, driver_version, devices, reason, compiler_version, compiler_path, compiler_reason, \
+     cublas_version, cublas_path, cublas_reason)\n\
+     --\n\
+     \n\
+     The NVIDIA driver with its devices, the compiler of CUDA kernels, and cuBLASLt.\n\
+     \n\
+     - `driver_version`: Version of CUDA that the driver supports; `None` without a driver.\n\
+     - `devices`: The visible devices.\n\
+     - `reason`: Reason why no device can be used, with a remedy; `None` if one can.\n\
+     - `compiler_version`: Version of NVRTC, the compiler; `None` without one.\n\
+     - `compiler_path`: Library of the compiler.\n\
+     - `compiler_reason`: Reason why there is no compiler, with a remedy; `None` if there is one.\n\
+     - `cublas_version`: Version of cuBLASLt, which `deterministic=False` uses; `None` without it.\n\
+     - `cublas_path`: Library of cuBLASLt.\n\
+     - `cublas_reason`: Reason why there is no cuBLASLt, with a remedy; `None` if there is one.";
     driver_version: "Version of CUDA that the driver supports; `None` without a driver.",
     devices: "The visible devices.",
     reason: "Reason why no device can be used, with a remedy; `None` if one can.",
     compiler_version: "Version of NVRTC, the compiler; `None` without one.",
     compiler_path: "Library of the compiler.",
-    compiler_reason: "Reason why there is no compiler, with a remedy; `None` if there is one.",
-    cublas_version: "Version of cuBLASLt, which `deterministic=False` uses; `None` without it.",
+    compiler_reason: "\
+     Reason why there is no compiler, with a remedy; `None` if there is one.",
+    cublas_version: "\
+     Version of cuBLASLt, which `deterministic=False` uses; `None` without it.",
     cublas_path: "Library of cuBLASLt.",
-    cublas_reason: "Reason why there is no cuBLASLt, with a remedy; `None` if there is one.",
+    cublas_reason: "\
+     Reason why there is no cuBLASLt, with a remedy; `None` if there is one.",
     ;
     #[doc = "Return a dict that `json.dumps` accepts."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -373,15 +796,56 @@ value_class! {
 to_json! { CudaInfo: driver_version, devices, reason, compiler_version, compiler_path, compiler_reason, cublas_version, cublas_path, cublas_reason }
 
 value_class! {
-    PyMemoryInfo = MemoryInfo, "MemoryInfo", "MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak)\n--\n\nThe use of the memory in bytes, as planned when the model was opened.\n\nThe engine reserves no more memory afterwards.\n\n- `limit`: Maximum that the engine may take: its share of the memory that was available.\n- `weights`: Packed weights.\n- `workspace`: Activations and scratch buffers of the largest step. The system provides its pages\n  when they are first written.\n- `inputs`: Input arrays of the largest step. With a CUDA device also the page-locked buffers of the\n  host for copies from and to it; both are not part of `limit` then.\n- `kv_cache`: Reserved for the KV cache. Of these bytes, `blocks_used + blocks_cached` out of\n  `blocks_total` of `Stats` hold tokens. The system provides its pages when they are first written;\n  a CUDA device has them from the start.\n- `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n  written. With a CUDA device, it is page-locked memory, and not part of `limit`.\n- `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its\n  pages when they are first written.\n- `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
-    limit: "Maximum that the engine may take: its share of the memory that was available.",
+    PyMemoryInfo = MemoryInfo, "MemoryInfo", "\
+     MemoryInfo(*, limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak)\n\
+     --\n\
+     \n\
+     The use of the memory in bytes, as planned when the model was opened.\n\
+     \n\
+     The engine reserves no more memory afterwards.\n\
+     \n\
+     - `limit`: Maximum that the engine may take: its share of the memory that was available.\n\
+     - `weights`: Packed weights.\n\
+     - `workspace`: Activations and scratch buffers of the largest step. The system provides its pages\n\
+     \x20 when they are first written.\n\
+     - `inputs`: Input arrays of the largest step. With a CUDA device also the page-locked buffers of the\n\
+     \x20 host for copies from and to it; both are not part of `limit` then.\n\
+     - `kv_cache`: Reserved for the KV cache. Of these bytes, `blocks_used + blocks_cached` out of\n\
+     \x20 `blocks_total` of `Stats` hold tokens. The system provides its pages when they are first written;\n\
+     \x20 a CUDA device has them from the start.\n\
+     - `host_cache`: Host tier of the KV cache. The system provides its pages when they are first\n\
+     \x20 written. With a CUDA device, it is page-locked memory, and not part of `limit`.\n\
+     - `adapters`: LoRA adapters, with a buffer of the largest step; 0 without. The system provides its\n\
+     \x20 pages when they are first written.\n\
+     - `peak`: Maximum in use at once up to the end of the warm-up, without `inputs`.";
+    limit: "\
+     Maximum that the engine may take: its share of the memory that was available.",
     weights: "Packed weights.",
-    workspace: "Activations and scratch buffers of the largest step.\n\nThe system provides its pages when they are first written.",
-    inputs: "Input arrays of the largest step.\n\nWith a CUDA device also the page-locked buffers of the host for copies from and to it; both are not\npart of `limit` then.",
-    kv_cache: "Reserved for the KV cache.\n\nOf these bytes, `blocks_used + blocks_cached` out of `blocks_total` of `Stats` hold tokens. The\nsystem provides its pages when they are first written; a CUDA device has them from the start.",
-    host_cache: "Host tier of the KV cache.\n\nThe system provides its pages when they are first written. With a CUDA device, it is page-locked\nmemory, and not part of `limit`.",
-    adapters: "LoRA adapters, with a buffer of the largest step; 0 without.\n\nThe system provides its pages when they are first written.",
-    peak: "Maximum in use at once up to the end of the warm-up, without `inputs`.",
+    workspace: "\
+     Activations and scratch buffers of the largest step.\n\
+     \n\
+     The system provides its pages when they are first written.",
+    inputs: "\
+     Input arrays of the largest step.\n\
+     \n\
+     With a CUDA device also the page-locked buffers of the host for copies from and to it; both are not\n\
+     part of `limit` then.",
+    kv_cache: "\
+     Reserved for the KV cache.\n\
+     \n\
+     Of these bytes, `blocks_used + blocks_cached` out of `blocks_total` of `Stats` hold tokens. The\n\
+     system provides its pages when they are first written; a CUDA device has them from the start.",
+    host_cache: "\
+     Host tier of the KV cache.\n\
+     \n\
+     The system provides its pages when they are first written. With a CUDA device, it is page-locked\n\
+     memory, and not part of `limit`.",
+    adapters: "\
+     LoRA adapters, with a buffer of the largest step; 0 without.\n\
+     \n\
+     The system provides its pages when they are first written.",
+    peak: "\
+     Maximum in use at once up to the end of the warm-up, without `inputs`.",
     ;
     #[doc = "Return a dict that `json.dumps` accepts."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -392,13 +856,29 @@ value_class! {
 to_json! { MemoryInfo: limit, weights, workspace, inputs, kv_cache, host_cache, adapters, peak }
 
 value_class! {
-    PyHostTierInfo = HostTierInfo, "HostTierInfo", "HostTierInfo(*, save_seconds, load_seconds, recompute_seconds, keeps_prefixes)\n--\n\nThe measured costs of the host tier, in seconds per block of all layers.\n\n- `save_seconds`: Copying a block to the host tier.\n- `load_seconds`: Copying a block back.\n- `recompute_seconds`: Computing a block again, at the speed of the largest prefill chunk.\n- `keeps_prefixes`: Whether the host tier keeps prefixes. It does if there is a prefix cache and\n  loading is faster than computing.";
+    PyHostTierInfo = HostTierInfo, "HostTierInfo", "\
+     HostTierInfo(*, save_seconds, load_seconds, recompute_seconds, keeps_prefixes)\n\
+     --\n\
+     \n\
+     The measured costs of the host tier, in seconds per block of all layers.\n\
+     \n\
+     - `save_seconds`: Copying a block to the host tier.\n\
+     - `load_seconds`: Copying a block back.\n\
+     - `recompute_seconds`: Computing a block again, at the speed of the largest prefill chunk.\n\
+     - `keeps_prefixes`: Whether the host tier keeps prefixes. It does if there is a prefix cache and\n\
+     \x20 loading is faster than computing.";
     save_seconds: "Copying a block to the host tier.",
     load_seconds: "Copying a block back.",
     recompute_seconds: "Computing a block again, at the speed of the largest prefill chunk.",
-    keeps_prefixes: "Whether the host tier keeps prefixes.\n\nIt does if there is a prefix cache and loading is faster than computing.",
+    keeps_prefixes: "\
+     Whether the host tier keeps prefixes.\n\
+     \n\
+     It does if there is a prefix cache and loading is faster than computing.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -407,11 +887,24 @@ value_class! {
 to_json! { HostTierInfo: save_seconds, load_seconds, recompute_seconds, keeps_prefixes }
 
 value_class! {
-    PyNumaInfo = NumaInfo, "NumaInfo", "NumaInfo(*, nodes, cpus, threads_pinned, memory_placed)\n--\n\nThe NUMA nodes of the threads and the memory.\n\n- `nodes`: The nodes.\n- `cpus`: CPUs of the nodes that the process may use.\n- `threads_pinned`: Whether the system runs the threads on these CPUs only.\n- `memory_placed`: Whether the system takes the memory of these nodes. Containers need the\n  capability `SYS_NICE` for that.";
+    PyNumaInfo = NumaInfo, "NumaInfo", "\
+     NumaInfo(*, nodes, cpus, threads_pinned, memory_placed)\n\
+     --\n\
+     \n\
+     The NUMA nodes of the threads and the memory.\n\
+     \n\
+     - `nodes`: The nodes.\n\
+     - `cpus`: CPUs of the nodes that the process may use.\n\
+     - `threads_pinned`: Whether the system runs the threads on these CPUs only.\n\
+     - `memory_placed`: Whether the system takes the memory of these nodes. Containers need the\n\
+     \x20 capability `SYS_NICE` for that.";
     nodes: "The nodes.",
     cpus: "CPUs of the nodes that the process may use.",
     threads_pinned: "Whether the system runs the threads on these CPUs only.",
-    memory_placed: "Whether the system takes the memory of these nodes.\n\nContainers need the capability `SYS_NICE` for that.",
+    memory_placed: "\
+     Whether the system takes the memory of these nodes.\n\
+     \n\
+     Containers need the capability `SYS_NICE` for that.",
     ;
     #[doc = "Return a dict that `json.dumps` accepts."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -422,12 +915,32 @@ value_class! {
 to_json! { NumaInfo: nodes, cpus, threads_pinned, memory_placed }
 
 value_class! {
-    PyWeightFormatInfo = WeightFormatInfo, "WeightFormatInfo", "WeightFormatInfo(*, module, format, group_size, symmetric, activations, count, bytes)\n--\n\nThe format of the weight matrices of one module, in all layers or in some of them.\n\n- `module`: Name of the module without that of its layer, such as `mlp.down_proj`.\n- `format`: `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"fp8\"`, or `\"int4\"` to `\"int8\"`, the bits of a\n  code.\n- `group_size`: Columns that share a scale; `None` if all columns of a row do, and for floats.\n- `symmetric`: Whether groups have neither a minimum nor a zero point; `None` for floats.\n- `activations`: Type of the activations in a product: `\"int8\"`, `\"fp8\"`, or floats such as\n  `\"float32\"`.\n- `count`: Number of matrices.\n- `bytes`: Size of the matrices together.";
-    module: "Name of the module without that of its layer, such as `mlp.down_proj`.",
-    format: "`\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"fp8\"`, or `\"int4\"` to `\"int8\"`, the bits of a code.",
-    group_size: "Columns that share a scale; `None` if all columns of a row do, and for floats.",
-    symmetric: "Whether groups have neither a minimum nor a zero point; `None` for floats.",
-    activations: "Type of the activations in a product: `\"int8\"`, `\"fp8\"`, or floats such as `\"float32\"`.",
+    PyWeightFormatInfo = WeightFormatInfo, "WeightFormatInfo", "\
+     WeightFormatInfo(*, module, format, group_size, symmetric, activations, count, bytes)\n\
+     --\n\
+     \n\
+     The format of the weight matrices of one module, in all layers or in some of them.\n\
+     \n\
+     - `module`: Name of the module without that of its layer, such as `mlp.down_proj`.\n\
+     - `format`: `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"fp8\"`, or `\"int4\"` to `\"int8\"`, the bits of \
+     a\n\
+     \x20 code.\n\
+     - `group_size`: Columns that share a scale; `None` if all columns of a row do, and for floats.\n\
+     - `symmetric`: Whether groups have neither a minimum nor a zero point; `None` for floats.\n\
+     - `activations`: Type of the activations in a product: `\"int8\"`, `\"fp8\"`, or floats such as\n\
+     \x20 `\"float32\"`.\n\
+     - `count`: Number of matrices.\n\
+     - `bytes`: Size of the matrices together.";
+    module: "\
+     Name of the module without that of its layer, such as `mlp.down_proj`.",
+    format: "\
+     `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"fp8\"`, or `\"int4\"` to `\"int8\"`, the bits of a code.",
+    group_size: "\
+     Columns that share a scale; `None` if all columns of a row do, and for floats.",
+    symmetric: "\
+     Whether groups have neither a minimum nor a zero point; `None` for floats.",
+    activations: "\
+     Type of the activations in a product: `\"int8\"`, `\"fp8\"`, or floats such as `\"float32\"`.",
     count: "Number of matrices.",
     bytes: "Size of the matrices together.",
     ;
@@ -440,14 +953,33 @@ value_class! {
 to_json! { WeightFormatInfo: module, format, group_size, symmetric, activations, count, bytes }
 
 value_class! {
-    PyAdapterInfo = AdapterInfo, "Adapter", "Adapter(*, name, path, base_model, rank, num_modules, bytes, on_device, running, waiting)\n--\n\nA loaded LoRA adapter.\n\n- `name`: Name of the adapter in requests.\n- `path`: Directory that the adapter was loaded from.\n- `base_model`: Model for which the adapter was trained, as its configuration names it.\n- `rank`: Highest rank of its matrices.\n- `num_modules`: Number of linear layers that it changes.\n- `bytes`: Size on the device.\n- `on_device`: Whether it is on the device. Otherwise it is in host memory, and is copied to the\n  device for the first request that names it.\n- `running`: Number of running outputs of requests with the adapter.\n- `waiting`: Number of waiting outputs of requests with the adapter.";
+    PyAdapterInfo = AdapterInfo, "Adapter", "\
+     Adapter(*, name, path, base_model, rank, num_modules, bytes, on_device, running, waiting)\n\
+     --\n\
+     \n\
+     A loaded LoRA adapter.\n\
+     \n\
+     - `name`: Name of the adapter in requests.\n\
+     - `path`: Directory that the adapter was loaded from.\n\
+     - `base_model`: Model for which the adapter was trained, as its configuration names it.\n\
+     - `rank`: Highest rank of its matrices.\n\
+     - `num_modules`: Number of linear layers that it changes.\n\
+     - `bytes`: Size on the device.\n\
+     - `on_device`: Whether it is on the device. Otherwise it is in host memory, and is copied to the\n\
+     \x20 device for the first request that names it.\n\
+     - `running`: Number of running outputs of requests with the adapter.\n\
+     - `waiting`: Number of waiting outputs of requests with the adapter.";
     name: "Name of the adapter in requests.",
     path: "Directory that the adapter was loaded from.",
-    base_model: "Model for which the adapter was trained, as its configuration names it.",
+    base_model: "\
+     Model for which the adapter was trained, as its configuration names it.",
     rank: "Highest rank of its matrices.",
     num_modules: "Number of linear layers that it changes.",
     bytes: "Size on the device.",
-    on_device: "Whether it is on the device.\n\nOtherwise it is in host memory, and is copied to the device for the first request that names it.",
+    on_device: "\
+     Whether it is on the device.\n\
+     \n\
+     Otherwise it is in host memory, and is copied to the device for the first request that names it.",
     running: "Number of running outputs of requests with the adapter.",
     waiting: "Number of waiting outputs of requests with the adapter.",
     ;
@@ -460,16 +992,32 @@ value_class! {
 to_json! { AdapterInfo: name, path, base_model, rank, num_modules, bytes, on_device, running, waiting }
 
 value_class! {
-    PyProfileRow = ProfileRow, "ProfileRow", "ProfileRow(*, operation, calls, seconds, min_seconds, max_seconds, bytes, flops)\n--\n\nTotals of one operation of the device since the engine was opened, without its warm-up.\n\n- `operation`: Name of the operation, such as `\"linear\"` or `\"attention\"`.\n- `calls`: Number of calls.\n- `seconds`: Time in all calls.\n- `min_seconds`: Time in the shortest call.\n- `max_seconds`: Time in the longest call.\n- `bytes`: Number of bytes of memory that the calls had to read and write.\n- `flops`: Floating-point operations of matrix products and attention; `None` for other operations.";
+    PyProfileRow = ProfileRow, "ProfileRow", "\
+     ProfileRow(*, operation, calls, seconds, min_seconds, max_seconds, bytes, flops)\n\
+     --\n\
+     \n\
+     Totals of one operation of the device since the engine was opened, without its warm-up.\n\
+     \n\
+     - `operation`: Name of the operation, such as `\"linear\"` or `\"attention\"`.\n\
+     - `calls`: Number of calls.\n\
+     - `seconds`: Time in all calls.\n\
+     - `min_seconds`: Time in the shortest call.\n\
+     - `max_seconds`: Time in the longest call.\n\
+     - `bytes`: Number of bytes of memory that the calls had to read and write.\n\
+     - `flops`: Floating-point operations of matrix products and attention; `None` for other operations.";
     operation: "Name of the operation, such as `\"linear\"` or `\"attention\"`.",
     calls: "Number of calls.",
     seconds: "Time in all calls.",
     min_seconds: "Time in the shortest call.",
     max_seconds: "Time in the longest call.",
     bytes: "Number of bytes of memory that the calls had to read and write.",
-    flops: "Floating-point operations of matrix products and attention; `None` for other operations.",
+    flops: "\
+     Floating-point operations of matrix products and attention; `None` for other operations.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -594,20 +1142,80 @@ impl ModelInfo {
 }
 
 value_class! {
-    PyModelInfo = ModelInfo, "ModelInfo", "ModelInfo(*, architecture, parameters, vocabulary_size, hidden_size, pooling, normalize, eos_token_ids, has_sampling_defaults, dtype, weight_formats, kv_cache_dtype, memory, memory_ratio, host_tier, warm_up_seconds, block_size, num_blocks, max_model_len, max_num_seqs, max_adapters, adapter_cache_bytes, max_cpu_adapters, max_cpu_adapter_bytes, max_num_batched_tokens, max_waiting, max_unfinished, max_output_bytes, max_paused, device, threads, numa, deterministic, isa)\n--\n\nThe open model and the sizes in effect.\n\nSee `EngineConfig` for the sizes that can be chosen.\n\n- `architecture`: Hugging Face architecture, such as `LlamaForCausalLM`.\n- `parameters`: Number of weights; tied weights count once.\n- `vocabulary_size`: Number of token ids.\n- `hidden_size`: Size of the hidden states, and so of embeddings.\n- `pooling`: Pooling of hidden states: that of the model's files, else `mean`. It is the default of\n  `Engine.embed`, which supports `mean` and `last` only.\n- `normalize`: Whether embeddings have length 1 by default: what the model's files ask for, else\n  true.\n- `eos_token_ids`: The model's end tokens, which end an output unless `ignore_eos` is set.\n- `has_sampling_defaults`: Whether the model's files set sampling parameters, which are the defaults\n  of requests.\n- `dtype`: Type of the weights that are not quantised.\n- `weight_formats`: Formats of the weight matrices, by module.\n- `kv_cache_dtype`: Type of the KV cache.\n- `memory`: Use of the memory.\n- `memory_ratio`: Share of the available memory that `memory.limit` is: that of the configuration,\n  or the default.\n- `host_tier`: Costs of the host tier; `None` without one.\n- `warm_up_seconds`: Duration of the warm-up.\n- `block_size`: Number of tokens in a block of the KV cache.\n- `num_blocks`: Size of the KV cache in blocks.\n- `max_model_len`: Maximum number of tokens of a sequence.\n- `max_num_seqs`: Maximum number of sequences in a step.\n- `max_adapters`: Maximum number of LoRA adapters on the device; 0 without adapters.\n- `adapter_cache_bytes`: Memory for the adapters on the device in bytes.\n- `max_cpu_adapters`: Maximum number of loaded adapters.\n- `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes.\n- `max_num_batched_tokens`: Token budget of a step.\n- `max_waiting`: Maximum number of waiting requests; `None` without a bound.\n- `max_unfinished`: Maximum number of unfinished outputs, without paused ones.\n- `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests.\n- `max_paused`: Maximum number of paused outputs.\n- `device`: Device that computes: `cpu`, or a CUDA device such as `cuda:0`.\n- `threads`: Number of compute threads of the host.\n- `numa`: Placement of threads and memory; `None` without `numa_nodes`.\n- `deterministic`: Whether a request has the same tokens and logprobs in every batch. It is also\n  true for `deterministic=False` if no algorithm of the device depends on the batch.\n- `isa`: Instruction set of the kernels. For a CUDA device its architecture, such as `sm_90a`, or\n  that of `PENSTOCK_CUDA_ARCH`. On the CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,\n  `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU\n  has; `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first\n  rounds the activations of bf16 matrices to bf16, the second is experimental.";
+    PyModelInfo = ModelInfo, "ModelInfo", "\
+     ModelInfo(*, architecture, parameters, vocabulary_size, hidden_size, pooling, normalize, eos_token_ids, \
+     has_sampling_defaults, dtype, weight_formats, kv_cache_dtype, memory, memory_ratio, host_tier, \
+     warm_up_seconds, block_size, num_blocks, max_model_len, max_num_seqs, max_adapters, adapter_cache_bytes, \
+     max_cpu_adapters, max_cpu_adapter_bytes, max_num_batched_tokens, max_waiting, max_unfinished, \
+     max_output_bytes, max_paused, device, threads, numa, deterministic, isa)\n\
+     --\n\
+     \n\
+     The open model and the sizes in effect.\n\
+     \n\
+     See `EngineConfig` for the sizes that can be chosen.\n\
+     \n\
+     - `architecture`: Hugging Face architecture, such as `LlamaForCausalLM`.\n\
+     - `parameters`: Number of weights; tied weights count once.\n\
+     - `vocabulary_size`: Number of token ids.\n\
+     - `hidden_size`: Size of the hidden states, and so of embeddings.\n\
+     - `pooling`: Pooling of hidden states: that of the model's files, else `mean`. It is the default of\n\
+     \x20 `Engine.embed`, which supports `mean` and `last` only.\n\
+     - `normalize`: Whether embeddings have length 1 by default: what the model's files ask for, else\n\
+     \x20 true.\n\
+     - `eos_token_ids`: The model's end tokens, which end an output unless `ignore_eos` is set.\n\
+     - `has_sampling_defaults`: Whether the model's files set sampling parameters, which are the defaults\n\
+     \x20 of requests.\n\
+     - `dtype`: Type of the weights that are not quantised.\n\
+     - `weight_formats`: Formats of the weight matrices, by module.\n\
+     - `kv_cache_dtype`: Type of the KV cache.\n\
+     - `memory`: Use of the memory.\n\
+     - `memory_ratio`: Share of the available memory that `memory.limit` is: that of the configuration,\n\
+     \x20 or the default.\n\
+     - `host_tier`: Costs of the host tier; `None` without one.\n\
+     - `warm_up_seconds`: Duration of the warm-up.\n\
+     - `block_size`: Number of tokens in a block of the KV cache.\n\
+     - `num_blocks`: Size of the KV cache in blocks.\n\
+     - `max_model_len`: Maximum number of tokens of a sequence.\n\
+     - `max_num_seqs`: Maximum number of sequences in a step.\n\
+     - `max_adapters`: Maximum number of LoRA adapters on the device; 0 without adapters.\n\
+     - `adapter_cache_bytes`: Memory for the adapters on the device in bytes.\n\
+     - `max_cpu_adapters`: Maximum number of loaded adapters.\n\
+     - `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes.\n\
+     - `max_num_batched_tokens`: Token budget of a step.\n\
+     - `max_waiting`: Maximum number of waiting requests; `None` without a bound.\n\
+     - `max_unfinished`: Maximum number of unfinished outputs, without paused ones.\n\
+     - `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests.\n\
+     - `max_paused`: Maximum number of paused outputs.\n\
+     - `device`: Device that computes: `cpu`, or a CUDA device such as `cuda:0`.\n\
+     - `threads`: Number of compute threads of the host.\n\
+     - `numa`: Placement of threads and memory; `None` without `numa_nodes`.\n\
+     - `deterministic`: Whether a request has the same tokens and logprobs in every batch. It is also\n\
+     \x20 true for `deterministic=False` if no algorithm of the device depends on the batch.\n\
+     - `isa`: Instruction set of the kernels. For a CUDA device its architecture, such as `sm_90a`, or\n\
+     \x20 that of `PENSTOCK_CUDA_ARCH`. On the CPU `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,\n\
+     \x20 `avx512_bf16`, `amx`, `neon`, `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU\n\
+     \x20 has; `PENSTOCK_ISA` selects another. `avx512_bf16` and `amx` are never the default: the first\n\
+     \x20 rounds the activations of bf16 matrices to bf16, the second is experimental.";
     architecture: "Hugging Face architecture, such as `LlamaForCausalLM`.",
     parameters: "Number of weights; tied weights count once.",
     vocabulary_size: "Number of token ids.",
     hidden_size: "Size of the hidden states, and so of embeddings.",
-    pooling: "Pooling of hidden states: that of the model's files, else `mean`.\n\nIt is the default of `Engine.embed`, which supports `mean` and `last` only.",
-    normalize: "Whether embeddings have length 1 by default: what the model's files ask for, else true.",
-    eos_token_ids: "The model's end tokens, which end an output unless `ignore_eos` is set.",
-    has_sampling_defaults: "Whether the model's files set sampling parameters, which are the defaults of requests.",
+    pooling: "\
+     Pooling of hidden states: that of the model's files, else `mean`.\n\
+     \n\
+     It is the default of `Engine.embed`, which supports `mean` and `last` only.",
+    normalize: "\
+     Whether embeddings have length 1 by default: what the model's files ask for, else true.",
+    eos_token_ids: "\
+     The model's end tokens, which end an output unless `ignore_eos` is set.",
+    has_sampling_defaults: "\
+     Whether the model's files set sampling parameters, which are the defaults of requests.",
     dtype: "Type of the weights that are not quantised.",
     weight_formats: "Formats of the weight matrices, by module.",
     kv_cache_dtype: "Type of the KV cache.",
     memory: "Use of the memory.",
-    memory_ratio: "Share of the available memory that `memory.limit` is: that of the configuration, or the default.",
+    memory_ratio: "\
+     Share of the available memory that `memory.limit` is: that of the configuration, or the default.",
     host_tier: "Costs of the host tier; `None` without one.",
     warm_up_seconds: "Duration of the warm-up.",
     block_size: "Number of tokens in a block of the KV cache.",
@@ -626,10 +1234,23 @@ value_class! {
     device: "Device that computes: `cpu`, or a CUDA device such as `cuda:0`.",
     threads: "Number of compute threads of the host.",
     numa: "Placement of threads and memory; `None` without `numa_nodes`.",
-    deterministic: "Whether a request has the same tokens and logprobs in every batch.\n\nIt is also true for `deterministic=False` if no algorithm of the device depends on the batch.",
-    isa: "Instruction set of the kernels.\n\nFor a CUDA device its architecture, such as `sm_90a`, or that of `PENSTOCK_CUDA_ARCH`. On the CPU\n`portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,\n`neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects\nanother. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16\nmatrices to bf16, the second is experimental.",
+    deterministic: "\
+     Whether a request has the same tokens and logprobs in every batch.\n\
+     \n\
+     It is also true for `deterministic=False` if no algorithm of the device depends on the batch.",
+    isa: "\
+     Instruction set of the kernels.\n\
+     \n\
+     For a CUDA device its architecture, such as `sm_90a`, or that of `PENSTOCK_CUDA_ARCH`. On the CPU\n\
+     `portable`, `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`, `neon`,\n\
+     `neon_dotprod` or `neon_i8mm`. The default is the best one the CPU has; `PENSTOCK_ISA` selects\n\
+     another. `avx512_bf16` and `amx` are never the default: the first rounds the activations of bf16\n\
+     matrices to bf16, the second is experimental.",
     ;
-    #[doc = "Return a dict that `json.dumps` accepts.\n\nInfinite and NaN numbers are `None`."]
+    #[doc = "\
+     Return a dict that `json.dumps` accepts.\n\
+     \n\
+     Infinite and NaN numbers are `None`."]
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.0.to_json(py)
     }
@@ -638,105 +1259,1032 @@ value_class! {
 to_json! { ModelInfo: architecture, parameters, vocabulary_size, hidden_size, pooling, normalize, eos_token_ids, has_sampling_defaults, dtype, weight_formats, kv_cache_dtype, memory, memory_ratio, host_tier, warm_up_seconds, block_size, num_blocks, max_model_len, max_num_seqs, max_adapters, adapter_cache_bytes, max_cpu_adapters, max_cpu_adapter_bytes, max_num_batched_tokens, max_waiting, max_unfinished, max_output_bytes, max_paused, device, threads, numa, deterministic, isa }
 
 option_class! {
-    PyEngineConfig, "EngineConfig", { config: EngineConfig }, "EngineConfig(*, device=\"auto\", dtype=\"auto\", quantization=\"auto\", deterministic=True, config_overrides=None, threads=None, numa_nodes=None, weights_cache_bytes=None, profile=False, max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_waiting=None, max_unfinished=None, max_paused=None, max_logprobs=None, block_size=None, kv_cache_dtype=\"auto\", max_output_bytes=None, kv_cache_bytes=None, kv_cache_blocks=None, kv_cache_ratio=None, memory_ratio=None, prefix_cache=True, prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, preemption_mode=\"recompute\", preemption_victim=\"newest\", max_adapters=0, max_adapter_rank=None, adapter_cache_bytes=None, max_cpu_adapters=None, max_cpu_adapter_bytes=None, tokenizer=None, chat_template=None, tool_parser=\"auto\", reasoning_parser=\"auto\", speculation=None, num_speculative_tokens=None)\n--\n\nThe configuration of an engine.\n\nEvery field is optional; `None` selects the default, and `\"auto\"` lets the engine choose.\n`Engine.info` has the values in effect.\n\nMost fields affect speed and memory only. These change outputs: `dtype`, `quantization`,\n`config_overrides`, `kv_cache_dtype` and `tokenizer`; for chats, `chat_template`, `tool_parser` and\n`reasoning_parser`.\n\nRaises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,\n`TypeError` for an unknown keyword.\n\nComputation:\n\n- `device`: Device that computes. `\"auto\"`, `\"cpu\"`, `\"cuda\"`, or `\"cuda:1\"` for another of the\n  visible CUDA devices. `\"auto\"` is the first CUDA device that can be used, and the CPU without one.\n  A CUDA device that cannot be used raises `DeviceUnavailableError` with the reason. Default:\n  `\"auto\"`.\n- `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:\n  `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`. Default: that of the files; bfloat16 if all are\n  quantised.\n- `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with\n  exactly their values; `\"none\"` converts them to `dtype`. The other names quantise the weights\n  while they are loaded. Activations are rounded to 8-bit integers, unless only the weights are\n  quantised; with `\"fp8\"` to 8-bit floats on CUDA devices that multiply them. A mapping has `type`\n  (one of the names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores\n  a minimum for each group), `embedding` and `head` (a name, or a mapping of the first three keys),\n  and `layers`: patterns of module names, such as `\"*.down_proj\"`, each with such a value. The first\n  pattern that matches applies. Range: `\"auto\"`, `\"none\"`, `\"int8\"`, `\"int4\"`, `\"w8a16\"`, `\"w4a16\"`,\n  `\"fp8\"`, or a mapping. Default: that of the files.\n- `deterministic`: Give a request the same tokens and logprobs in every batch. `False` permits\n  algorithms whose results depend on the other requests of a step. On a CUDA device, cuBLASLt\n  multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its results\n  are the same with both values. Default: `True`.\n- `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.\n  Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key\n  that the model does not read is an error. This changes outputs. Default: none.\n- `threads`: Number of compute threads. If it is not set, the environment variable\n  `PENSTOCK_THREADS` applies. Range: 1 to 1024. Default: all CPUs that the process may use, on macOS\n  the performance cores; with `numa_nodes`, the physical cores of the smallest node times the number\n  of nodes.\n- `numa_nodes`: NUMA nodes of the threads and the memory. Threads run on the CPUs of the nodes, the\n  same number on each. The weights of several nodes are divided between them: a thread computes with\n  those of its own node. `threads` must be a multiple of the number of nodes. Weights of converted\n  models and of the weights cache are copied instead of mapped. Range: 1 to 16 different NUMA nodes.\n  Default: threads and memory are placed by the system.\n- `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again\n  is mapped into memory instead of loaded. The least recently used weights are removed first. The\n  directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or\n  `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache. Range: 0 to 2**63 - 1.\n  Default: 0: no cache.\n- `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.\n\nLengths and batches:\n\n- `max_model_len`: Maximum number of tokens of a sequence, prompt and output together. Range: 1 to\n  2**31 - 1. Default: the model's, or what the KV cache holds.\n- `max_num_seqs`: Maximum number of sequences in a step. At most `max_num_batched_tokens`. Range: 1\n  to 65536. Default: 64.\n- `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk.\n  At least `block_size`. Range: 16 to 1048576. Default: 512.\n- `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`.\n  Range: 1 or more. Default: no bound.\n- `max_unfinished`: Maximum number of outputs that wait or run. A request counts once for each of\n  its choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or more.\n  Default: 65536.\n- `max_paused`: Maximum number of paused outputs. An output pauses while its result queue is full.\n  Beyond the maximum, one of the client with the most paused outputs, the one paused for longest,\n  ends with `finish_reason == \"unread\"`. Range: 1 or more. Default: 4096.\n- `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of\n  the vocabulary. A position takes 8 bytes for each of them; beyond 20 they count in the request's\n  limit of 1 GiB. Range: -1 to 2**31 - 1. Default: 20.\n\nMemory:\n\n- `block_size`: Number of tokens in a block of the KV cache. Range: 16, 32, 64, 128. Default: 16.\n- `kv_cache_dtype`: Type of the KV cache. `\"int8\"` and `\"uint4\"` have scales for each token and\n  head. Range: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"int8\"`, `\"uint4\"`. Default:\n  `dtype`.\n- `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests. Further\n  requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not\n  counted. Range: 1 to 2**63 - 1. Default: 4 GiB.\n- `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`\n  sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio`\n  leaves if it is set or on a CUDA device, else a quarter of the remaining memory.\n- `kv_cache_blocks`: Size of the KV cache in blocks of `block_size` tokens, exactly. Not allowed\n  with `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size. Range: 1 to 2**31 - 1.\n  Default: see `kv_cache_bytes`.\n- `kv_cache_ratio`: Share of the memory that weights, workspace and host tier leave, for the KV\n  cache. A share of `memory_ratio` of the available memory. A host tier of the same size is part of\n  the share. Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`,\n  `kv_cache_blocks`: the KV cache has one size. Range: above 0, at most 1. Default: see\n  `kv_cache_bytes`.\n- `memory_ratio`: Share of the available memory that weights, workspace and KV cache may take\n  together. If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO`\n  applies. `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first. Range: above\n  0, at most 1. Default: 0.9.\n\nPrefix cache and preemption:\n\n- `prefix_cache`: Keep computed blocks for requests that begin with the same tokens. Default:\n  `True`.\n- `prefix_cache_ttl`: Time for which unused blocks are kept, in seconds. Not allowed when\n  `prefix_cache` is False: there is no prefix cache. Range: above 0, at most 1000000000. Default:\n  300.\n- `host_cache_bytes`: Size in bytes of the host tier, which takes blocks that the KV cache has no\n  room for. Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode=\"swap\"`, the size of the KV\n  cache.\n- `host_cache_blocks`: Size of the host tier in blocks of `block_size` tokens. Not allowed with\n  `host_cache_bytes`: the host tier has one size. Range: 0 to 2**31 - 1. Default: see\n  `host_cache_bytes`.\n- `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.\n  `\"recompute\"` and `\"swap\"`: it waits and resumes later with the same output, recomputed or loaded\n  from the host tier. `\"interrupt\"`: it ends with its output so far. Range: `\"recompute\"`, `\"swap\"`,\n  `\"interrupt\"`. Default: `\"recompute\"`.\n- `preemption_victim`: Request that `preemption_mode=\"interrupt\"` ends, among those of the lowest\n  priority. `\"longest\"`: the one with the most tokens, prompt and output together; of several, the\n  newest. Not allowed when `preemption_mode` is not interrupt: no request is interrupted. Range:\n  `\"newest\"`, `\"longest\"`. Default: `\"newest\"`.\n\nLoRA adapters:\n\n- `max_adapters`: Maximum number of adapters on the device, and so in a step; 0 disables adapters.\n  See `Engine.load_adapter`. Adapters that are not in use make room for others that requests name.\n  Range: 0 to 1024. Default: 0.\n- `max_adapter_rank`: Maximum rank of an adapter's matrices. Determines the size of a buffer; an\n  adapter takes the memory of its own ranks. Not allowed when `max_adapters` is 0: there are no\n  adapters. Range: 1 to 1024. Default: 64.\n- `adapter_cache_bytes`: Memory for the adapters on the device in bytes. Not allowed when\n  `max_adapters` is 0: there are no adapters. Range: 1 to 2**63 - 1. Default: room for\n  `max_adapters` adapters of rank 16, or for one of `max_adapter_rank`.\n- `max_cpu_adapters`: Maximum number of loaded adapters, of which `max_adapters` are on the device.\n  At least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters. Range: 1 to\n  65536. Default: `max_adapters`.\n- `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes. Adapters beyond\n  `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when `max_adapters` is 0: there\n  are no adapters. Range: 1 to 2**63 - 1. Default: the memory that is available when the engine is\n  open.\n\nText:\n\n- `tokenizer`: Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.\n  Default: the model's.\n- `chat_template`: Path of a Jinja chat template, in place of all templates of the model. It is\n  compiled before the model is loaded: an error names the line. Default: those of the model.\n- `tool_parser`: Format of tool calls. Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`,\n  `\"mistral\"`. Default: detected from the chat template.\n- `reasoning_parser`: Format of the reasoning before the answer. Range: `\"auto\"`, `\"none\"`,\n  `\"think\"`. Default: detected from the chat template.\n\nSpeculative decoding:\n\n- `speculation`: Method that proposes draft tokens; does not change the output. `\"ngram\"`: tokens\n  that followed an earlier occurrence of the last tokens (prompt lookup). Range: `\"ngram\"`. Default:\n  off.\n- `num_speculative_tokens`: Maximum number of draft tokens of a sequence in a step. Not allowed when\n  `speculation` is not given: there are no draft tokens. Range: 1 to 32. Default: 8.";
-    device: config.device, "Device that computes.\n\n`\"auto\"`, `\"cpu\"`, `\"cuda\"`, or `\"cuda:1\"` for another of the visible CUDA devices. `\"auto\"` is the\nfirst CUDA device that can be used, and the CPU without one. A CUDA device that cannot be used\nraises `DeviceUnavailableError` with the reason.\n\nDefault: `\"auto\"`.";
-    dtype: config.dtype, "Type of the weights that are not quantised.\n\nArithmetic with them is in float32.\n\nRange: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`. Default: that of the files; bfloat16 if all\nare quantised.";
-    quantization: config.quantization, "Quantisation of the weights.\n\nQuantised files are computed as they are stored, with exactly their values; `\"none\"` converts them\nto `dtype`. The other names quantise the weights while they are loaded. Activations are rounded to\n8-bit integers, unless only the weights are quantised; with `\"fp8\"` to 8-bit floats on CUDA devices\nthat multiply them. A mapping has `type` (one of the names), `group_size` (32, 64, 128, or -1 for a\nwhole row), `symmetric` (`False` stores a minimum for each group), `embedding` and `head` (a name,\nor a mapping of the first three keys), and `layers`: patterns of module names, such as\n`\"*.down_proj\"`, each with such a value. The first pattern that matches applies.\n\nRange: `\"auto\"`, `\"none\"`, `\"int8\"`, `\"int4\"`, `\"w8a16\"`, `\"w4a16\"`, `\"fp8\"`, or a mapping. Default:\nthat of the files.";
-    deterministic: config.deterministic, "Give a request the same tokens and logprobs in every batch.\n\n`False` permits algorithms whose results depend on the other requests of a step. On a CUDA device,\ncuBLASLt multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its\nresults are the same with both values.\n\nDefault: `True`.";
-    config_overrides: config.config_overrides, "Values that are merged into the model's `config.json`, such as `rope_scaling`.\n\nMappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that\nthe model does not read is an error. This changes outputs.\n\nDefault: none.";
-    threads: config.threads, "Number of compute threads.\n\nIf it is not set, the environment variable `PENSTOCK_THREADS` applies.\n\nRange: 1 to 1024. Default: all CPUs that the process may use, on macOS the performance cores; with\n`numa_nodes`, the physical cores of the smallest node times the number of nodes.";
-    numa_nodes: config.numa_nodes, "NUMA nodes of the threads and the memory.\n\nThreads run on the CPUs of the nodes, the same number on each. The weights of several nodes are\ndivided between them: a thread computes with those of its own node. `threads` must be a multiple of\nthe number of nodes. Weights of converted models and of the weights cache are copied instead of\nmapped.\n\nRange: 1 to 16 different NUMA nodes. Default: threads and memory are placed by the system.";
-    weights_cache_bytes: config.weights_cache_bytes, "Size of the cache of packed weights on disk.\n\nA model that is opened again is mapped into memory instead of loaded. The least recently used\nweights are removed first. The directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock`\nin `XDG_CACHE_HOME` or `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache.\n\nRange: 0 to 2**63 - 1. Default: 0: no cache.";
-    profile: config.profile, "Measure the operations of the device; see `Engine.profile`.\n\nDefault: `False`.";
-    max_model_len: config.max_model_len, "Maximum number of tokens of a sequence, prompt and output together.\n\nRange: 1 to 2**31 - 1. Default: the model's, or what the KV cache holds.";
-    max_num_seqs: config.max_num_seqs, "Maximum number of sequences in a step.\n\nAt most `max_num_batched_tokens`.\n\nRange: 1 to 65536. Default: 64.";
-    max_num_batched_tokens: config.max_num_batched_tokens, "Token budget of a step, and so the length of the largest prefill chunk.\n\nAt least `block_size`.\n\nRange: 16 to 1048576. Default: 512.";
-    max_waiting: config.max_waiting, "Maximum number of waiting requests; further requests raise `OverloadedError`.\n\nRange: 1 or more. Default: no bound.";
-    max_unfinished: config.max_unfinished, "Maximum number of outputs that wait or run.\n\nA request counts once for each of its choices (`n`, `best_of`). Further requests raise\n`OverloadedError`.\n\nRange: 128 or more. Default: 65536.";
-    max_paused: config.max_paused, "Maximum number of paused outputs.\n\nAn output pauses while its result queue is full. Beyond the maximum, one of the client with the most\npaused outputs, the one paused for longest, ends with `finish_reason == \"unread\"`.\n\nRange: 1 or more. Default: 4096.";
-    max_logprobs: config.max_logprobs, "Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.\n\nA position takes 8 bytes for each of them; beyond 20 they count in the request's limit of 1 GiB.\n\nRange: -1 to 2**31 - 1. Default: 20.";
-    block_size: config.block_size, "Number of tokens in a block of the KV cache.\n\nRange: 16, 32, 64, 128. Default: 16.";
-    kv_cache_dtype: config.kv_cache_dtype, "Type of the KV cache.\n\n`\"int8\"` and `\"uint4\"` have scales for each token and head.\n\nRange: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"int8\"`, `\"uint4\"`. Default: `dtype`.";
-    max_output_bytes: config.max_output_bytes, "Maximum size of the tensors and logprobs of unfinished requests.\n\nFurther requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not\ncounted.\n\nRange: 1 to 2**63 - 1. Default: 4 GiB.";
-    kv_cache_bytes: config.kv_cache_bytes, "Size of the KV cache in bytes.\n\nNever larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.\n\nRange: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set or on a CUDA device, else a\nquarter of the remaining memory.";
-    kv_cache_blocks: config.kv_cache_blocks, "Size of the KV cache in blocks of `block_size` tokens, exactly.\n\nNot allowed with `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size.\n\nRange: 1 to 2**31 - 1. Default: see `kv_cache_bytes`.";
-    kv_cache_ratio: config.kv_cache_ratio, "Share of the memory that weights, workspace and host tier leave, for the KV cache.\n\nA share of `memory_ratio` of the available memory. A host tier of the same size is part of the\nshare. Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`,\n`kv_cache_blocks`: the KV cache has one size.\n\nRange: above 0, at most 1. Default: see `kv_cache_bytes`.";
-    memory_ratio: config.memory_ratio, "Share of the available memory that weights, workspace and KV cache may take together.\n\nIf it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO` applies.\n`BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first.\n\nRange: above 0, at most 1. Default: 0.9.";
-    prefix_cache: config.prefix_cache, "Keep computed blocks for requests that begin with the same tokens.\n\nDefault: `True`.";
-    prefix_cache_ttl: config.prefix_cache_ttl, "Time for which unused blocks are kept, in seconds.\n\nNot allowed when `prefix_cache` is False: there is no prefix cache.\n\nRange: above 0, at most 1000000000. Default: 300.";
-    host_cache_bytes: config.host_cache_bytes, "Size in bytes of the host tier, which takes blocks that the KV cache has no room for.\n\nRange: 0 to 2**63 - 1. Default: 0; with `preemption_mode=\"swap\"`, the size of the KV cache.";
-    host_cache_blocks: config.host_cache_blocks, "Size of the host tier in blocks of `block_size` tokens.\n\nNot allowed with `host_cache_bytes`: the host tier has one size.\n\nRange: 0 to 2**31 - 1. Default: see `host_cache_bytes`.";
-    preemption_mode: config.preemption_mode, "Effect of preemption, which occurs when the KV cache is full, on a request.\n\n`\"recompute\"` and `\"swap\"`: it waits and resumes later with the same output, recomputed or loaded\nfrom the host tier. `\"interrupt\"`: it ends with its output so far.\n\nRange: `\"recompute\"`, `\"swap\"`, `\"interrupt\"`. Default: `\"recompute\"`.";
-    preemption_victim: config.preemption_victim, "Request that `preemption_mode=\"interrupt\"` ends, among those of the lowest priority.\n\n`\"longest\"`: the one with the most tokens, prompt and output together; of several, the newest. Not\nallowed when `preemption_mode` is not interrupt: no request is interrupted.\n\nRange: `\"newest\"`, `\"longest\"`. Default: `\"newest\"`.";
-    max_adapters: config.max_adapters, "Maximum number of adapters on the device, and so in a step; 0 disables adapters.\n\nSee `Engine.load_adapter`. Adapters that are not in use make room for others that requests name.\n\nRange: 0 to 1024. Default: 0.";
-    max_adapter_rank: config.max_adapter_rank, "Maximum rank of an adapter's matrices.\n\nDetermines the size of a buffer; an adapter takes the memory of its own ranks. Not allowed when\n`max_adapters` is 0: there are no adapters.\n\nRange: 1 to 1024. Default: 64.";
-    adapter_cache_bytes: config.adapter_cache_bytes, "Memory for the adapters on the device in bytes.\n\nNot allowed when `max_adapters` is 0: there are no adapters.\n\nRange: 1 to 2**63 - 1. Default: room for `max_adapters` adapters of rank 16, or for one of\n`max_adapter_rank`.";
-    max_cpu_adapters: config.max_cpu_adapters, "Maximum number of loaded adapters, of which `max_adapters` are on the device.\n\nAt least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters.\n\nRange: 1 to 65536. Default: `max_adapters`.";
-    max_cpu_adapter_bytes: config.max_cpu_adapter_bytes, "Maximum size of the loaded adapters in bytes.\n\nAdapters beyond `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when\n`max_adapters` is 0: there are no adapters.\n\nRange: 1 to 2**63 - 1. Default: the memory that is available when the engine is open.";
-    tokenizer: config.tokenizer, "Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.\n\nDefault: the model's.";
-    chat_template: config.chat_template, "Path of a Jinja chat template, in place of all templates of the model.\n\nIt is compiled before the model is loaded: an error names the line.\n\nDefault: those of the model.";
-    tool_parser: config.tool_parser, "Format of tool calls.\n\nRange: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`, `\"mistral\"`. Default: detected from the chat\ntemplate.";
-    reasoning_parser: config.reasoning_parser, "Format of the reasoning before the answer.\n\nRange: `\"auto\"`, `\"none\"`, `\"think\"`. Default: detected from the chat template.";
-    speculation: config.speculation, "Method that proposes draft tokens; does not change the output.\n\n`\"ngram\"`: tokens that followed an earlier occurrence of the last tokens (prompt lookup).\n\nRange: `\"ngram\"`. Default: off.";
-    num_speculative_tokens: config.num_speculative_tokens, "Maximum number of draft tokens of a sequence in a step.\n\nNot allowed when `speculation` is not given: there are no draft tokens.\n\nRange: 1 to 32. Default: 8.";
+    PyEngineConfig, "EngineConfig", { config: EngineConfig }, "\
+     EngineConfig(*, device=\"auto\", dtype=\"auto\", quantization=\"auto\", deterministic=True, \
+     config_overrides=None, threads=None, numa_nodes=None, weights_cache_bytes=None, profile=False, \
+     max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_waiting=None, max_unfinished=None, \
+     max_paused=None, max_logprobs=None, block_size=None, kv_cache_dtype=\"auto\", max_output_bytes=None, \
+     kv_cache_bytes=None, kv_cache_blocks=None, kv_cache_ratio=None, memory_ratio=None, prefix_cache=True, \
+     prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, preemption_mode=\"recompute\", \
+     preemption_victim=\"newest\", max_adapters=0, max_adapter_rank=None, adapter_cache_bytes=None, \
+     max_cpu_adapters=None, max_cpu_adapter_bytes=None, tokenizer=None, chat_template=None, tool_parser=\"auto\", \
+     reasoning_parser=\"auto\", speculation=None, num_speculative_tokens=None)\n\
+     --\n\
+     \n\
+     The configuration of an engine.\n\
+     \n\
+     Every field is optional; `None` selects the default, and `\"auto\"` lets the engine choose.\n\
+     `Engine.info` has the values in effect.\n\
+     \n\
+     Most fields affect speed and memory only. These change outputs: `dtype`, `quantization`,\n\
+     `config_overrides`, `kv_cache_dtype` and `tokenizer`; for chats, `chat_template`, `tool_parser` and\n\
+     `reasoning_parser`.\n\
+     \n\
+     Raises `ConfigError` for a value of the wrong type or out of range and for conflicting fields,\n\
+     `TypeError` for an unknown keyword.\n\
+     \n\
+     Computation:\n\
+     \n\
+     - `device`: Device that computes. `\"auto\"`, `\"cpu\"`, `\"cuda\"`, or `\"cuda:1\"` for another of the\n\
+     \x20 visible CUDA devices. `\"auto\"` is the first CUDA device that can be used, and the CPU without one.\n\
+     \x20 A CUDA device that cannot be used raises `DeviceUnavailableError` with the reason. Default:\n\
+     \x20 `\"auto\"`.\n\
+     - `dtype`: Type of the weights that are not quantised. Arithmetic with them is in float32. Range:\n\
+     \x20 `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`. Default: that of the files; bfloat16 if all \
+     are\n\
+     \x20 quantised.\n\
+     - `quantization`: Quantisation of the weights. Quantised files are computed as they are stored, with\n\
+     \x20 exactly their values; `\"none\"` converts them to `dtype`. The other names quantise the weights\n\
+     \x20 while they are loaded. Activations are rounded to 8-bit integers, unless only the weights are\n\
+     \x20 quantised; with `\"fp8\"` to 8-bit floats on CUDA devices that multiply them. A mapping has `type`\n\
+     \x20 (one of the names), `group_size` (32, 64, 128, or -1 for a whole row), `symmetric` (`False` stores\n\
+     \x20 a minimum for each group), `embedding` and `head` (a name, or a mapping of the first three keys),\n\
+     \x20 and `layers`: patterns of module names, such as `\"*.down_proj\"`, each with such a value. The first\n\
+     \x20 pattern that matches applies. Range: `\"auto\"`, `\"none\"`, `\"int8\"`, `\"int4\"`, `\"w8a16\"`, \
+     `\"w4a16\"`,\n\
+     \x20 `\"fp8\"`, or a mapping. Default: that of the files.\n\
+     - `deterministic`: Give a request the same tokens and logprobs in every batch. `False` permits\n\
+     \x20 algorithms whose results depend on the other requests of a step. On a CUDA device, cuBLASLt\n\
+     \x20 multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its results\n\
+     \x20 are the same with both values. Default: `True`.\n\
+     - `config_overrides`: Values that are merged into the model's `config.json`, such as `rope_scaling`.\n\
+     \x20 Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key\n\
+     \x20 that the model does not read is an error. This changes outputs. Default: none.\n\
+     - `threads`: Number of compute threads. If it is not set, the environment variable\n\
+     \x20 `PENSTOCK_THREADS` applies. Range: 1 to 1024. Default: all CPUs that the process may use, on macOS\n\
+     \x20 the performance cores; with `numa_nodes`, the physical cores of the smallest node times the number\n\
+     \x20 of nodes.\n\
+     - `numa_nodes`: NUMA nodes of the threads and the memory. Threads run on the CPUs of the nodes, the\n\
+     \x20 same number on each. The weights of several nodes are divided between them: a thread computes with\n\
+     \x20 those of its own node. `threads` must be a multiple of the number of nodes. Weights of converted\n\
+     \x20 models and of the weights cache are copied instead of mapped. Range: 1 to 16 different NUMA nodes.\n\
+     \x20 Default: threads and memory are placed by the system.\n\
+     - `weights_cache_bytes`: Size of the cache of packed weights on disk. A model that is opened again\n\
+     \x20 is mapped into memory instead of loaded. The least recently used weights are removed first. The\n\
+     \x20 directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock` in `XDG_CACHE_HOME` or\n\
+     \x20 `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache. Range: 0 to 2**63 - 1.\n\
+     \x20 Default: 0: no cache.\n\
+     - `profile`: Measure the operations of the device; see `Engine.profile`. Default: `False`.\n\
+     \n\
+     Lengths and batches:\n\
+     \n\
+     - `max_model_len`: Maximum number of tokens of a sequence, prompt and output together. Range: 1 to\n\
+     \x20 2**31 - 1. Default: the model's, or what the KV cache holds.\n\
+     - `max_num_seqs`: Maximum number of sequences in a step. At most `max_num_batched_tokens`. Range: 1\n\
+     \x20 to 65536. Default: 64.\n\
+     - `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk.\n\
+     \x20 At least `block_size`. Range: 16 to 1048576. Default: 512.\n\
+     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`.\n\
+     \x20 Range: 1 or more. Default: no bound.\n\
+     - `max_unfinished`: Maximum number of outputs that wait or run. A request counts once for each of\n\
+     \x20 its choices (`n`, `best_of`). Further requests raise `OverloadedError`. Range: 128 or more.\n\
+     \x20 Default: 65536.\n\
+     - `max_paused`: Maximum number of paused outputs. An output pauses while its result queue is full.\n\
+     \x20 Beyond the maximum, one of the client with the most paused outputs, the one paused for longest,\n\
+     \x20 ends with `finish_reason == \"unread\"`. Range: 1 or more. Default: 4096.\n\
+     - `max_logprobs`: Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of\n\
+     \x20 the vocabulary. A position takes 8 bytes for each of them; beyond 20 they count in the request's\n\
+     \x20 limit of 1 GiB. Range: -1 to 2**31 - 1. Default: 20.\n\
+     \n\
+     Memory:\n\
+     \n\
+     - `block_size`: Number of tokens in a block of the KV cache. Range: 16, 32, 64, 128. Default: 16.\n\
+     - `kv_cache_dtype`: Type of the KV cache. `\"int8\"` and `\"uint4\"` have scales for each token and\n\
+     \x20 head. Range: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"int8\"`, `\"uint4\"`. \
+     Default:\n\
+     \x20 `dtype`.\n\
+     - `max_output_bytes`: Maximum size of the tensors and logprobs of unfinished requests. Further\n\
+     \x20 requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not\n\
+     \x20 counted. Range: 1 to 2**63 - 1. Default: 4 GiB.\n\
+     - `kv_cache_bytes`: Size of the KV cache in bytes. Never larger than twice what `max_num_seqs`\n\
+     \x20 sequences of `max_model_len` tokens need. Range: 1 to 2**63 - 1. Default: what `memory_ratio`\n\
+     \x20 leaves if it is set or on a CUDA device, else a quarter of the remaining memory.\n\
+     - `kv_cache_blocks`: Size of the KV cache in blocks of `block_size` tokens, exactly. Not allowed\n\
+     \x20 with `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size. Range: 1 to 2**31 - 1.\n\
+     \x20 Default: see `kv_cache_bytes`.\n\
+     - `kv_cache_ratio`: Share of the memory that weights, workspace and host tier leave, for the KV\n\
+     \x20 cache. A share of `memory_ratio` of the available memory. A host tier of the same size is part of\n\
+     \x20 the share. Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`,\n\
+     \x20 `kv_cache_blocks`: the KV cache has one size. Range: above 0, at most 1. Default: see\n\
+     \x20 `kv_cache_bytes`.\n\
+     - `memory_ratio`: Share of the available memory that weights, workspace and KV cache may take\n\
+     \x20 together. If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO`\n\
+     \x20 applies. `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first. Range: above\n\
+     \x20 0, at most 1. Default: 0.9.\n\
+     \n\
+     Prefix cache and preemption:\n\
+     \n\
+     - `prefix_cache`: Keep computed blocks for requests that begin with the same tokens. Default:\n\
+     \x20 `True`.\n\
+     - `prefix_cache_ttl`: Time for which unused blocks are kept, in seconds. Not allowed when\n\
+     \x20 `prefix_cache` is False: there is no prefix cache. Range: above 0, at most 1000000000. Default:\n\
+     \x20 300.\n\
+     - `host_cache_bytes`: Size in bytes of the host tier, which takes blocks that the KV cache has no\n\
+     \x20 room for. Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode=\"swap\"`, the size of the KV\n\
+     \x20 cache.\n\
+     - `host_cache_blocks`: Size of the host tier in blocks of `block_size` tokens. Not allowed with\n\
+     \x20 `host_cache_bytes`: the host tier has one size. Range: 0 to 2**31 - 1. Default: see\n\
+     \x20 `host_cache_bytes`.\n\
+     - `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.\n\
+     \x20 `\"recompute\"` and `\"swap\"`: it waits and resumes later with the same output, recomputed or loaded\n\
+     \x20 from the host tier. `\"interrupt\"`: it ends with its output so far. Range: `\"recompute\"`, \
+     `\"swap\"`,\n\
+     \x20 `\"interrupt\"`. Default: `\"recompute\"`.\n\
+     - `preemption_victim`: Request that `preemption_mode=\"interrupt\"` ends, among those of the lowest\n\
+     \x20 priority. `\"longest\"`: the one with the most tokens, prompt and output together; of several, the\n\
+     \x20 newest. Not allowed when `preemption_mode` is not interrupt: no request is interrupted. Range:\n\
+     \x20 `\"newest\"`, `\"longest\"`. Default: `\"newest\"`.\n\
+     \n\
+     LoRA adapters:\n\
+     \n\
+     - `max_adapters`: Maximum number of adapters on the device, and so in a step; 0 disables adapters.\n\
+     \x20 See `Engine.load_adapter`. Adapters that are not in use make room for others that requests name.\n\
+     \x20 Range: 0 to 1024. Default: 0.\n\
+     - `max_adapter_rank`: Maximum rank of an adapter's matrices. Determines the size of a buffer; an\n\
+     \x20 adapter takes the memory of its own ranks. Not allowed when `max_adapters` is 0: there are no\n\
+     \x20 adapters. Range: 1 to 1024. Default: 64.\n\
+     - `adapter_cache_bytes`: Memory for the adapters on the device in bytes. Not allowed when\n\
+     \x20 `max_adapters` is 0: there are no adapters. Range: 1 to 2**63 - 1. Default: room for\n\
+     \x20 `max_adapters` adapters of rank 16, or for one of `max_adapter_rank`.\n\
+     - `max_cpu_adapters`: Maximum number of loaded adapters, of which `max_adapters` are on the device.\n\
+     \x20 At least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters. Range: 1 to\n\
+     \x20 65536. Default: `max_adapters`.\n\
+     - `max_cpu_adapter_bytes`: Maximum size of the loaded adapters in bytes. Adapters beyond\n\
+     \x20 `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when `max_adapters` is 0: there\n\
+     \x20 are no adapters. Range: 1 to 2**63 - 1. Default: the memory that is available when the engine is\n\
+     \x20 open.\n\
+     \n\
+     Text:\n\
+     \n\
+     - `tokenizer`: Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.\n\
+     \x20 Default: the model's.\n\
+     - `chat_template`: Path of a Jinja chat template, in place of all templates of the model. It is\n\
+     \x20 compiled before the model is loaded: an error names the line. Default: those of the model.\n\
+     - `tool_parser`: Format of tool calls. Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`,\n\
+     \x20 `\"mistral\"`. Default: detected from the chat template.\n\
+     - `reasoning_parser`: Format of the reasoning before the answer. Range: `\"auto\"`, `\"none\"`,\n\
+     \x20 `\"think\"`. Default: detected from the chat template.\n\
+     \n\
+     Speculative decoding:\n\
+     \n\
+     - `speculation`: Method that proposes draft tokens; does not change the output. `\"ngram\"`: tokens\n\
+     \x20 that followed an earlier occurrence of the last tokens (prompt lookup). Range: `\"ngram\"`. Default:\n\
+     \x20 off.\n\
+     - `num_speculative_tokens`: Maximum number of draft tokens of a sequence in a step. Not allowed when\n\
+     \x20 `speculation` is not given: there are no draft tokens. Range: 1 to 32. Default: 8.";
+    device: config.device, "\
+     Device that computes.\n\
+     \n\
+     `\"auto\"`, `\"cpu\"`, `\"cuda\"`, or `\"cuda:1\"` for another of the visible CUDA devices. `\"auto\"` is \
+     the\n\
+     first CUDA device that can be used, and the CPU without one. A CUDA device that cannot be used\n\
+     raises `DeviceUnavailableError` with the reason.\n\
+     \n\
+     Default: `\"auto\"`.";
+    dtype: config.dtype, "\
+     Type of the weights that are not quantised.\n\
+     \n\
+     Arithmetic with them is in float32.\n\
+     \n\
+     Range: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`. Default: that of the files; bfloat16 if all\n\
+     are quantised.";
+    quantization: config.quantization, "\
+     Quantisation of the weights.\n\
+     \n\
+     Quantised files are computed as they are stored, with exactly their values; `\"none\"` converts them\n\
+     to `dtype`. The other names quantise the weights while they are loaded. Activations are rounded to\n\
+     8-bit integers, unless only the weights are quantised; with `\"fp8\"` to 8-bit floats on CUDA devices\n\
+     that multiply them. A mapping has `type` (one of the names), `group_size` (32, 64, 128, or -1 for a\n\
+     whole row), `symmetric` (`False` stores a minimum for each group), `embedding` and `head` (a name,\n\
+     or a mapping of the first three keys), and `layers`: patterns of module names, such as\n\
+     `\"*.down_proj\"`, each with such a value. The first pattern that matches applies.\n\
+     \n\
+     Range: `\"auto\"`, `\"none\"`, `\"int8\"`, `\"int4\"`, `\"w8a16\"`, `\"w4a16\"`, `\"fp8\"`, or a mapping. \
+     Default:\n\
+     that of the files.";
+    deterministic: config.deterministic, "\
+     Give a request the same tokens and logprobs in every batch.\n\
+     \n\
+     `False` permits algorithms whose results depend on the other requests of a step. On a CUDA device,\n\
+     cuBLASLt multiplies weights of 16 bits then, if it is installed. The CPU has no such algorithm: its\n\
+     results are the same with both values.\n\
+     \n\
+     Default: `True`.";
+    config_overrides: config.config_overrides, "\
+     Values that are merged into the model's `config.json`, such as `rope_scaling`.\n\
+     \n\
+     Mappings are merged recursively; `None` removes a value. GGUF files have the same names. A key that\n\
+     the model does not read is an error. This changes outputs.\n\
+     \n\
+     Default: none.";
+    threads: config.threads, "\
+     Number of compute threads.\n\
+     \n\
+     If it is not set, the environment variable `PENSTOCK_THREADS` applies.\n\
+     \n\
+     Range: 1 to 1024. Default: all CPUs that the process may use, on macOS the performance cores; with\n\
+     `numa_nodes`, the physical cores of the smallest node times the number of nodes.";
+    numa_nodes: config.numa_nodes, "\
+     NUMA nodes of the threads and the memory.\n\
+     \n\
+     Threads run on the CPUs of the nodes, the same number on each. The weights of several nodes are\n\
+     divided between them: a thread computes with those of its own node. `threads` must be a multiple of\n\
+     the number of nodes. Weights of converted models and of the weights cache are copied instead of\n\
+     mapped.\n\
+     \n\
+     Range: 1 to 16 different NUMA nodes. Default: threads and memory are placed by the system.";
+    weights_cache_bytes: config.weights_cache_bytes, "\
+     Size of the cache of packed weights on disk.\n\
+     \n\
+     A model that is opened again is mapped into memory instead of loaded. The least recently used\n\
+     weights are removed first. The directory is `weights` in `PENSTOCK_CACHE`, by default in `penstock`\n\
+     in `XDG_CACHE_HOME` or `~/.cache`, on Windows in `LOCALAPPDATA`. Converted models need no cache.\n\
+     \n\
+     Range: 0 to 2**63 - 1. Default: 0: no cache.";
+    profile: config.profile, "\
+     Measure the operations of the device; see `Engine.profile`.\n\
+     \n\
+     Default: `False`.";
+    max_model_len: config.max_model_len, "\
+     Maximum number of tokens of a sequence, prompt and output together.\n\
+     \n\
+     Range: 1 to 2**31 - 1. Default: the model's, or what the KV cache holds.";
+    max_num_seqs: config.max_num_seqs, "\
+     Maximum number of sequences in a step.\n\
+     \n\
+     At most `max_num_batched_tokens`.\n\
+     \n\
+     Range: 1 to 65536. Default: 64.";
+    max_num_batched_tokens: config.max_num_batched_tokens, "\
+     Token budget of a step, and so the length of the largest prefill chunk.\n\
+     \n\
+     At least `block_size`.\n\
+     \n\
+     Range: 16 to 1048576. Default: 512.";
+    max_waiting: config.max_waiting, "\
+     Maximum number of waiting requests; further requests raise `OverloadedError`.\n\
+     \n\
+     Range: 1 or more. Default: no bound.";
+    max_unfinished: config.max_unfinished, "\
+     Maximum number of outputs that wait or run.\n\
+     \n\
+     A request counts once for each of its choices (`n`, `best_of`). Further requests raise\n\
+     `OverloadedError`.\n\
+     \n\
+     Range: 128 or more. Default: 65536.";
+    max_paused: config.max_paused, "\
+     Maximum number of paused outputs.\n\
+     \n\
+     An output pauses while its result queue is full. Beyond the maximum, one of the client with the most\n\
+     paused outputs, the one paused for longest, ends with `finish_reason == \"unread\"`.\n\
+     \n\
+     Range: 1 or more. Default: 4096.";
+    max_logprobs: config.max_logprobs, "\
+     Maximum of `top_logprobs` and `prompt_logprobs` of a request; -1 is the size of the vocabulary.\n\
+     \n\
+     A position takes 8 bytes for each of them; beyond 20 they count in the request's limit of 1 GiB.\n\
+     \n\
+     Range: -1 to 2**31 - 1. Default: 20.";
+    block_size: config.block_size, "\
+     Number of tokens in a block of the KV cache.\n\
+     \n\
+     Range: 16, 32, 64, 128. Default: 16.";
+    kv_cache_dtype: config.kv_cache_dtype, "\
+     Type of the KV cache.\n\
+     \n\
+     `\"int8\"` and `\"uint4\"` have scales for each token and head.\n\
+     \n\
+     Range: `\"auto\"`, `\"float32\"`, `\"float16\"`, `\"bfloat16\"`, `\"int8\"`, `\"uint4\"`. Default: `dtype`.";
+    max_output_bytes: config.max_output_bytes, "\
+     Maximum size of the tensors and logprobs of unfinished requests.\n\
+     \n\
+     Further requests that ask for them raise `OverloadedError`. Up to 20 logprobs per position are not\n\
+     counted.\n\
+     \n\
+     Range: 1 to 2**63 - 1. Default: 4 GiB.";
+    kv_cache_bytes: config.kv_cache_bytes, "\
+     Size of the KV cache in bytes.\n\
+     \n\
+     Never larger than twice what `max_num_seqs` sequences of `max_model_len` tokens need.\n\
+     \n\
+     Range: 1 to 2**63 - 1. Default: what `memory_ratio` leaves if it is set or on a CUDA device, else a\n\
+     quarter of the remaining memory.";
+    kv_cache_blocks: config.kv_cache_blocks, "\
+     Size of the KV cache in blocks of `block_size` tokens, exactly.\n\
+     \n\
+     Not allowed with `kv_cache_bytes`, `kv_cache_ratio`: the KV cache has one size.\n\
+     \n\
+     Range: 1 to 2**31 - 1. Default: see `kv_cache_bytes`.";
+    kv_cache_ratio: config.kv_cache_ratio, "\
+     Share of the memory that weights, workspace and host tier leave, for the KV cache.\n\
+     \n\
+     A share of `memory_ratio` of the available memory. A host tier of the same size is part of the\n\
+     share. Never larger than `kv_cache_bytes` can be. Not allowed with `kv_cache_bytes`,\n\
+     `kv_cache_blocks`: the KV cache has one size.\n\
+     \n\
+     Range: above 0, at most 1. Default: see `kv_cache_bytes`.";
+    memory_ratio: config.memory_ratio, "\
+     Share of the available memory that weights, workspace and KV cache may take together.\n\
+     \n\
+     If it is not set, the environment variable `PENSTOCK_MEMORY_RATIO` or `BFC_MEM_RATIO` applies.\n\
+     `BFC_LEFTOVER_MB` mebibytes are subtracted from the available memory first.\n\
+     \n\
+     Range: above 0, at most 1. Default: 0.9.";
+    prefix_cache: config.prefix_cache, "\
+     Keep computed blocks for requests that begin with the same tokens.\n\
+     \n\
+     Default: `True`.";
+    prefix_cache_ttl: config.prefix_cache_ttl, "\
+     Time for which unused blocks are kept, in seconds.\n\
+     \n\
+     Not allowed when `prefix_cache` is False: there is no prefix cache.\n\
+     \n\
+     Range: above 0, at most 1000000000. Default: 300.";
+    host_cache_bytes: config.host_cache_bytes, "\
+     Size in bytes of the host tier, which takes blocks that the KV cache has no room for.\n\
+     \n\
+     Range: 0 to 2**63 - 1. Default: 0; with `preemption_mode=\"swap\"`, the size of the KV cache.";
+    host_cache_blocks: config.host_cache_blocks, "\
+     Size of the host tier in blocks of `block_size` tokens.\n\
+     \n\
+     Not allowed with `host_cache_bytes`: the host tier has one size.\n\
+     \n\
+     Range: 0 to 2**31 - 1. Default: see `host_cache_bytes`.";
+    preemption_mode: config.preemption_mode, "\
+     Effect of preemption, which occurs when the KV cache is full, on a request.\n\
+     \n\
+     `\"recompute\"` and `\"swap\"`: it waits and resumes later with the same output, recomputed or loaded\n\
+     from the host tier. `\"interrupt\"`: it ends with its output so far.\n\
+     \n\
+     Range: `\"recompute\"`, `\"swap\"`, `\"interrupt\"`. Default: `\"recompute\"`.";
+    preemption_victim: config.preemption_victim, "\
+     Request that `preemption_mode=\"interrupt\"` ends, among those of the lowest priority.\n\
+     \n\
+     `\"longest\"`: the one with the most tokens, prompt and output together; of several, the newest. Not\n\
+     allowed when `preemption_mode` is not interrupt: no request is interrupted.\n\
+     \n\
+     Range: `\"newest\"`, `\"longest\"`. Default: `\"newest\"`.";
+    max_adapters: config.max_adapters, "\
+     Maximum number of adapters on the device, and so in a step; 0 disables adapters.\n\
+     \n\
+     See `Engine.load_adapter`. Adapters that are not in use make room for others that requests name.\n\
+     \n\
+     Range: 0 to 1024. Default: 0.";
+    max_adapter_rank: config.max_adapter_rank, "\
+     Maximum rank of an adapter's matrices.\n\
+     \n\
+     Determines the size of a buffer; an adapter takes the memory of its own ranks. Not allowed when\n\
+     `max_adapters` is 0: there are no adapters.\n\
+     \n\
+     Range: 1 to 1024. Default: 64.";
+    adapter_cache_bytes: config.adapter_cache_bytes, "\
+     Memory for the adapters on the device in bytes.\n\
+     \n\
+     Not allowed when `max_adapters` is 0: there are no adapters.\n\
+     \n\
+     Range: 1 to 2**63 - 1. Default: room for `max_adapters` adapters of rank 16, or for one of\n\
+     `max_adapter_rank`.";
+    max_cpu_adapters: config.max_cpu_adapters, "\
+     Maximum number of loaded adapters, of which `max_adapters` are on the device.\n\
+     \n\
+     At least `max_adapters`. Not allowed when `max_adapters` is 0: there are no adapters.\n\
+     \n\
+     Range: 1 to 65536. Default: `max_adapters`.";
+    max_cpu_adapter_bytes: config.max_cpu_adapter_bytes, "\
+     Maximum size of the loaded adapters in bytes.\n\
+     \n\
+     Adapters beyond `adapter_cache_bytes` are not part of `memory_ratio`. Not allowed when\n\
+     `max_adapters` is 0: there are no adapters.\n\
+     \n\
+     Range: 1 to 2**63 - 1. Default: the memory that is available when the engine is open.";
+    tokenizer: config.tokenizer, "\
+     Path of another `tokenizer.json`, of a directory that has one, or of a GGUF file.\n\
+     \n\
+     Default: the model's.";
+    chat_template: config.chat_template, "\
+     Path of a Jinja chat template, in place of all templates of the model.\n\
+     \n\
+     It is compiled before the model is loaded: an error names the line.\n\
+     \n\
+     Default: those of the model.";
+    tool_parser: config.tool_parser, "\
+     Format of tool calls.\n\
+     \n\
+     Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`, `\"mistral\"`. Default: detected from the \
+     chat\n\
+     template.";
+    reasoning_parser: config.reasoning_parser, "\
+     Format of the reasoning before the answer.\n\
+     \n\
+     Range: `\"auto\"`, `\"none\"`, `\"think\"`. Default: detected from the chat template.";
+    speculation: config.speculation, "\
+     Method that proposes draft tokens; does not change the output.\n\
+     \n\
+     `\"ngram\"`: tokens that followed an earlier occurrence of the last tokens (prompt lookup).\n\
+     \n\
+     Range: `\"ngram\"`. Default: off.";
+    num_speculative_tokens: config.num_speculative_tokens, "\
+     Maximum number of draft tokens of a sequence in a step.\n\
+     \n\
+     Not allowed when `speculation` is not given: there are no draft tokens.\n\
+     \n\
+     Range: 1 to 32. Default: 8.";
     ;
 }
 
 option_class! {
-    PySamplingParams, "SamplingParams", { params: SamplingParams, processors: Processors, response_type: ResponseType }, "SamplingParams(*, n=1, best_of=None, num_beams=1, length_penalty=1.0, max_tokens=None, max_length=None, min_tokens=0, stop=(), stop_token_ids=(), eos_token_ids=None, stop_token_sequences=(), include_stop_str_in_output=False, ignore_eos=False, temperature=None, top_n_sigma=0.0, top_k=None, top_p=None, min_p=None, typical_p=None, seed=None, logit_bias=None, repetition_penalty=None, repetition_penalty_scope=\"all\", presence_penalty=0.0, frequency_penalty=0.0, no_repeat_ngram_size=None, allowed_token_ids=None, bad_token_ids=(), bad_words=(), bad_token_sequences=(), logits_processors=(), response_format=None, regex=None, choice=None, grammar=None, tools=None, tool_choice=None, parallel_tool_calls=True, logprobs=False, top_logprobs=None, prompt_logprobs=None, logprobs_mode=\"raw\", output_logits=None, output_hidden_states=None, output_embeddings=None, echo=False, skip_special_tokens=True, spaces_between_special_tokens=False, priority=0, cache_salt=None, use_prefix_cache=True, unread=\"pause\", adapter=None)\n--\n\nThe parameters of a request.\n\nEvery field is optional; `None` selects the default. A default named \"the model's\" is the value in\nthe model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for\nrequests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`).\n\nThe logits of each token are processed in this order: `logits_processors`, `logit_bias`,\n`repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,\n`bad_words`, `bad_token_sequences`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured\noutput), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The\ntoken is then sampled with `seed` and its index in the output.\n\nObjects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice`\nand `logit_bias` are copied when they are passed and each time they are read.\n\nRaises `InvalidRequestError` for a value of the wrong type or out of range and for conflicting\nfields, `TypeError` for an unknown keyword.\n\nNumber of outputs:\n\n- `n`: Number of choices to generate for the prompt. Choice `i` uses the seed `seed + i`. The prompt\n  is computed once. At most `num_beams`. Range: 1 to 128. Default: 1.\n- `best_of`: Number of choices to generate, of which the best `n` are returned. Choices are ranked\n  by the mean log probability of their tokens, which is reported as `Choice.score`. Only for\n  `generate`. At least `n`. Not allowed when `num_beams` is above 1: a beam search selects the best\n  outputs itself. Range: 1 to 128. Default: `n`.\n- `num_beams`: Number of beams of a beam search; 1 samples instead. Equivalent to Hugging Face's\n  `generate` with `early_stopping=False`. Only for `generate`. Range: 1 to 32. Default: 1.\n- `length_penalty`: Exponent of the length in the score of a beam. The score is the sum of the log\n  probabilities divided by `length ** length_penalty`, with the length in generated tokens. Values\n  above 0 favour longer outputs. Not allowed when `num_beams` is 1: only a beam search compares\n  outputs of different lengths. Range: -32 to 32. Default: 1.0.\n\nOutput length and stop conditions:\n\n- `max_tokens`: Maximum number of tokens to generate. At most `max_model_len` minus the length of\n  the prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining\n  `max_model_len`.\n- `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of\n  prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.\n- `min_tokens`: Number of tokens before which stop tokens are masked and stop sequences do not end\n  the output. At most `max_tokens` and `max_length`. Range: 0 or more. Default: 0.\n- `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence\n  of strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;\n  `token_ids` ends with the token that completed it. The strings have at most 16,384 bytes in all.\n  Range: up to 64 strings of 1 to 1024 characters. Default: none.\n- `stop_token_ids`: Token ids that end the output, in addition to the end tokens. The stop token is\n  in `token_ids`, not in `text`. Range: up to 256 ids. Default: none.\n- `eos_token_ids`: Token ids that end the output in place of the model's end tokens. An empty\n  sequence: none. `stop_token_ids` are in addition to them. As all stop tokens, they are masked\n  before `min_tokens`, and structured output ends with one of them. Not allowed when `ignore_eos` is\n  True: end tokens do not end the output. Range: up to 256 ids. Default: the model's.\n- `stop_token_sequences`: Sequences of token ids that end the output. Their tokens are in\n  `token_ids`, not in `text`. Range: up to 64 sequences of 1 to 64 ids. Default: none.\n- `include_stop_str_in_output`: Keep the stop string, token or sequence in `text`. Default: `False`.\n- `ignore_eos`: Continue after end tokens. Not allowed with `response_format`, `regex`, `choice`,\n  `grammar`: an end token ends the output. Default: `False`.\n\nSampling:\n\n- `temperature`: Divisor of the logits; 0 selects the most likely token (greedy). With 0 the filters\n  and `seed` have no effect; among equal logits the lowest id is selected. Not allowed when\n  `num_beams` is above 1: a beam search does not sample. Range: 0 to 2. Default: the model's, else\n  1.0.\n- `top_n_sigma`: Sample among tokens whose logit is at most this many standard deviations below the\n  highest one. Top-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is\n  that of all logits that are not minus infinity, before temperature, which does not change the\n  tokens that remain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search\n  does not sample. Range: 0 or more. Default: 0.0.\n- `top_k`: Sample among this many most likely tokens; 0 and -1 disable the filter. Exactly this many\n  tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not allowed when\n  `num_beams` is above 1: a beam search does not sample. Range: -1 or more. Default: the model's,\n  else 0.\n- `top_p`: Sample among the fewest most likely tokens whose probabilities sum to at least this.\n  Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when\n  `num_beams` is above 1: a beam search does not sample. Range: above 0, at most 1. Default: the\n  model's, else 1.0.\n- `min_p`: Sample among tokens whose probability is at least this fraction of the highest one. Min-p\n  sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above 1: a\n  beam search does not sample. Range: 0 to 1. Default: the model's, else 0.0.\n- `typical_p`: Sample among the most typical tokens whose probabilities sum to at least this. Tokens\n  are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\n  sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\n  beam search does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.\n- `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in\n  the output, and on nothing else: the same request with the same seed has the same output.\n  `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above\n  1: a beam search does not sample. Range: 0 to 2**64 - 1. Default: random.\n- `logit_bias`: Values added to the logits of these token ids. The keys may also be strings of\n  digits, as in JSON. Range: up to 1024 ids, -100 to 100. Default: none.\n- `repetition_penalty`: Divisor of the positive logits, and factor of the negative ones, of tokens\n  that occurred before. Values above 1 make repetition less likely; 1 disables the penalty (Keskar\n  et al. 2019, section 4.1). `repetition_penalty_scope` selects the tokens that count. Range: above\n  0. Default: the model's, else 1.0.\n- `repetition_penalty_scope`: Tokens that `repetition_penalty` counts. `\"all\"`: those of the prompt\n  and of the output. `\"output\"`: those of the output. Not allowed when `num_beams` is above 1: a\n  step of a beam search does not distinguish prompt and output. Range: `\"all\"`, `\"output\"`. Default:\n  `\"all\"`.\n- `presence_penalty`: Value subtracted from the logits of tokens that occur in the output. Not\n  allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n  output. Range: -2 to 2. Default: 0.0.\n- `frequency_penalty`: Value subtracted from the logits of tokens once per occurrence in the output.\n  Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n  output. Range: -2 to 2. Default: 0.0.\n- `no_repeat_ngram_size`: Length of the token n-grams that occur at most once in prompt and output;\n  0 disables the rule. Range: 0 to 1024. Default: the model's, else 0.\n- `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default:\n  all.\n- `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.\n- `bad_words`: Strings whose token sequences are masked. Both tokenisations are masked: at the\n  beginning of a text and after a space. Substrings are not: another tokenisation of the same text\n  is still possible, and `bad_words=[\"Par\"]` allows the token \" Paris\". At most 1024 tokens in all.\n  Range: up to 128 strings of 1 to 256 characters. Default: none.\n- `bad_token_sequences`: Sequences of token ids that cannot be generated. The last id of a sequence\n  is masked where the tokens before it, of prompt or output, are the other ids: transformers'\n  `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`. Range: up to 1024 sequences\n  of 1 to 64 ids. Default: none.\n- `logits_processors`: Callables that modify the logits of each token. They are called in order as\n  `processor(token_ids, logits)` with the ids of prompt and output so far (a list) and the logits of\n  the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the\n  tensor in place during the call, or returns a replacement: an object with `__dlpack__` or the\n  buffer protocol, float32, same shape. NaN, positive infinity or an exception ends the request with\n  a `GenerationError`. Each call needs the GIL and delays the whole batch. Not allowed when\n  `num_beams` is above 1: beam search does not support it. Range: up to 16 callables. Default: none.\n\nStructured output and tools:\n\n- `response_format`: Format of the output, as in OpenAI's API. `{\"type\": \"text\"}`, `{\"type\":\n  \"json_object\"}` or `{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}`. The schema may\n  also be the value of `json_schema`, or of the parameter itself. A pydantic model class stands for\n  its schema, and so does each type that pydantic takes, such as `list[Model]`; then `Result.parsed`\n  is a value of it. Objects with `properties` have no others, unless the schema says so or\n  `\"strict\": false` stands beside it. `\"ignore_unsupported\": true` beside the schema ignores\n  keywords that are not supported; without it they are refused. Not allowed when `num_beams` is\n  above 1: beam search does not support it. Default: text.\n- `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Not\n  allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n  `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to 1048576 characters.\n  Default: none.\n- `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: beam search\n  does not support it. Not allowed with `response_format`, `regex`, `grammar`: an output has one\n  format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.\n- `grammar`: Context-free grammar of the output, in Lark's notation or in GBNF. A grammar with a\n  rule of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1: beam search does\n  not support it. Not allowed with `response_format`, `regex`, `choice`: an output has one format.\n  Range: 1 to 1048576 characters. Default: none.\n- `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is\n  `{\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\": {...}}}`, or a Python function, of\n  which the name, the docstring and the annotations of the parameters are used.\n  `\"ignore_unsupported\": true` beside `parameters` ignores keywords that are not supported. Not\n  allowed when `num_beams` is above 1: beam search does not support it. Range: 1 to 128 tools.\n  Default: none.\n- `tool_choice`: Tools that the model must or can call. `\"none\"`, `\"auto\"`, `\"required\"`, or\n  `{\"type\": \"function\", \"function\": {\"name\": ...}}`. Not allowed when `tools` is not given: there\n  are no tools. Default: `\"auto\"`.\n- `parallel_tool_calls`: Allow several tool calls in one output. If false, text after the first call\n  is content. Not allowed when `tools` is not given: there are no tools. Default: `True`.\n\nText and additional outputs:\n\n- `logprobs`: Return the natural logarithm of the probability of each generated token. Default:\n  `False`.\n- `top_logprobs`: Also return this many most likely tokens at each position, with their log\n  probabilities. At most the engine's `max_logprobs`, which is 20 by default. The most likely token\n  is first; among equal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.\n  Range: 0 or more. Default: none.\n- `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely\n  tokens in its place. The first token has none. The whole prompt is computed, without the prefix\n  cache. At most the engine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search\n  does not support it. Range: 0 or more. Default: none.\n- `logprobs_mode`: Distribution of the log probabilities. `\"raw\"`: the log-softmax of the model's\n  logits. `\"processed\"`: that of the logits after processors, penalties, masks and temperature,\n  before the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no\n  log probabilities are returned. Range: `\"raw\"`, `\"processed\"`. Default: `\"raw\"`.\n- `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape\n  `(positions, vocabulary_size)`. `\"prompt\"`: the positions of the prompt. `\"generation\"`: those\n  that a token was sampled from, the first of which is the last one of the prompt. `\"all\"`: both. At\n  most 1 GiB together with `output_hidden_states`, `output_embeddings` and lists of more than 20\n  logprobs. Not allowed when `num_beams` is above 1: beam search does not support it. Range:\n  `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.\n- `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these\n  positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not\n  allowed when `num_beams` is above 1: beam search does not support it. Range: `\"prompt\"`,\n  `\"generation\"`, `\"all\"`. Default: none.\n- `output_embeddings`: Return the decoder's input, the embeddings of the tokens at these positions.\n  A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated\n  token is at none of the positions, because no token was sampled from it. Not allowed when\n  `num_beams` is above 1: beam search does not support it. Range: `\"prompt\"`, `\"generation\"`,\n  `\"all\"`. Default: none.\n- `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: beam\n  search does not support it. Default: `False`.\n- `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.\n- `spaces_between_special_tokens`: Separate special tokens in `text` by spaces; they are in it with\n  `skip_special_tokens=False`. Default: `False`.\n\nScheduling and cache:\n\n- `priority`: Scheduling priority; lower values are served first. A request with a lower value can\n  preempt one with a higher value, which resumes later. Range: -2**31 to 2**31 - 1. Default: 0.\n- `cache_salt`: Share cached blocks only with requests that have the same salt. 1 to 1024\n  characters. Prevents one tenant from observing another's prompts through cache hits. Not allowed\n  when `use_prefix_cache` is False: it only separates entries of the prefix cache. Range: 1 to 1024\n  characters. Default: none.\n- `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not\n  change the output. Default: `True`.\n- `unread`: Effect of output that is not read. `\"pause\"`: the request pauses when 128 to 256 tokens\n  of a choice are unread, and continues when they are read. `\"keep\"`: the request continues, and all\n  its output is kept: up to 48 bytes for each token of `max_tokens` and choice, and the outputs that\n  were requested besides tokens. `generate` and other calls that return a result never pause a\n  request. Range: `\"pause\"`, `\"keep\"`. Default: `\"pause\"`.\n- `adapter`: Name of the LoRA adapter that computes the output; see `Engine.load_adapter`. A name\n  that is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with requests of\n  the same adapter. Range: 1 to 256 characters. Default: none: the base model.";
-    n: params.n, "Number of choices to generate for the prompt.\n\nChoice `i` uses the seed `seed + i`. The prompt is computed once. At most `num_beams`.\n\nRange: 1 to 128. Default: 1.";
-    best_of: params.best_of, "Number of choices to generate, of which the best `n` are returned.\n\nChoices are ranked by the mean log probability of their tokens, which is reported as `Choice.score`.\nOnly for `generate`. At least `n`. Not allowed when `num_beams` is above 1: a beam search selects\nthe best outputs itself.\n\nRange: 1 to 128. Default: `n`.";
-    num_beams: params.num_beams, "Number of beams of a beam search; 1 samples instead.\n\nEquivalent to Hugging Face's `generate` with `early_stopping=False`. Only for `generate`.\n\nRange: 1 to 32. Default: 1.";
-    length_penalty: params.length_penalty, "Exponent of the length in the score of a beam.\n\nThe score is the sum of the log probabilities divided by `length ** length_penalty`, with the length\nin generated tokens. Values above 0 favour longer outputs. Not allowed when `num_beams` is 1: only a\nbeam search compares outputs of different lengths.\n\nRange: -32 to 32. Default: 1.0.";
-    max_tokens: params.max_tokens, "Maximum number of tokens to generate.\n\nAt most `max_model_len` minus the length of the prompt.\n\nRange: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.";
-    max_length: params.max_length, "Maximum number of tokens of prompt and output together.\n\nGreater than the number of prompt tokens.\n\nRange: 1 or more. Default: the model's, if it has no `max_new_tokens`.";
-    min_tokens: params.min_tokens, "Number of tokens before which stop tokens are masked and stop sequences do not end the output.\n\nAt most `max_tokens` and `max_length`.\n\nRange: 0 or more. Default: 0.";
-    stop: params.stop, "Stop strings: the output ends before the first one that appears.\n\nOne string or a sequence of strings. `text` does not contain the stop string unless\n`include_stop_str_in_output` is set; `token_ids` ends with the token that completed it. The strings\nhave at most 16,384 bytes in all.\n\nRange: up to 64 strings of 1 to 1024 characters. Default: none.";
-    stop_token_ids: params.stop_token_ids, "Token ids that end the output, in addition to the end tokens.\n\nThe stop token is in `token_ids`, not in `text`.\n\nRange: up to 256 ids. Default: none.";
-    eos_token_ids: params.eos_token_ids, "Token ids that end the output in place of the model's end tokens.\n\nAn empty sequence: none. `stop_token_ids` are in addition to them. As all stop tokens, they are\nmasked before `min_tokens`, and structured output ends with one of them. Not allowed when\n`ignore_eos` is True: end tokens do not end the output.\n\nRange: up to 256 ids. Default: the model's.";
-    stop_token_sequences: params.stop_token_sequences, "Sequences of token ids that end the output.\n\nTheir tokens are in `token_ids`, not in `text`.\n\nRange: up to 64 sequences of 1 to 64 ids. Default: none.";
+    PySamplingParams, "SamplingParams", { params: SamplingParams, processors: Processors, response_type: ResponseType }, "\
+     SamplingParams(*, n=1, best_of=None, num_beams=1, length_penalty=1.0, max_tokens=None, max_length=None, \
+     min_tokens=0, stop=(), stop_token_ids=(), eos_token_ids=None, stop_token_sequences=(), \
+     include_stop_str_in_output=False, ignore_eos=False, temperature=None, top_n_sigma=0.0, top_k=None, \
+     top_p=None, min_p=None, typical_p=None, seed=None, logit_bias=None, repetition_penalty=None, \
+     repetition_penalty_scope=\"all\", presence_penalty=0.0, frequency_penalty=0.0, no_repeat_ngram_size=None, \
+     allowed_token_ids=None, bad_token_ids=(), bad_words=(), bad_token_sequences=(), logits_processors=(), \
+     response_format=None, regex=None, choice=None, grammar=None, tools=None, tool_choice=None, \
+     parallel_tool_calls=True, logprobs=False, top_logprobs=None, prompt_logprobs=None, logprobs_mode=\"raw\", \
+     output_logits=None, output_hidden_states=None, output_embeddings=None, echo=False, skip_special_tokens=True, \
+     spaces_between_special_tokens=False, priority=0, cache_salt=None, use_prefix_cache=True, unread=\"pause\", \
+     adapter=None)\n\
+     --\n\
+     \n\
+     The parameters of a request.\n\
+     \n\
+     Every field is optional; `None` selects the default. A default named \"the model's\" is the value in\n\
+     the model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for\n\
+     requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`).\n\
+     \n\
+     The logits of each token are processed in this order: `logits_processors`, `logit_bias`,\n\
+     `repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,\n\
+     `bad_words`, `bad_token_sequences`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured\n\
+     output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The\n\
+     token is then sampled with `seed` and its index in the output.\n\
+     \n\
+     Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice`\n\
+     and `logit_bias` are copied when they are passed and each time they are read.\n\
+     \n\
+     Raises `InvalidRequestError` for a value of the wrong type or out of range and for conflicting\n\
+     fields, `TypeError` for an unknown keyword.\n\
+     \n\
+     Number of outputs:\n\
+     \n\
+     - `n`: Number of choices to generate for the prompt. Choice `i` uses the seed `seed + i`. The prompt\n\
+     \x20 is computed once. At most `num_beams`. Range: 1 to 128. Default: 1.\n\
+     - `best_of`: Number of choices to generate, of which the best `n` are returned. Choices are ranked\n\
+     \x20 by the mean log probability of their tokens, which is reported as `Choice.score`. Only for\n\
+     \x20 `generate`. At least `n`. Not allowed when `num_beams` is above 1: a beam search selects the best\n\
+     \x20 outputs itself. Range: 1 to 128. Default: `n`.\n\
+     - `num_beams`: Number of beams of a beam search; 1 samples instead. Equivalent to Hugging Face's\n\
+     \x20 `generate` with `early_stopping=False`. Only for `generate`. Range: 1 to 32. Default: 1.\n\
+     - `length_penalty`: Exponent of the length in the score of a beam. The score is the sum of the log\n\
+     \x20 probabilities divided by `length ** length_penalty`, with the length in generated tokens. Values\n\
+     \x20 above 0 favour longer outputs. Not allowed when `num_beams` is 1: only a beam search compares\n\
+     \x20 outputs of different lengths. Range: -32 to 32. Default: 1.0.\n\
+     \n\
+     Output length and stop conditions:\n\
+     \n\
+     - `max_tokens`: Maximum number of tokens to generate. At most `max_model_len` minus the length of\n\
+     \x20 the prompt. Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining\n\
+     \x20 `max_model_len`.\n\
+     - `max_length`: Maximum number of tokens of prompt and output together. Greater than the number of\n\
+     \x20 prompt tokens. Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.\n\
+     - `min_tokens`: Number of tokens before which stop tokens are masked and stop sequences do not end\n\
+     \x20 the output. At most `max_tokens` and `max_length`. Range: 0 or more. Default: 0.\n\
+     - `stop`: Stop strings: the output ends before the first one that appears. One string or a sequence\n\
+     \x20 of strings. `text` does not contain the stop string unless `include_stop_str_in_output` is set;\n\
+     \x20 `token_ids` ends with the token that completed it. The strings have at most 16,384 bytes in all.\n\
+     \x20 Range: up to 64 strings of 1 to 1024 characters. Default: none.\n\
+     - `stop_token_ids`: Token ids that end the output, in addition to the end tokens. The stop token is\n\
+     \x20 in `token_ids`, not in `text`. Range: up to 256 ids. Default: none.\n\
+     - `eos_token_ids`: Token ids that end the output in place of the model's end tokens. An empty\n\
+     \x20 sequence: none. `stop_token_ids` are in addition to them. As all stop tokens, they are masked\n\
+     \x20 before `min_tokens`, and structured output ends with one of them. Not allowed when `ignore_eos` is\n\
+     \x20 True: end tokens do not end the output. Range: up to 256 ids. Default: the model's.\n\
+     - `stop_token_sequences`: Sequences of token ids that end the output. Their tokens are in\n\
+     \x20 `token_ids`, not in `text`. Range: up to 64 sequences of 1 to 64 ids. Default: none.\n\
+     - `include_stop_str_in_output`: Keep the stop string, token or sequence in `text`. Default: `False`.\n\
+     - `ignore_eos`: Continue after end tokens. Not allowed with `response_format`, `regex`, `choice`,\n\
+     \x20 `grammar`: an end token ends the output. Default: `False`.\n\
+     \n\
+     Sampling:\n\
+     \n\
+     - `temperature`: Divisor of the logits; 0 selects the most likely token (greedy). With 0 the filters\n\
+     \x20 and `seed` have no effect; among equal logits the lowest id is selected. Not allowed when\n\
+     \x20 `num_beams` is above 1: a beam search does not sample. Range: 0 to 2. Default: the model's, else\n\
+     \x20 1.0.\n\
+     - `top_n_sigma`: Sample among tokens whose logit is at most this many standard deviations below the\n\
+     \x20 highest one. Top-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is\n\
+     \x20 that of all logits that are not minus infinity, before temperature, which does not change the\n\
+     \x20 tokens that remain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search\n\
+     \x20 does not sample. Range: 0 or more. Default: 0.0.\n\
+     - `top_k`: Sample among this many most likely tokens; 0 and -1 disable the filter. Exactly this many\n\
+     \x20 tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not allowed when\n\
+     \x20 `num_beams` is above 1: a beam search does not sample. Range: -1 or more. Default: the model's,\n\
+     \x20 else 0.\n\
+     - `top_p`: Sample among the fewest most likely tokens whose probabilities sum to at least this.\n\
+     \x20 Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when\n\
+     \x20 `num_beams` is above 1: a beam search does not sample. Range: above 0, at most 1. Default: the\n\
+     \x20 model's, else 1.0.\n\
+     - `min_p`: Sample among tokens whose probability is at least this fraction of the highest one. Min-p\n\
+     \x20 sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above 1: a\n\
+     \x20 beam search does not sample. Range: 0 to 1. Default: the model's, else 0.0.\n\
+     - `typical_p`: Sample among the most typical tokens whose probabilities sum to at least this. Tokens\n\
+     \x20 are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\n\
+     \x20 sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\n\
+     \x20 beam search does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.\n\
+     - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in\n\
+     \x20 the output, and on nothing else: the same request with the same seed has the same output.\n\
+     \x20 `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above\n\
+     \x20 1: a beam search does not sample. Range: 0 to 2**64 - 1. Default: random.\n\
+     - `logit_bias`: Values added to the logits of these token ids. The keys may also be strings of\n\
+     \x20 digits, as in JSON. Range: up to 1024 ids, -100 to 100. Default: none.\n\
+     - `repetition_penalty`: Divisor of the positive logits, and factor of the negative ones, of tokens\n\
+     \x20 that occurred before. Values above 1 make repetition less likely; 1 disables the penalty (Keskar\n\
+     \x20 et al. 2019, section 4.1). `repetition_penalty_scope` selects the tokens that count. Range: above\n\
+     \x20 0. Default: the model's, else 1.0.\n\
+     - `repetition_penalty_scope`: Tokens that `repetition_penalty` counts. `\"all\"`: those of the prompt\n\
+     \x20 and of the output. `\"output\"`: those of the output. Not allowed when `num_beams` is above 1: a\n\
+     \x20 step of a beam search does not distinguish prompt and output. Range: `\"all\"`, `\"output\"`. Default:\n\
+     \x20 `\"all\"`.\n\
+     - `presence_penalty`: Value subtracted from the logits of tokens that occur in the output. Not\n\
+     \x20 allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n\
+     \x20 output. Range: -2 to 2. Default: 0.0.\n\
+     - `frequency_penalty`: Value subtracted from the logits of tokens once per occurrence in the output.\n\
+     \x20 Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n\
+     \x20 output. Range: -2 to 2. Default: 0.0.\n\
+     - `no_repeat_ngram_size`: Length of the token n-grams that occur at most once in prompt and output;\n\
+     \x20 0 disables the rule. Range: 0 to 1024. Default: the model's, else 0.\n\
+     - `allowed_token_ids`: The only token ids that can be generated. Range: 1 to 1048576 ids. Default:\n\
+     \x20 all.\n\
+     - `bad_token_ids`: Token ids that cannot be generated. Range: up to 1048576 ids. Default: none.\n\
+     - `bad_words`: Strings whose token sequences are masked. Both tokenisations are masked: at the\n\
+     \x20 beginning of a text and after a space. Substrings are not: another tokenisation of the same text\n\
+     \x20 is still possible, and `bad_words=[\"Par\"]` allows the token \" Paris\". At most 1024 tokens in all.\n\
+     \x20 Range: up to 128 strings of 1 to 256 characters. Default: none.\n\
+     - `bad_token_sequences`: Sequences of token ids that cannot be generated. The last id of a sequence\n\
+     \x20 is masked where the tokens before it, of prompt or output, are the other ids: transformers'\n\
+     \x20 `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`. Range: up to 1024 sequences\n\
+     \x20 of 1 to 64 ids. Default: none.\n\
+     - `logits_processors`: Callables that modify the logits of each token. They are called in order as\n\
+     \x20 `processor(token_ids, logits)` with the ids of prompt and output so far (a list) and the logits of\n\
+     \x20 the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A processor modifies the\n\
+     \x20 tensor in place during the call, or returns a replacement: an object with `__dlpack__` or the\n\
+     \x20 buffer protocol, float32, same shape. NaN, positive infinity or an exception ends the request with\n\
+     \x20 a `GenerationError`. Each call needs the GIL and delays the whole batch. Not allowed when\n\
+     \x20 `num_beams` is above 1: beam search does not support it. Range: up to 16 callables. Default: none.\n\
+     \n\
+     Structured output and tools:\n\
+     \n\
+     - `response_format`: Format of the output, as in OpenAI's API. `{\"type\": \"text\"}`, `{\"type\":\n\
+     \x20 \"json_object\"}` or `{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}`. The schema \
+     may\n\
+     \x20 also be the value of `json_schema`, or of the parameter itself. A pydantic model class stands for\n\
+     \x20 its schema, and so does each type that pydantic takes, such as `list[Model]`; then `Result.parsed`\n\
+     \x20 is a value of it. Objects with `properties` have no others, unless the schema says so or\n\
+     \x20 `\"strict\": false` stands beside it. `\"ignore_unsupported\": true` beside the schema ignores\n\
+     \x20 keywords that are not supported; without it they are refused. Not allowed when `num_beams` is\n\
+     \x20 above 1: beam search does not support it. Default: text.\n\
+     - `regex`: Regular expression that the whole output matches, in the syntax of Rust's `regex`. Not\n\
+     \x20 allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n\
+     \x20 `response_format`, `choice`, `grammar`: an output has one format. Range: 1 to 1048576 characters.\n\
+     \x20 Default: none.\n\
+     - `choice`: Strings of which the output is one. Not allowed when `num_beams` is above 1: beam search\n\
+     \x20 does not support it. Not allowed with `response_format`, `regex`, `grammar`: an output has one\n\
+     \x20 format. Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.\n\
+     - `grammar`: Context-free grammar of the output, in Lark's notation or in GBNF. A grammar with a\n\
+     \x20 rule of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1: beam search does\n\
+     \x20 not support it. Not allowed with `response_format`, `regex`, `choice`: an output has one format.\n\
+     \x20 Range: 1 to 1048576 characters. Default: none.\n\
+     - `tools`: Functions that the model can call, as in OpenAI's API. Only for chat prompts. Each is\n\
+     \x20 `{\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\": {...}}}`, or a Python function, \
+     of\n\
+     \x20 which the name, the docstring and the annotations of the parameters are used.\n\
+     \x20 `\"ignore_unsupported\": true` beside `parameters` ignores keywords that are not supported. Not\n\
+     \x20 allowed when `num_beams` is above 1: beam search does not support it. Range: 1 to 128 tools.\n\
+     \x20 Default: none.\n\
+     - `tool_choice`: Tools that the model must or can call. `\"none\"`, `\"auto\"`, `\"required\"`, or\n\
+     \x20 `{\"type\": \"function\", \"function\": {\"name\": ...}}`. Not allowed when `tools` is not given: there\n\
+     \x20 are no tools. Default: `\"auto\"`.\n\
+     - `parallel_tool_calls`: Allow several tool calls in one output. If false, text after the first call\n\
+     \x20 is content. Not allowed when `tools` is not given: there are no tools. Default: `True`.\n\
+     \n\
+     Text and additional outputs:\n\
+     \n\
+     - `logprobs`: Return the natural logarithm of the probability of each generated token. Default:\n\
+     \x20 `False`.\n\
+     - `top_logprobs`: Also return this many most likely tokens at each position, with their log\n\
+     \x20 probabilities. At most the engine's `max_logprobs`, which is 20 by default. The most likely token\n\
+     \x20 is first; among equal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.\n\
+     \x20 Range: 0 or more. Default: none.\n\
+     - `prompt_logprobs`: Return the log probability of each prompt token, and this many most likely\n\
+     \x20 tokens in its place. The first token has none. The whole prompt is computed, without the prefix\n\
+     \x20 cache. At most the engine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search\n\
+     \x20 does not support it. Range: 0 or more. Default: none.\n\
+     - `logprobs_mode`: Distribution of the log probabilities. `\"raw\"`: the log-softmax of the model's\n\
+     \x20 logits. `\"processed\"`: that of the logits after processors, penalties, masks and temperature,\n\
+     \x20 before the filters. Not allowed when `logprobs` is False and `prompt_logprobs` is not given: no\n\
+     \x20 log probabilities are returned. Range: `\"raw\"`, `\"processed\"`. Default: `\"raw\"`.\n\
+     - `output_logits`: Return the raw logits of these positions. A `Tensor` of float32, shape\n\
+     \x20 `(positions, vocabulary_size)`. `\"prompt\"`: the positions of the prompt. `\"generation\"`: those\n\
+     \x20 that a token was sampled from, the first of which is the last one of the prompt. `\"all\"`: both. At\n\
+     \x20 most 1 GiB together with `output_hidden_states`, `output_embeddings` and lists of more than 20\n\
+     \x20 logprobs. Not allowed when `num_beams` is above 1: beam search does not support it. Range:\n\
+     \x20 `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.\n\
+     - `output_hidden_states`: Return the decoder's last hidden states, after its final norm, of these\n\
+     \x20 positions. A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not\n\
+     \x20 allowed when `num_beams` is above 1: beam search does not support it. Range: `\"prompt\"`,\n\
+     \x20 `\"generation\"`, `\"all\"`. Default: none.\n\
+     - `output_embeddings`: Return the decoder's input, the embeddings of the tokens at these positions.\n\
+     \x20 A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated\n\
+     \x20 token is at none of the positions, because no token was sampled from it. Not allowed when\n\
+     \x20 `num_beams` is above 1: beam search does not support it. Range: `\"prompt\"`, `\"generation\"`,\n\
+     \x20 `\"all\"`. Default: none.\n\
+     - `echo`: Begin `text` with the text of the prompt. Not allowed when `num_beams` is above 1: beam\n\
+     \x20 search does not support it. Default: `False`.\n\
+     - `skip_special_tokens`: Omit special tokens from `text`. Default: `True`.\n\
+     - `spaces_between_special_tokens`: Separate special tokens in `text` by spaces; they are in it with\n\
+     \x20 `skip_special_tokens=False`. Default: `False`.\n\
+     \n\
+     Scheduling and cache:\n\
+     \n\
+     - `priority`: Scheduling priority; lower values are served first. A request with a lower value can\n\
+     \x20 preempt one with a higher value, which resumes later. Range: -2**31 to 2**31 - 1. Default: 0.\n\
+     - `cache_salt`: Share cached blocks only with requests that have the same salt. 1 to 1024\n\
+     \x20 characters. Prevents one tenant from observing another's prompts through cache hits. Not allowed\n\
+     \x20 when `use_prefix_cache` is False: it only separates entries of the prefix cache. Range: 1 to 1024\n\
+     \x20 characters. Default: none.\n\
+     - `use_prefix_cache`: Use blocks from the prefix cache and add this request's blocks to it. Does not\n\
+     \x20 change the output. Default: `True`.\n\
+     - `unread`: Effect of output that is not read. `\"pause\"`: the request pauses when 128 to 256 tokens\n\
+     \x20 of a choice are unread, and continues when they are read. `\"keep\"`: the request continues, and all\n\
+     \x20 its output is kept: up to 48 bytes for each token of `max_tokens` and choice, and the outputs that\n\
+     \x20 were requested besides tokens. `generate` and other calls that return a result never pause a\n\
+     \x20 request. Range: `\"pause\"`, `\"keep\"`. Default: `\"pause\"`.\n\
+     - `adapter`: Name of the LoRA adapter that computes the output; see `Engine.load_adapter`. A name\n\
+     \x20 that is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with requests of\n\
+     \x20 the same adapter. Range: 1 to 256 characters. Default: none: the base model.";
+    n: params.n, "\
+     Number of choices to generate for the prompt.\n\
+     \n\
+     Choice `i` uses the seed `seed + i`. The prompt is computed once. At most `num_beams`.\n\
+     \n\
+     Range: 1 to 128. Default: 1.";
+    best_of: params.best_of, "\
+     Number of choices to generate, of which the best `n` are returned.\n\
+     \n\
+     Choices are ranked by the mean log probability of their tokens, which is reported as `Choice.score`.\n\
+     Only for `generate`. At least `n`. Not allowed when `num_beams` is above 1: a beam search selects\n\
+     the best outputs itself.\n\
+     \n\
+     Range: 1 to 128. Default: `n`.";
+    num_beams: params.num_beams, "\
+     Number of beams of a beam search; 1 samples instead.\n\
+     \n\
+     Equivalent to Hugging Face's `generate` with `early_stopping=False`. Only for `generate`.\n\
+     \n\
+     Range: 1 to 32. Default: 1.";
+    length_penalty: params.length_penalty, "\
+     Exponent of the length in the score of a beam.\n\
+     \n\
+     The score is the sum of the log probabilities divided by `length ** length_penalty`, with the length\n\
+     in generated tokens. Values above 0 favour longer outputs. Not allowed when `num_beams` is 1: only a\n\
+     beam search compares outputs of different lengths.\n\
+     \n\
+     Range: -32 to 32. Default: 1.0.";
+    max_tokens: params.max_tokens, "\
+     Maximum number of tokens to generate.\n\
+     \n\
+     At most `max_model_len` minus the length of the prompt.\n\
+     \n\
+     Range: 1 or more. Default: the model's `max_new_tokens`, else the remaining `max_model_len`.";
+    max_length: params.max_length, "\
+     Maximum number of tokens of prompt and output together.\n\
+     \n\
+     Greater than the number of prompt tokens.\n\
+     \n\
+     Range: 1 or more. Default: the model's, if it has no `max_new_tokens`.";
+    min_tokens: params.min_tokens, "\
+     Number of tokens before which stop tokens are masked and stop sequences do not end the output.\n\
+     \n\
+     At most `max_tokens` and `max_length`.\n\
+     \n\
+     Range: 0 or more. Default: 0.";
+    stop: params.stop, "\
+     Stop strings: the output ends before the first one that appears.\n\
+     \n\
+     One string or a sequence of strings. `text` does not contain the stop string unless\n\
+     `include_stop_str_in_output` is set; `token_ids` ends with the token that completed it. The strings\n\
+     have at most 16,384 bytes in all.\n\
+     \n\
+     Range: up to 64 strings of 1 to 1024 characters. Default: none.";
+    stop_token_ids: params.stop_token_ids, "\
+     Token ids that end the output, in addition to the end tokens.\n\
+     \n\
+     The stop token is in `token_ids`, not in `text`.\n\
+     \n\
+     Range: up to 256 ids. Default: none.";
+    eos_token_ids: params.eos_token_ids, "\
+     Token ids that end the output in place of the model's end tokens.\n\
+     \n\
+     An empty sequence: none. `stop_token_ids` are in addition to them. As all stop tokens, they are\n\
+     masked before `min_tokens`, and structured output ends with one of them. Not allowed when\n\
+     `ignore_eos` is True: end tokens do not end the output.\n\
+     \n\
+     Range: up to 256 ids. Default: the model's.";
+    stop_token_sequences: params.stop_token_sequences, "\
+     Sequences of token ids that end the output.\n\
+     \n\
+     Their tokens are in `token_ids`, not in `text`.\n\
+     \n\
+     Range: up to 64 sequences of 1 to 64 ids. Default: none.";
     include_stop_str_in_output: params.include_stop_str_in_output, "Keep the stop string, token or sequence in `text`.\n\nDefault: `False`.";
-    ignore_eos: params.ignore_eos, "Continue after end tokens.\n\nNot allowed with `response_format`, `regex`, `choice`, `grammar`: an end token ends the output.\n\nDefault: `False`.";
-    temperature: params.temperature, "Divisor of the logits; 0 selects the most likely token (greedy).\n\nWith 0 the filters and `seed` have no effect; among equal logits the lowest id is selected. Not\nallowed when `num_beams` is above 1: a beam search does not sample.\n\nRange: 0 to 2. Default: the model's, else 1.0.";
-    top_n_sigma: params.top_n_sigma, "Sample among tokens whose logit is at most this many standard deviations below the highest one.\n\nTop-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is that of all\nlogits that are not minus infinity, before temperature, which does not change the tokens that\nremain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not\nsample.\n\nRange: 0 or more. Default: 0.0.";
-    top_k: params.top_k, "Sample among this many most likely tokens; 0 and -1 disable the filter.\n\nExactly this many tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not\nallowed when `num_beams` is above 1: a beam search does not sample.\n\nRange: -1 or more. Default: the model's, else 0.";
-    top_p: params.top_p, "Sample among the fewest most likely tokens whose probabilities sum to at least this.\n\nNucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when\n`num_beams` is above 1: a beam search does not sample.\n\nRange: above 0, at most 1. Default: the model's, else 1.0.";
-    min_p: params.min_p, "Sample among tokens whose probability is at least this fraction of the highest one.\n\nMin-p sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above 1:\na beam search does not sample.\n\nRange: 0 to 1. Default: the model's, else 0.0.";
-    typical_p: params.typical_p, "Sample among the most typical tokens whose probabilities sum to at least this.\n\nTokens are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\nsampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\nbeam search does not sample.\n\nRange: above 0, at most 1. Default: the model's, else 1.0.";
-    seed: params.seed, "Random seed.\n\nA token depends on the distribution, the seed and the index of the token in the output, and on\nnothing else: the same request with the same seed has the same output. `Request.params` and\n`Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a beam search does\nnot sample.\n\nRange: 0 to 2**64 - 1. Default: random.";
-    logit_bias: params.logit_bias, "Values added to the logits of these token ids.\n\nThe keys may also be strings of digits, as in JSON.\n\nRange: up to 1024 ids, -100 to 100. Default: none.";
-    repetition_penalty: params.repetition_penalty, "Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.\n\nValues above 1 make repetition less likely; 1 disables the penalty (Keskar et al. 2019, section\n4.1). `repetition_penalty_scope` selects the tokens that count.\n\nRange: above 0. Default: the model's, else 1.0.";
-    repetition_penalty_scope: params.repetition_penalty_scope, "Tokens that `repetition_penalty` counts.\n\n`\"all\"`: those of the prompt and of the output. `\"output\"`: those of the output. Not allowed when\n`num_beams` is above 1: a step of a beam search does not distinguish prompt and output.\n\nRange: `\"all\"`, `\"output\"`. Default: `\"all\"`.";
-    presence_penalty: params.presence_penalty, "Value subtracted from the logits of tokens that occur in the output.\n\nNot allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\noutput.\n\nRange: -2 to 2. Default: 0.0.";
-    frequency_penalty: params.frequency_penalty, "Value subtracted from the logits of tokens once per occurrence in the output.\n\nNot allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\noutput.\n\nRange: -2 to 2. Default: 0.0.";
-    no_repeat_ngram_size: params.no_repeat_ngram_size, "Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule.\n\nRange: 0 to 1024. Default: the model's, else 0.";
-    allowed_token_ids: params.allowed_token_ids, "The only token ids that can be generated.\n\nRange: 1 to 1048576 ids. Default: all.";
-    bad_token_ids: params.bad_token_ids, "Token ids that cannot be generated.\n\nRange: up to 1048576 ids. Default: none.";
-    bad_words: params.bad_words, "Strings whose token sequences are masked.\n\nBoth tokenisations are masked: at the beginning of a text and after a space. Substrings are not:\nanother tokenisation of the same text is still possible, and `bad_words=[\"Par\"]` allows the token \"\nParis\". At most 1024 tokens in all.\n\nRange: up to 128 strings of 1 to 256 characters. Default: none.";
-    bad_token_sequences: params.bad_token_sequences, "Sequences of token ids that cannot be generated.\n\nThe last id of a sequence is masked where the tokens before it, of prompt or output, are the other\nids: transformers' `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`.\n\nRange: up to 1024 sequences of 1 to 64 ids. Default: none.";
-    logits_processors: processors, "Callables that modify the logits of each token.\n\nThey are called in order as `processor(token_ids, logits)` with the ids of prompt and output so far\n(a list) and the logits of the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A\nprocessor modifies the tensor in place during the call, or returns a replacement: an object with\n`__dlpack__` or the buffer protocol, float32, same shape. NaN, positive infinity or an exception\nends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch. Not\nallowed when `num_beams` is above 1: beam search does not support it.\n\nRange: up to 16 callables. Default: none.";
-    response_format: params.response_format, "Format of the output, as in OpenAI's API.\n\n`{\"type\": \"text\"}`, `{\"type\": \"json_object\"}` or `{\"type\": \"json_schema\", \"json_schema\": {\"schema\":\n{...}}}`. The schema may also be the value of `json_schema`, or of the parameter itself. A pydantic\nmodel class stands for its schema, and so does each type that pydantic takes, such as `list[Model]`;\nthen `Result.parsed` is a value of it. Objects with `properties` have no others, unless the schema\nsays so or `\"strict\": false` stands beside it. `\"ignore_unsupported\": true` beside the schema\nignores keywords that are not supported; without it they are refused. Not allowed when `num_beams`\nis above 1: beam search does not support it.\n\nDefault: text.";
-    regex: params.regex, "Regular expression that the whole output matches, in the syntax of Rust's `regex`.\n\nNot allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n`response_format`, `choice`, `grammar`: an output has one format.\n\nRange: 1 to 1048576 characters. Default: none.";
-    choice: params.choice, "Strings of which the output is one.\n\nNot allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n`response_format`, `regex`, `grammar`: an output has one format.\n\nRange: 1 to 1024 strings of 1 to 1048576 characters. Default: none.";
-    grammar: params.grammar, "Context-free grammar of the output, in Lark's notation or in GBNF.\n\nA grammar with a rule of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1:\nbeam search does not support it. Not allowed with `response_format`, `regex`, `choice`: an output\nhas one format.\n\nRange: 1 to 1048576 characters. Default: none.";
-    tools: params.tools, "Functions that the model can call, as in OpenAI's API.\n\nOnly for chat prompts. Each is `{\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\":\n{...}}}`, or a Python function, of which the name, the docstring and the annotations of the\nparameters are used. `\"ignore_unsupported\": true` beside `parameters` ignores keywords that are not\nsupported. Not allowed when `num_beams` is above 1: beam search does not support it.\n\nRange: 1 to 128 tools. Default: none.";
-    tool_choice: params.tool_choice, "Tools that the model must or can call.\n\n`\"none\"`, `\"auto\"`, `\"required\"`, or `{\"type\": \"function\", \"function\": {\"name\": ...}}`. Not allowed\nwhen `tools` is not given: there are no tools.\n\nDefault: `\"auto\"`.";
-    parallel_tool_calls: params.parallel_tool_calls, "Allow several tool calls in one output.\n\nIf false, text after the first call is content. Not allowed when `tools` is not given: there are no\ntools.\n\nDefault: `True`.";
-    logprobs: params.logprobs, "Return the natural logarithm of the probability of each generated token.\n\nDefault: `False`.";
-    top_logprobs: params.top_logprobs, "Also return this many most likely tokens at each position, with their log probabilities.\n\nAt most the engine's `max_logprobs`, which is 20 by default. The most likely token is first; among\nequal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.\n\nRange: 0 or more. Default: none.";
-    prompt_logprobs: params.prompt_logprobs, "Return the log probability of each prompt token, and this many most likely tokens in its place.\n\nThe first token has none. The whole prompt is computed, without the prefix cache. At most the\nengine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search does not support it.\n\nRange: 0 or more. Default: none.";
-    logprobs_mode: params.logprobs_mode, "Distribution of the log probabilities.\n\n`\"raw\"`: the log-softmax of the model's logits. `\"processed\"`: that of the logits after processors,\npenalties, masks and temperature, before the filters. Not allowed when `logprobs` is False and\n`prompt_logprobs` is not given: no log probabilities are returned.\n\nRange: `\"raw\"`, `\"processed\"`. Default: `\"raw\"`.";
-    output_logits: params.output_logits, "Return the raw logits of these positions.\n\nA `Tensor` of float32, shape `(positions, vocabulary_size)`. `\"prompt\"`: the positions of the\nprompt. `\"generation\"`: those that a token was sampled from, the first of which is the last one of\nthe prompt. `\"all\"`: both. At most 1 GiB together with `output_hidden_states`, `output_embeddings`\nand lists of more than 20 logprobs. Not allowed when `num_beams` is above 1: beam search does not\nsupport it.\n\nRange: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
-    output_hidden_states: params.output_hidden_states, "Return the decoder's last hidden states, after its final norm, of these positions.\n\nA `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed when\n`num_beams` is above 1: beam search does not support it.\n\nRange: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
-    output_embeddings: params.output_embeddings, "Return the decoder's input, the embeddings of the tokens at these positions.\n\nA `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated\ntoken is at none of the positions, because no token was sampled from it. Not allowed when\n`num_beams` is above 1: beam search does not support it.\n\nRange: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
-    echo: params.echo, "Begin `text` with the text of the prompt.\n\nNot allowed when `num_beams` is above 1: beam search does not support it.\n\nDefault: `False`.";
+    ignore_eos: params.ignore_eos, "\
+     Continue after end tokens.\n\
+     \n\
+     Not allowed with `response_format`, `regex`, `choice`, `grammar`: an end token ends the output.\n\
+     \n\
+     Default: `False`.";
+    temperature: params.temperature, "\
+     Divisor of the logits; 0 selects the most likely token (greedy).\n\
+     \n\
+     With 0 the filters and `seed` have no effect; among equal logits the lowest id is selected. Not\n\
+     allowed when `num_beams` is above 1: a beam search does not sample.\n\
+     \n\
+     Range: 0 to 2. Default: the model's, else 1.0.";
+    top_n_sigma: params.top_n_sigma, "\
+     Sample among tokens whose logit is at most this many standard deviations below the highest one.\n\
+     \n\
+     Top-n-sigma sampling (Tang et al. 2024), as in llama.cpp. The standard deviation is that of all\n\
+     logits that are not minus infinity, before temperature, which does not change the tokens that\n\
+     remain. 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not\n\
+     sample.\n\
+     \n\
+     Range: 0 or more. Default: 0.0.";
+    top_k: params.top_k, "\
+     Sample among this many most likely tokens; 0 and -1 disable the filter.\n\
+     \n\
+     Exactly this many tokens remain; among equal logits the lowest ids are kept (Fan et al. 2018). Not\n\
+     allowed when `num_beams` is above 1: a beam search does not sample.\n\
+     \n\
+     Range: -1 or more. Default: the model's, else 0.";
+    top_p: params.top_p, "\
+     Sample among the fewest most likely tokens whose probabilities sum to at least this.\n\
+     \n\
+     Nucleus sampling (Holtzman et al. 2020, section 3.1). 1 disables the filter. Not allowed when\n\
+     `num_beams` is above 1: a beam search does not sample.\n\
+     \n\
+     Range: above 0, at most 1. Default: the model's, else 1.0.";
+    min_p: params.min_p, "\
+     Sample among tokens whose probability is at least this fraction of the highest one.\n\
+     \n\
+     Min-p sampling (Nguyen et al. 2024). 0 disables the filter. Not allowed when `num_beams` is above 1:\n\
+     a beam search does not sample.\n\
+     \n\
+     Range: 0 to 1. Default: the model's, else 0.0.";
+    typical_p: params.typical_p, "\
+     Sample among the most typical tokens whose probabilities sum to at least this.\n\
+     \n\
+     Tokens are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\n\
+     sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\n\
+     beam search does not sample.\n\
+     \n\
+     Range: above 0, at most 1. Default: the model's, else 1.0.";
+    seed: params.seed, "\
+     Random seed.\n\
+     \n\
+     A token depends on the distribution, the seed and the index of the token in the output, and on\n\
+     nothing else: the same request with the same seed has the same output. `Request.params` and\n\
+     `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a beam search does\n\
+     not sample.\n\
+     \n\
+     Range: 0 to 2**64 - 1. Default: random.";
+    logit_bias: params.logit_bias, "\
+     Values added to the logits of these token ids.\n\
+     \n\
+     The keys may also be strings of digits, as in JSON.\n\
+     \n\
+     Range: up to 1024 ids, -100 to 100. Default: none.";
+    repetition_penalty: params.repetition_penalty, "\
+     Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.\n\
+     \n\
+     Values above 1 make repetition less likely; 1 disables the penalty (Keskar et al. 2019, section\n\
+     4.1). `repetition_penalty_scope` selects the tokens that count.\n\
+     \n\
+     Range: above 0. Default: the model's, else 1.0.";
+    repetition_penalty_scope: params.repetition_penalty_scope, "\
+     Tokens that `repetition_penalty` counts.\n\
+     \n\
+     `\"all\"`: those of the prompt and of the output. `\"output\"`: those of the output. Not allowed when\n\
+     `num_beams` is above 1: a step of a beam search does not distinguish prompt and output.\n\
+     \n\
+     Range: `\"all\"`, `\"output\"`. Default: `\"all\"`.";
+    presence_penalty: params.presence_penalty, "\
+     Value subtracted from the logits of tokens that occur in the output.\n\
+     \n\
+     Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n\
+     output.\n\
+     \n\
+     Range: -2 to 2. Default: 0.0.";
+    frequency_penalty: params.frequency_penalty, "\
+     Value subtracted from the logits of tokens once per occurrence in the output.\n\
+     \n\
+     Not allowed when `num_beams` is above 1: a step of a beam search does not distinguish prompt and\n\
+     output.\n\
+     \n\
+     Range: -2 to 2. Default: 0.0.";
+    no_repeat_ngram_size: params.no_repeat_ngram_size, "\
+     Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule.\n\
+     \n\
+     Range: 0 to 1024. Default: the model's, else 0.";
+    allowed_token_ids: params.allowed_token_ids, "\
+     The only token ids that can be generated.\n\
+     \n\
+     Range: 1 to 1048576 ids. Default: all.";
+    bad_token_ids: params.bad_token_ids, "\
+     Token ids that cannot be generated.\n\
+     \n\
+     Range: up to 1048576 ids. Default: none.";
+    bad_words: params.bad_words, "\
+     Strings whose token sequences are masked.\n\
+     \n\
+     Both tokenisations are masked: at the beginning of a text and after a space. Substrings are not:\n\
+     another tokenisation of the same text is still possible, and `bad_words=[\"Par\"]` allows the token \"\n\
+     Paris\". At most 1024 tokens in all.\n\
+     \n\
+     Range: up to 128 strings of 1 to 256 characters. Default: none.";
+    bad_token_sequences: params.bad_token_sequences, "\
+     Sequences of token ids that cannot be generated.\n\
+     \n\
+     The last id of a sequence is masked where the tokens before it, of prompt or output, are the other\n\
+     ids: transformers' `bad_words_ids`. At most 1024 ids in all, with those of `bad_words`.\n\
+     \n\
+     Range: up to 1024 sequences of 1 to 64 ids. Default: none.";
+    logits_processors: processors, "\
+     Callables that modify the logits of each token.\n\
+     \n\
+     They are called in order as `processor(token_ids, logits)` with the ids of prompt and output so far\n\
+     (a list) and the logits of the next token (a `Tensor` of float32, shape `(vocabulary_size,)`). A\n\
+     processor modifies the tensor in place during the call, or returns a replacement: an object with\n\
+     `__dlpack__` or the buffer protocol, float32, same shape. NaN, positive infinity or an exception\n\
+     ends the request with a `GenerationError`. Each call needs the GIL and delays the whole batch. Not\n\
+     allowed when `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Range: up to 16 callables. Default: none.";
+    response_format: params.response_format, "\
+     Format of the output, as in OpenAI's API.\n\
+     \n\
+     `{\"type\": \"text\"}`, `{\"type\": \"json_object\"}` or `{\"type\": \"json_schema\", \"json_schema\": \
+     {\"schema\":\n\
+     {...}}}`. The schema may also be the value of `json_schema`, or of the parameter itself. A pydantic\n\
+     model class stands for its schema, and so does each type that pydantic takes, such as `list[Model]`;\n\
+     then `Result.parsed` is a value of it. Objects with `properties` have no others, unless the schema\n\
+     says so or `\"strict\": false` stands beside it. `\"ignore_unsupported\": true` beside the schema\n\
+     ignores keywords that are not supported; without it they are refused. Not allowed when `num_beams`\n\
+     is above 1: beam search does not support it.\n\
+     \n\
+     Default: text.";
+    regex: params.regex, "\
+     Regular expression that the whole output matches, in the syntax of Rust's `regex`.\n\
+     \n\
+     Not allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n\
+     `response_format`, `choice`, `grammar`: an output has one format.\n\
+     \n\
+     Range: 1 to 1048576 characters. Default: none.";
+    choice: params.choice, "\
+     Strings of which the output is one.\n\
+     \n\
+     Not allowed when `num_beams` is above 1: beam search does not support it. Not allowed with\n\
+     `response_format`, `regex`, `grammar`: an output has one format.\n\
+     \n\
+     Range: 1 to 1024 strings of 1 to 1048576 characters. Default: none.";
+    grammar: params.grammar, "\
+     Context-free grammar of the output, in Lark's notation or in GBNF.\n\
+     \n\
+     A grammar with a rule of the form `name ::= ...` is GBNF. Not allowed when `num_beams` is above 1:\n\
+     beam search does not support it. Not allowed with `response_format`, `regex`, `choice`: an output\n\
+     has one format.\n\
+     \n\
+     Range: 1 to 1048576 characters. Default: none.";
+    tools: params.tools, "\
+     Functions that the model can call, as in OpenAI's API.\n\
+     \n\
+     Only for chat prompts. Each is `{\"type\": \"function\", \"function\": {\"name\": ..., \"parameters\":\n\
+     {...}}}`, or a Python function, of which the name, the docstring and the annotations of the\n\
+     parameters are used. `\"ignore_unsupported\": true` beside `parameters` ignores keywords that are not\n\
+     supported. Not allowed when `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Range: 1 to 128 tools. Default: none.";
+    tool_choice: params.tool_choice, "\
+     Tools that the model must or can call.\n\
+     \n\
+     `\"none\"`, `\"auto\"`, `\"required\"`, or `{\"type\": \"function\", \"function\": {\"name\": ...}}`. Not \
+     allowed\n\
+     when `tools` is not given: there are no tools.\n\
+     \n\
+     Default: `\"auto\"`.";
+    parallel_tool_calls: params.parallel_tool_calls, "\
+     Allow several tool calls in one output.\n\
+     \n\
+     If false, text after the first call is content. Not allowed when `tools` is not given: there are no\n\
+     tools.\n\
+     \n\
+     Default: `True`.";
+    logprobs: params.logprobs, "\
+     Return the natural logarithm of the probability of each generated token.\n\
+     \n\
+     Default: `False`.";
+    top_logprobs: params.top_logprobs, "\
+     Also return this many most likely tokens at each position, with their log probabilities.\n\
+     \n\
+     At most the engine's `max_logprobs`, which is 20 by default. The most likely token is first; among\n\
+     equal ones the lowest id. Not allowed when `logprobs` is False: set logprobs=True.\n\
+     \n\
+     Range: 0 or more. Default: none.";
+    prompt_logprobs: params.prompt_logprobs, "\
+     Return the log probability of each prompt token, and this many most likely tokens in its place.\n\
+     \n\
+     The first token has none. The whole prompt is computed, without the prefix cache. At most the\n\
+     engine's `max_logprobs`. Not allowed when `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Range: 0 or more. Default: none.";
+    logprobs_mode: params.logprobs_mode, "\
+     Distribution of the log probabilities.\n\
+     \n\
+     `\"raw\"`: the log-softmax of the model's logits. `\"processed\"`: that of the logits after processors,\n\
+     penalties, masks and temperature, before the filters. Not allowed when `logprobs` is False and\n\
+     `prompt_logprobs` is not given: no log probabilities are returned.\n\
+     \n\
+     Range: `\"raw\"`, `\"processed\"`. Default: `\"raw\"`.";
+    output_logits: params.output_logits, "\
+     Return the raw logits of these positions.\n\
+     \n\
+     A `Tensor` of float32, shape `(positions, vocabulary_size)`. `\"prompt\"`: the positions of the\n\
+     prompt. `\"generation\"`: those that a token was sampled from, the first of which is the last one of\n\
+     the prompt. `\"all\"`: both. At most 1 GiB together with `output_hidden_states`, `output_embeddings`\n\
+     and lists of more than 20 logprobs. Not allowed when `num_beams` is above 1: beam search does not\n\
+     support it.\n\
+     \n\
+     Range: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
+    output_hidden_states: params.output_hidden_states, "\
+     Return the decoder's last hidden states, after its final norm, of these positions.\n\
+     \n\
+     A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`. Not allowed when\n\
+     `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Range: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
+    output_embeddings: params.output_embeddings, "\
+     Return the decoder's input, the embeddings of the tokens at these positions.\n\
+     \n\
+     A `Tensor` of float32, shape `(positions, hidden_size)`. See `output_logits`: the last generated\n\
+     token is at none of the positions, because no token was sampled from it. Not allowed when\n\
+     `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Range: `\"prompt\"`, `\"generation\"`, `\"all\"`. Default: none.";
+    echo: params.echo, "\
+     Begin `text` with the text of the prompt.\n\
+     \n\
+     Not allowed when `num_beams` is above 1: beam search does not support it.\n\
+     \n\
+     Default: `False`.";
     skip_special_tokens: params.skip_special_tokens, "Omit special tokens from `text`.\n\nDefault: `True`.";
-    spaces_between_special_tokens: params.spaces_between_special_tokens, "Separate special tokens in `text` by spaces; they are in it with `skip_special_tokens=False`.\n\nDefault: `False`.";
-    priority: params.priority, "Scheduling priority; lower values are served first.\n\nA request with a lower value can preempt one with a higher value, which resumes later.\n\nRange: -2**31 to 2**31 - 1. Default: 0.";
-    cache_salt: params.cache_salt, "Share cached blocks only with requests that have the same salt.\n\n1 to 1024 characters. Prevents one tenant from observing another's prompts through cache hits. Not\nallowed when `use_prefix_cache` is False: it only separates entries of the prefix cache.\n\nRange: 1 to 1024 characters. Default: none.";
-    use_prefix_cache: params.use_prefix_cache, "Use blocks from the prefix cache and add this request's blocks to it.\n\nDoes not change the output.\n\nDefault: `True`.";
-    unread: params.unread, "Effect of output that is not read.\n\n`\"pause\"`: the request pauses when 128 to 256 tokens of a choice are unread, and continues when they\nare read. `\"keep\"`: the request continues, and all its output is kept: up to 48 bytes for each token\nof `max_tokens` and choice, and the outputs that were requested besides tokens. `generate` and other\ncalls that return a result never pause a request.\n\nRange: `\"pause\"`, `\"keep\"`. Default: `\"pause\"`.";
-    adapter: params.adapter, "Name of the LoRA adapter that computes the output; see `Engine.load_adapter`.\n\nA name that is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with requests\nof the same adapter.\n\nRange: 1 to 256 characters. Default: none: the base model.";
+    spaces_between_special_tokens: params.spaces_between_special_tokens, "\
+     Separate special tokens in `text` by spaces; they are in it with `skip_special_tokens=False`.\n\
+     \n\
+     Default: `False`.";
+    priority: params.priority, "\
+     Scheduling priority; lower values are served first.\n\
+     \n\
+     A request with a lower value can preempt one with a higher value, which resumes later.\n\
+     \n\
+     Range: -2**31 to 2**31 - 1. Default: 0.";
+    cache_salt: params.cache_salt, "\
+     Share cached blocks only with requests that have the same salt.\n\
+     \n\
+     1 to 1024 characters. Prevents one tenant from observing another's prompts through cache hits. Not\n\
+     allowed when `use_prefix_cache` is False: it only separates entries of the prefix cache.\n\
+     \n\
+     Range: 1 to 1024 characters. Default: none.";
+    use_prefix_cache: params.use_prefix_cache, "\
+     Use blocks from the prefix cache and add this request's blocks to it.\n\
+     \n\
+     Does not change the output.\n\
+     \n\
+     Default: `True`.";
+    unread: params.unread, "\
+     Effect of output that is not read.\n\
+     \n\
+     `\"pause\"`: the request pauses when 128 to 256 tokens of a choice are unread, and continues when they\n\
+     are read. `\"keep\"`: the request continues, and all its output is kept: up to 48 bytes for each token\n\
+     of `max_tokens` and choice, and the outputs that were requested besides tokens. `generate` and other\n\
+     calls that return a result never pause a request.\n\
+     \n\
+     Range: `\"pause\"`, `\"keep\"`. Default: `\"pause\"`.";
+    adapter: params.adapter, "\
+     Name of the LoRA adapter that computes the output; see `Engine.load_adapter`.\n\
+     \n\
+     A name that is not loaded raises `AdapterNotFoundError`. Cached blocks are shared only with requests\n\
+     of the same adapter.\n\
+     \n\
+     Range: 1 to 256 characters. Default: none: the base model.";
     ;
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.processors.traverse(&visit)?;
