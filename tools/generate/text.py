@@ -68,7 +68,7 @@ def rust_doc(text: str, indent: str) -> list[str]:
 
 
 def rust_string(text: str) -> str:
-    """A Rust string literal. A long one continues on further lines, of which Rust ignores the first spaces."""
+    """A Rust string literal. Long ones continue on further lines, of which Rust ignores the first spaces."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     if len(escaped) < WIDTH - 40:  # of the code around it
         return '"' + escaped.replace("\n", "\\n") + '"'
