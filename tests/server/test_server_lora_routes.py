@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock._hub import FileSet
+    from penstock._hub_files import FileSet
     from penstock._hub_ids import HubModel
 
 COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
