@@ -7,9 +7,10 @@ import os
 import threading
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from penstock._core import Port
+from penstock._hub_files import MODEL_FILES, FileSet
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from penstock._hub_ids import HubModel
 
 __all__ = [
-    "ADAPTER_FILES",
-    "MODEL_FILES",
-    "TOKENIZER_FILES",
-    "FileSet",
     "Lookup",
     "cached",
     "find",
@@ -30,74 +27,6 @@ __all__ = [
     "plan",
     "resolve",
 ]
-
-
-class FileSet(NamedTuple):
-    """Files that are downloaded from a repository of the hub."""
-
-    patterns: tuple[str, ...]
-    required: tuple[str, ...]
-    """A repository must have one of these."""
-    before_gguf: tuple[str, ...]
-    """Patterns of files that are used before a GGUF file; empty if GGUF files are not used."""
-    hint: str
-    """The end of the error for a repository without them."""
-    kind: str = "model"
-
-
-_MODEL_HINT = "no config.json and no GGUF file"
-
-#: The files of a tokenizer and of chat templates, also those in a converted model.
-TOKENIZER_FILES = FileSet(
-    patterns=(
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.jinja",
-        "chat_template.json",
-        "additional_chat_templates/*.jinja",
-        "model.penstock",
-    ),
-    required=("config.json", "model.penstock", "tokenizer.json"),
-    before_gguf=("model.penstock", "tokenizer.json"),
-    hint=_MODEL_HINT,
-)
-_WEIGHTS = (
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "weights.safetensors",
-)
-#: The files of a model; weights in other formats or precisions are not downloaded.
-MODEL_FILES = FileSet(
-    patterns=(
-        *TOKENIZER_FILES.patterns,
-        "quantize_config.json",
-        "modules.json",
-        "*_Pooling/config.json",
-        "model.safetensors.index.json",
-        *_WEIGHTS,
-    ),
-    required=("config.json", "model.penstock"),
-    before_gguf=("model.penstock", *_WEIGHTS),
-    hint=_MODEL_HINT,
-)
-
-#: The files of a LoRA adapter; an index of weights in several files, which are refused.
-ADAPTER_FILES = FileSet(
-    patterns=(
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "adapter_model.safetensors.index.json",
-        "model.safetensors.index.json",
-    ),
-    required=("adapter_config.json",),
-    before_gguf=(),
-    hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
-    kind="adapter",
-)
 
 
 def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:

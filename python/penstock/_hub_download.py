@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from huggingface_hub import ModelInfo
 
-    from penstock._hub import FileSet
+    from penstock._hub_files import FileSet
     from penstock._hub_ids import HubModel
 
 __all__ = ["Plan", "RemoteFile", "cached", "download", "plan"]

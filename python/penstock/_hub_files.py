@@ -1,20 +1,19 @@
-"""Selects the files of a model from the names of a repository's files."""
+"""Names the files of models on the hub, and selects those of one model from a repository's files."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock._hub import FileSet
     from penstock._hub_ids import HubModel
 
-__all__ = ["gguf_of", "select"]
+__all__ = ["ADAPTER_FILES", "MODEL_FILES", "TOKENIZER_FILES", "FileSet", "gguf_of", "select"]
 
 #: The quantisation of a GGUF file if the repository has several and the name has none.
 _DEFAULT = "Q4_K_M"
@@ -26,6 +25,74 @@ _QUANTIZATION = re.compile(
 _PART = re.compile(r"-\d+-of-\d+$")
 #: GGUF files that are not models of text.
 _OTHERS = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+
+
+class FileSet(NamedTuple):
+    """Files that are downloaded from a repository of the hub."""
+
+    patterns: tuple[str, ...]
+    required: tuple[str, ...]
+    """A repository must have one of these."""
+    before_gguf: tuple[str, ...]
+    """Patterns of files that are used before a GGUF file; empty if GGUF files are not used."""
+    hint: str
+    """The end of the error for a repository without them."""
+    kind: str = "model"
+
+
+_MODEL_HINT = "no config.json and no GGUF file"
+
+#: The files of a tokenizer and of chat templates, also those in a converted model.
+TOKENIZER_FILES = FileSet(
+    patterns=(
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "chat_template.json",
+        "additional_chat_templates/*.jinja",
+        "model.penstock",
+    ),
+    required=("config.json", "model.penstock", "tokenizer.json"),
+    before_gguf=("model.penstock", "tokenizer.json"),
+    hint=_MODEL_HINT,
+)
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "weights.safetensors",
+)
+#: The files of a model; weights in other formats or precisions are not downloaded.
+MODEL_FILES = FileSet(
+    patterns=(
+        *TOKENIZER_FILES.patterns,
+        "quantize_config.json",
+        "modules.json",
+        "*_Pooling/config.json",
+        "model.safetensors.index.json",
+        *_WEIGHTS,
+    ),
+    required=("config.json", "model.penstock"),
+    before_gguf=("model.penstock", *_WEIGHTS),
+    hint=_MODEL_HINT,
+)
+
+#: The files of a LoRA adapter; an index of weights in several files, which are refused.
+ADAPTER_FILES = FileSet(
+    patterns=(
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter_model.safetensors.index.json",
+        "model.safetensors.index.json",
+    ),
+    required=("adapter_config.json",),
+    before_gguf=(),
+    hint="no adapter_config.json; it is not a LoRA adapter in PEFT's layout",
+    kind="adapter",
+)
 
 
 def select(name: str, source: HubModel, names: Iterable[str], files: FileSet) -> list[str]:

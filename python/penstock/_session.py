@@ -18,7 +18,7 @@ import time
 import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from penstock import _core, _hub
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from penstock._core import EngineConfig, SamplingParams
     from penstock._options import BatchPrompt, Prompt
-    from penstock.request import _Request
 
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
 
@@ -76,6 +75,18 @@ def _replace_default_host() -> None:
 after_fork_in_child(_replace_default_host)
 
 
+class TrackedRequest(Protocol):
+    """A request that `Session.abort` finds by its id."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def finish_reason(self) -> str | None: ...
+
+    def cancel(self) -> None: ...
+
+
 class Session:
     """The model, its configuration, and the native engine once it is open."""
 
@@ -102,7 +113,7 @@ class Session:
         self._is_closed = False  # in any phase
         self._warns_of_length = False
         #: The requests that callers have, by id.
-        self._requests: WeakValueDictionary[int, _Request] = WeakValueDictionary()
+        self._requests: WeakValueDictionary[int, TrackedRequest] = WeakValueDictionary()
 
     @property
     def host(self) -> Host:
@@ -459,7 +470,7 @@ class Session:
         template.was_asked_for_tools = True
         return text
 
-    def track(self, request: _Request) -> None:
+    def track(self, request: TrackedRequest) -> None:
         """Make a request known to `abort` until it is dropped."""
         self._requests[request.id] = request
 

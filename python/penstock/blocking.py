@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._hub_files import ADAPTER_FILES
 from penstock._jobs import prompts_of
 from penstock._session import adapter_errors, check_seconds
 from penstock.batch import BlockingBatch, BlockingBatchStream
@@ -233,7 +234,7 @@ class Blocking:
         """Load a LoRA adapter; see `Engine.load_adapter`."""
         self._session.check_open().check_adapter_name(name)
         with adapter_errors(name):
-            directory = _hub.find(os.fspath(path), _hub.ADAPTER_FILES)
+            directory = _hub.find(os.fspath(path), ADAPTER_FILES)
         return self._session.load_adapter(name, directory, replace=replace, progress=progress)
 
     def unload_adapter(self, name: str, *, force: bool = False) -> None:

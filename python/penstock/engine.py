@@ -13,6 +13,7 @@ from anyio.lowlevel import RunVar
 
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
+from penstock._hub_files import ADAPTER_FILES, MODEL_FILES, FileSet
 from penstock._jobs import prompts_of
 from penstock._pump import Pump
 from penstock._session import Session, adapter_errors, check_seconds, num_chars, should_offload
@@ -712,10 +713,10 @@ class Engine(metaclass=_attributes.Hinted):
 
 
 @overload
-async def _find_files(model: str, files: _hub.FileSet = ...) -> str: ...
+async def _find_files(model: str, files: FileSet = ...) -> str: ...
 @overload
-async def _find_files(model: str | bytes, files: _hub.FileSet = ...) -> str | bytes: ...
-async def _find_files(model: str | bytes, files: _hub.FileSet = _hub.MODEL_FILES) -> str | bytes:
+async def _find_files(model: str | bytes, files: FileSet = ...) -> str | bytes: ...
+async def _find_files(model: str | bytes, files: FileSet = MODEL_FILES) -> str | bytes:
     """The files of a model or an adapter, downloaded if necessary."""
     port = Port()
     lookup = _hub.Lookup(model, port, files)
@@ -730,7 +731,7 @@ async def _find_files(model: str | bytes, files: _hub.FileSet = _hub.MODEL_FILES
 async def _find_adapter(name: str, path: str | os.PathLike[str]) -> str:
     """The directory of an adapter, downloaded if necessary."""
     with adapter_errors(name):
-        return await _find_files(os.fspath(path), _hub.ADAPTER_FILES)
+        return await _find_files(os.fspath(path), ADAPTER_FILES)
 
 
 async def _wait_for_end(native: _core.Engine | None) -> None:

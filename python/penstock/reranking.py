@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock._batch_items import error_at
 from penstock._core import SamplingParams, Usage
@@ -15,14 +15,21 @@ from penstock.errors import GenerationError, InvalidRequestError
 
 if TYPE_CHECKING:
     from penstock._core import Result
-    from penstock._session import Session
     from penstock.batch import BatchItem
-    from penstock.engine import Engine
 
 __all__ = ["Ranking", "Relevance", "Reranker"]
 
 
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class RerankerModel(Protocol):
+    """The members of an engine that a `Reranker` uses."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
 
 class _Family(NamedTuple):
@@ -97,7 +104,7 @@ class Reranker:
     #: The names of the families that are built in.
     FAMILIES = tuple(_FAMILIES)
 
-    def __init__(self, engine: Engine | Session, family: str | Mapping[str, str] | None = None) -> None:
+    def __init__(self, engine: RerankerModel, family: str | Mapping[str, str] | None = None) -> None:
         self._family = _family_of(engine, family)
         answers = list(filter(None, (self._family.positive, self._family.negative)))
         token_ids = [engine.encode(answer, add_special_tokens=False) for answer in answers]
@@ -231,7 +238,7 @@ class Documents:
         return Ranking(tuple(found[: self._top_n]), Usage(**totals))
 
 
-def _family_of(engine: Engine | Session, family: str | Mapping[str, str] | None) -> _Family:
+def _family_of(engine: RerankerModel, family: str | Mapping[str, str] | None) -> _Family:
     if family is not None:
         Reranker.check_family(family)
         return _FAMILIES[family] if isinstance(family, str) else _Family(**family)

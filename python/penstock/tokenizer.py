@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
+from penstock._hub_files import TOKENIZER_FILES
 from penstock._renderer import is_source, renderer
 from penstock._schemas import tools_of
 from penstock.chat import Chat, ChatTemplate, has_messages, prompt_of
@@ -43,7 +44,7 @@ class Tokenizer(metaclass=_attributes.Hinted):
 
     def __init__(self, model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> None:
         self._model = _hub.model_argument(model)
-        self._native = _core.Tokenizer.open(_hub.find(self._model, _hub.TOKENIZER_FILES))
+        self._native = _core.Tokenizer.open(_hub.find(self._model, TOKENIZER_FILES))
         self._chat_templates: dict[str, ChatTemplate] = {}
 
     @classmethod

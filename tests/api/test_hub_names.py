@@ -9,9 +9,8 @@ import pytest
 
 import penstock
 from penstock import _hub
-from penstock._hub import ADAPTER_FILES, MODEL_FILES, TOKENIZER_FILES
 from penstock._hub_aliases import aliases, default_alias, nearest_alias
-from penstock._hub_files import gguf_of, select
+from penstock._hub_files import ADAPTER_FILES, MODEL_FILES, TOKENIZER_FILES, gguf_of, select
 from penstock._hub_ids import HubModel, parse_hub_model
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import penstock
 from penstock import _system
 from penstock.cli import main
 from penstock.server import ServerSettings
-from penstock.server.batch.lines import Line, Requester, answer_line
+from penstock.server.batch.answers import answer_line
+from penstock.server.batch.lines import Line, Requester
 from penstock.server.batch.runner import concurrency
 from penstock.server.state import State
 from support.api.adapters import write_adapter

@@ -184,11 +184,11 @@ def merged(parts: list[Chunk]) -> Chunk:
 )
 def test_ids_do_not_depend_on_the_chunks(text: str, fields: Any, kept: str | None, demo: Pipeline) -> None:
     gen_config = regex(text, logprobs=1, **fields)
-    _, params, _ = prepare(demo, Ask("a", gen_config, do_preprocess=False), None)
+    _, params, _ = prepare(demo._context(), Ask("a", gen_config, do_preprocess=False), None)
     tokens = chunks_of_tokens(demo, "a", params)
     whole, session = None, None
     for lengths in partitions(len(tokens)):
-        reader, places = Reader(demo, gen_config, params), iter(tokens)
+        reader, places = Reader(demo.tokenizer, gen_config, params), iter(tokens)
         *head, tail = [merged(list(itertools.islice(places, length))) for length in lengths]
         parts = [part for chunk in head if (part := reader.read(chunk)) is not None]
         assert all(part.text or part.ids for part in parts)
@@ -229,8 +229,8 @@ def test_ids_of_a_long_output_are_found_in_linear_time(output: bytes, demo: Pipe
         num_decoded += len(ids)
         return tokenizer.decode(ids)
 
-    engine: Any = SimpleNamespace(tokenizer=SimpleNamespace(model=SimpleNamespace(decode=decode)))
-    reader = Reader(engine, GREEDY, penstock.SamplingParams(stop="no such word"))
+    counting: Any = SimpleNamespace(model=SimpleNamespace(decode=decode))
+    reader = Reader(counting, GREEDY, penstock.SamplingParams(stop="no such word"))
     decoder, first = codecs.getincrementaldecoder("utf-8")("replace"), 0
     for place, token in enumerate(ids):
         text = decoder.decode(output[place : place + 1])
@@ -283,18 +283,18 @@ def test_part_of_a_character_by_byte_fallback_is_left_out(text: str, tmp_path: P
         [tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    engine: Any = SimpleNamespace(tokenizer=Tokenizer(penstock.Tokenizer(tmp_path)))
-    ids = engine.tokenizer.encode(text)
+    facade = Tokenizer(penstock.Tokenizer(tmp_path))
+    ids = facade.encode(text)
     for length in range(1, len(ids) + 1):
-        reader = Reader(engine, GREEDY, penstock.SamplingParams())
+        reader = Reader(facade, GREEDY, penstock.SamplingParams())
         chunk = chunk_of(
-            engine.tokenizer.decode(ids[:length]),
+            facade.decode(ids[:length]),
             token_ids=ids[:length],
             finish_reason="length",
             logprobs=None,
             top_logprobs=None,
         )
-        data = b"".join(engine.tokenizer.model.token_bytes(ids[:length]))
+        data = b"".join(facade.model.token_bytes(ids[:length]))
         assert reader.read_last(chunk)[0].text == data.decode(errors="ignore")
 
 
@@ -403,7 +403,7 @@ def test_reader_of_plain_outputs_makes_no_copies(pipe: Pipeline, monkeypatch: py
     from penstock import SamplingParams
 
     for fields, is_plain in (({}, True), ({"stop": ["a"]}, False), ({"logprobs": True}, False)):
-        assert Reader(pipe, GREEDY, SamplingParams(**fields)).is_plain == is_plain
+        assert Reader(pipe.tokenizer, GREEDY, SamplingParams(**fields)).is_plain == is_plain
     num_read = 0
     read = Reader.read
 

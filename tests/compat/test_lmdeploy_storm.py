@@ -116,7 +116,7 @@ def test_threads_share_sessions_and_lists(tiny_model: Path) -> None:
         assert expected[0].finish_reason == "stop"
 
         def use(number: int) -> None:
-            instance = Instance(pipe)
+            instance = Instance(pipe._context())
             for turn in range(4):
                 if number % 3 == 0:
                     responses = pipe(["ab", "cd"], text_config, do_preprocess=False)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
 from support.crates import code_of
 from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
 
 RUST = ROOT / "rust"
 PACKAGE = ROOT / "python" / "penstock"
@@ -146,6 +151,76 @@ def test_no_module_imports_a_heavy_library_at_import_time() -> None:
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not HEAVY & {name.partition(".")[0] for name in names}, f"{source}:{node.lineno}"
+
+
+def modules() -> dict[str, Path]:
+    """The modules of the package by name; the stub stands for the extension module."""
+    sources = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")]
+    parts = {source: source.relative_to(PACKAGE.parent).with_suffix("").parts for source in sources}
+    return {".".join(part for part in parts[source] if part != "__init__"): source for source in sources}
+
+
+def imports(text: str, known: Collection[str]) -> set[str]:
+    """The known modules that a source imports anywhere: at its head, for type checkers and in functions.
+
+    A package whose names are imported counts as a module: its `__init__`.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"a relative import in line {node.lineno}"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names if names <= {*known} else {node.module or "", *names}
+    return found & set(known)
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of several modules."""
+    reached = {module: reach(module, graph) for module in graph}
+    found = {
+        frozenset(other for other in others if module in reached[other])
+        for module, others in reached.items()
+        if module in others
+    }
+    return sorted(map(sorted, found))
+
+
+def reach(module: str, graph: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    new = {module}
+    while new := {other for each in new for other in graph[each]} - found:
+        found |= new
+    return found
+
+
+def test_imports_are_found_at_every_place() -> None:
+    known = {"p", "p.a", "p.b", "p.c", "p.d", "p.e"}
+    text = "import p.a\nfrom p import b, x\ndef f():\n    from p.c import y\nif TYPE_CHECKING:\n import p.d"
+    assert imports(text, known) == {"p", "p.a", "p.b", "p.c", "p.d"}
+    graph = {"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert circles(graph) == [["a", "b", "c"], ["d", "e"]]
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    """A facade may import `penstock`, because `penstock/__init__` does not import the facade."""
+    found = modules()
+    graph = {name: imports(source.read_text(), found) - {name} for name, source in found.items()}
+    assert graph["penstock"] >= {"penstock.engine", "penstock._core"}
+    shown = [
+        "\n".join(f"{name} -> {', '.join(sorted(graph[name] & {*circle}))}" for name in circle)
+        for circle in circles(graph)
+    ]
+    assert not shown, "these modules import each other:\n" + "\n\n".join(shown)
+
+
+def test_modules_import_no_package_around_them() -> None:
+    """Some packages import their modules by name when a name is used, which is no statement of import."""
+    found = modules()
+    for name, source in found.items():
+        packages = {other for other in imports(source.read_text(), found) if name.startswith(f"{other}.")}
+        assert packages <= {"penstock"}, name
 
 
 #: Modules of the server that know no engine, which the runtime shares.

@@ -15,7 +15,7 @@ from penstock.runtime.engines import engine
 from penstock.runtime.engines.flags import arguments_of
 from penstock.runtime.engines.process import start_time_of
 from penstock.runtime.errors import ApiError
-from penstock.runtime.metrics import parsed
+from penstock.runtime.exposition import parsed
 from support.api.engines import wait_until
 from support.runtime.engines import BODY, MODELS, activate, facts_of, settings_of
 from support.runtime.remote import COMMIT, files_of, serving_files

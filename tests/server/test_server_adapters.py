@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 import penstock.server
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 from support.api.engines import make_engine, wait_until
 from support.paths import DATA
 from support.server.lora_server import ADMIN, LOAD, LoraServer, lora_server

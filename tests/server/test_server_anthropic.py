@@ -597,8 +597,8 @@ def test_error_in_a_stream_is_an_error_event(engine: penstock.Engine) -> None:
     request = post(PATH, {**MESSAGE, "max_tokens": 5000, "stream": True})
     with serving(application) as server, server.send(request) as connection:
         data = connection.recv(1024)
-        application.state.is_draining = True
-        application.state.abort_all()
+        application.state.calls.is_draining = True
+        application.state.calls.abort_all()
         while not data.endswith(b"\r\n0\r\n\r\n"):
             part = connection.recv(65536)
             assert part
@@ -616,7 +616,7 @@ def test_aborted_message_is_an_overloaded_error(
     with held(engine):
         connection = server.send(post(PATH, body))
         wait_until(lambda: engine.stats().running == 2)
-        [name] = server.application.state.generations
+        [name] = server.application.state.calls.generations
         assert server.ask("/abort", {"request_id": name})[1] == {"aborted": 1}
     data = b""
     while b"overloaded_error" not in data:
@@ -693,7 +693,7 @@ def test_middleware_errors_have_anthropics_form(engine: penstock.Engine, path: s
         )
         for status, kind, (found, answer, _) in cases:
             assert (found, error_of(answer)[0]) == (status, kind)
-        server.application.state.is_draining = True
+        server.application.state.calls.is_draining = True
         found, answer, headers = server.ask(PATH, MESSAGE, headers=key)
         assert (found, error_of(answer)[0]) == (503, "overloaded_error")
         assert "retry-after" in headers
@@ -704,7 +704,7 @@ def test_too_many_messages_are_a_rate_limit_error(tiny_model: Path) -> None:
     with make_engine(tiny_model) as engine, serving(penstock.server.app(engine, settings)) as server:
         application = server.application
         with held(engine), server.send(post(PATH, MESSAGE)):
-            wait_until(lambda: application.state.num_active == 1)
+            wait_until(lambda: application.state.calls.num_active == 1)
             status, answer, headers = server.ask(PATH, MESSAGE)
     assert (status, error_of(answer)[0]) == (429, "rate_limit_error")
     assert headers["retry-after"] == "1"

@@ -13,8 +13,9 @@ import openai
 import pytest
 
 import penstock.server
+from penstock.server.batch.answers import answer_line
 from penstock.server.batch.attempts import Attempts
-from penstock.server.batch.lines import Line, Requester, answer_line
+from penstock.server.batch.lines import Line, Requester
 from penstock.server.batch.store import Folder
 from penstock.server.errors import ApiError
 from penstock.server.protocol import objects
@@ -348,13 +349,13 @@ def test_killed_server_continues_its_batches(tiny_model: Path, tmp_path: Path) -
 #: A request that kills its server.
 DEADLY = """
 import os, signal
-from penstock.server.batch import batches
-answer_line = batches.answer_line
+from penstock.server import application
+answer_line = application.answer_line
 async def answer_or_die(state, line, *rest):
     if line.custom_id == "deadly":
         os.kill(os.getpid(), signal.SIGKILL)
     return await answer_line(state, line, *rest)
-batches.answer_line = answer_or_die
+application.answer_line = answer_or_die
 """
 
 

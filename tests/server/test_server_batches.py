@@ -10,7 +10,7 @@ import pytest
 
 import penstock.server
 from penstock.server.generation import _retrying
-from penstock.server.state import Model
+from penstock.server.models import Model
 from support.api.engines import make_engine, wait_until
 from support.server.serving import Served, at_rest, held, post, serving
 
@@ -91,7 +91,7 @@ def test_aborted_batch_ends_each_prompt(server: Served, engine: penstock.Engine,
     with ThreadPoolExecutor(1) as clients, held(engine):
         answer = clients.submit(finished, server, {"stream": stream, "max_tokens": 400})
         wait_until(lambda: engine.stats().waiting == 1)
-        [generation] = server.application.state.generations.values()
+        [generation] = server.application.state.calls.generations.values()
         generation.abort()
     assert answer.result() == [(index, "abort") for index in range(NUM_PROMPTS)]
     wait_until(lambda: at_rest(engine))

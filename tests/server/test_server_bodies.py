@@ -213,8 +213,8 @@ def test_small_body_counts_with_its_values(engine: penstock.Engine) -> None:
     body = b'{"prompt":"a","max_tokens":1,"x":[' + b"[]," * 10_000 + b"0]}"
     assert len(body) < bodies.LARGE
     with serving(application) as server, held(engine), server.send(post(PATH, body)):
-        wait_until(lambda: application.state.num_body_bytes > 96 * 10_000)
-        assert application.state.num_body_bytes < 1.5 * MIB
+        wait_until(lambda: application.state.body_bytes.total > 96 * 10_000)
+        assert application.state.body_bytes.total < 1.5 * MIB
 
 
 def test_text_with_many_brackets_is_accepted(server: Served) -> None:

@@ -367,7 +367,7 @@ def test_disconnect_in_a_stream_frees_the_blocks(server: Served, engine: penstoc
     connection = server.send(post(PATH, body))
     assert b" 200 " in connection.recv(1000)
     connection.close()
-    wait_until(lambda: at_rest(engine) and not server.application.state.generations)
+    wait_until(lambda: at_rest(engine) and not server.application.state.calls.generations)
     assert engine.stats().generation_tokens < tokens + 8000
 
 
@@ -381,11 +381,11 @@ def test_disconnect_before_a_token_frees_the_blocks(
         connection = server.send(post(PATH, body))
         wait_until(lambda: engine.stats().running > 1)
         connection.close()
-        wait_until(lambda: not server.application.state.generations)
+        wait_until(lambda: not server.application.state.calls.generations)
     wait_until(lambda: at_rest(engine))
     assert engine.stats().generation_tokens < tokens + 16
 
 
 def test_disconnect_in_the_body_leaves_no_request(server: Served, engine: penstock.Engine) -> None:
     server.send(post(PATH, b'{"messages": [', length=1000)).close()
-    wait_until(lambda: server.application.state.num_active == 0 and at_rest(engine))
+    wait_until(lambda: server.application.state.calls.num_active == 0 and at_rest(engine))

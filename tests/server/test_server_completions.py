@@ -210,5 +210,5 @@ def test_disconnect_in_a_batch_frees_the_blocks(
         connection = server.send(post(PATH, body))
         wait_until(lambda: engine.stats().running == 4)
         connection.close()
-        wait_until(lambda: not server.application.state.generations)
+        wait_until(lambda: not server.application.state.calls.generations)
     wait_until(lambda: at_rest(engine))

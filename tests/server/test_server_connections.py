@@ -85,7 +85,7 @@ def test_bytes_ahead_do_not_hide_a_disconnect(
     with server.send(post(PATH, {**LONG, "stream": is_streamed})) as connection:
         wait_until(lambda: engine.stats().generation_tokens > before)
         connection.sendall(ahead)
-    wait_until(lambda: server.application.state.num_active == 0 and at_rest(engine))
+    wait_until(lambda: server.application.state.calls.num_active == 0 and at_rest(engine))
     assert engine.stats().generation_tokens - before < 8000
 
 
@@ -96,7 +96,7 @@ def test_too_many_bytes_ahead_end_the_connection(server: Served, engine: penstoc
         for _ in range(1000):
             connection.sendall(PING * 100)
         pytest.fail("3 MB were accepted")
-    wait_until(lambda: server.application.state.num_active == 0 and at_rest(engine))
+    wait_until(lambda: server.application.state.calls.num_active == 0 and at_rest(engine))
     assert engine.stats().generation_tokens - before < 8000
 
 
@@ -114,7 +114,7 @@ def test_too_many_pipelined_requests_end_the_connection(tiny_model: Path) -> Non
 def disconnect(server: Served, engine: penstock.Engine, connection: socket.socket, before: int) -> None:
     """Close a connection; its request ends before it has generated much."""
     connection.close()
-    wait_until(lambda: server.application.state.num_active == 0)
+    wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(partial(at_rest, engine))
     assert engine.stats().generation_tokens - before < 8000
 
@@ -149,7 +149,7 @@ def test_disconnect_in_head_or_body_leaves_nothing(
 ) -> None:
     before = engine.stats().requests_admitted
     server.send(data).close()
-    wait_until(lambda: server.application.state.num_active == 0)
+    wait_until(lambda: server.application.state.calls.num_active == 0)
     assert server.ask("/ping")[0] == 200
     assert engine.stats().requests_admitted == before
 
@@ -166,7 +166,7 @@ def test_disconnect_of_a_queued_request_removes_it(
         waiting.close()
         wait_until(lambda: engine.stats().waiting == 0)
         running.close()
-        wait_until(lambda: server.application.state.num_active == 0)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(partial(at_rest, engine))
 
 
@@ -187,7 +187,7 @@ def test_disconnect_while_tokenising_starts_no_request(
     connection.close()
     assert server.ask("/ping")[0] == 200
     may_continue.set()
-    wait_until(lambda: server.application.state.num_active == 0)
+    wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(partial(at_rest, engine))
     assert engine.stats().requests_admitted - before <= 1
 
@@ -233,11 +233,11 @@ def test_reset_connections_are_not_logged(
             connection = server.send(request + PING * (number % 3))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if number % 4:
-                wait_until(lambda: server.application.state.num_active > 0)
+                wait_until(lambda: server.application.state.calls.num_active > 0)
             if number % 4 == 2:
                 connection.recv(1000)
             connection.close()
-        wait_until(lambda: server.application.state.num_active == 0 and at_rest(engine))
+        wait_until(lambda: server.application.state.calls.num_active == 0 and at_rest(engine))
     assert [record.getMessage() for record in caplog.records] == []
 
 

@@ -201,8 +201,8 @@ def test_disconnect_frees_the_blocks(server: Served, engine: penstock.Engine) ->
     embedded(server, "a")  # the size of the model is known
     with held(engine):
         with server.send(post(PATH, {"input": TEXTS})):
-            wait_until(lambda: server.application.state.num_active == 1)
-        wait_until(lambda: server.application.state.num_active == 0)
+            wait_until(lambda: server.application.state.calls.num_active == 1)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(lambda: at_rest(engine))
 
 
@@ -233,8 +233,8 @@ def test_embeddings_are_in_the_log_and_the_metrics(
 def test_aborted_embeddings_are_status_503(server: Served, engine: penstock.Engine) -> None:
     embedded(server, "a")
     with held(engine), server.send(post(PATH, {"input": TEXTS})) as connection:
-        wait_until(lambda: len(server.application.state.generations) == 1)
-        [name] = server.application.state.generations
+        wait_until(lambda: len(server.application.state.calls.generations) == 1)
+        [name] = server.application.state.calls.generations
         assert server.ask("/abort", {"request_id": name})[0] == 200
         assert connection.makefile("rb").readline().startswith(b"HTTP/1.1 503 ")
     wait_until(lambda: at_rest(engine))

@@ -10,11 +10,12 @@ import pytest
 import penstock
 from penstock.server.anthropic.events import MessageEvents
 from penstock.server.bodies import converted
+from penstock.server.calls import Call, Generation
+from penstock.server.models import Model
 from penstock.server.protocol.anthropic import MessagesRequest
 from penstock.server.protocol.openai_responses import ResponsesRequest
 from penstock.server.responses.events import ResponseEvents
 from penstock.server.responses.output import Answer
-from penstock.server.state import Call, Generation, Model
 from support.api.engines import make_engine
 
 if TYPE_CHECKING:

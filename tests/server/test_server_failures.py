@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock.server
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 from support import hooks
 from support.api.engines import make_engine, wait_until
 from support.server import scripted
@@ -150,7 +150,7 @@ def test_lost_device_is_an_error_event_and_shown_by_health(tiny_model: Path) -> 
             connection = server.send(post(PATH, body))
             wait_until(lambda: engine.stats().running == 2)
             losing = server.send(post(PATH, {"prompt": [LOSING_TOKEN], "max_tokens": 1}))
-            wait_until(lambda: len(server.application.state.generations) == 2)
+            wait_until(lambda: len(server.application.state.calls.generations) == 2)
         assert b'data: {"error":{' in read_all(connection)
         assert b" 503 " in losing.recv(1000)
         connection.close()
@@ -206,8 +206,8 @@ def test_end_of_a_drain_is_status_503(tiny_model: Path, fields: dict[str, Any]) 
             body = {"prompt": [1], "max_tokens": 400, "ignore_eos": True, **fields}
             connection = server.send(post(PATH, body))
             wait_until(lambda: engine.stats().running > 1)
-            state.is_draining = True
-            assert server.ask("/abort", {"request_id": list(state.generations)})[1] == {"aborted": 1}
+            state.calls.is_draining = True
+            assert server.ask("/abort", {"request_id": list(state.calls.generations)})[1] == {"aborted": 1}
         received = connection.recv(1 << 16)
         connection.close()
     assert b" 503 " in received.partition(b"\r\n")[0]

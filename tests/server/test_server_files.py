@@ -262,7 +262,7 @@ def test_upload_that_is_broken_off_leaves_no_file(server: Served, folder: Path) 
     with server.send(head(len(body)) + body[:-1000]):
         wait_until(lambda: bool(data_of(folder)))
     wait_until(lambda: not data_of(folder))
-    wait_until(lambda: server.application.state.num_body_bytes == 0)
+    wait_until(lambda: server.application.state.body_bytes.total == 0)
 
 
 def test_slow_upload_ends_with_an_error(tiny_model: Path, folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_endless_head_framing_or_trailer_is_refused(server: Served, name: str) -
                     connection.sendall(rest)
             assert read(connection)[9:12] in (b"431", b"400")
     assert server.ask("/ping")[0] == 200
-    wait_until(lambda: server.application.state.num_active == 0)
+    wait_until(lambda: server.application.state.calls.num_active == 0)
 
 
 @pytest.mark.needs("proc")
@@ -121,16 +121,16 @@ def test_bodies_of_all_requests_have_a_limit(engine: penstock.Engine) -> None:
         for data in (b" " * 80_000, body):  # the first one is incomplete, the second one is computed
             request = post(PATH, data, length=len(body)).replace(b"Host", key + b"Host", 1)
             with held(engine), server.send(request):
-                wait_until(lambda: state.num_body_bytes >= 80_000)
+                wait_until(lambda: state.body_bytes.total >= 80_000)
                 status, answer, headers = server.ask(PATH, body, headers=other)
                 assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
                 assert server.ask("/ping")[0] == 200
-            wait_until(lambda: state.num_body_bytes == 0)
+            wait_until(lambda: state.body_bytes.total == 0)
             assert server.ask(PATH, body, headers=other)[0] == 200
         metrics = server.ask("/metrics", headers=other)[1]
     assert b"http_bodies_rejected_total 2.0\n" in metrics
     assert b"http_body_bytes 0.0\n" in metrics
-    assert state.num_body_bytes == 0
+    assert state.body_bytes.total == 0
 
 
 def test_values_of_waiting_requests_count_towards_the_limit(engine: penstock.Engine) -> None:
@@ -141,14 +141,14 @@ def test_values_of_waiting_requests_count_towards_the_limit(engine: penstock.Eng
     size = len(body) + 20_000 * (32 + 48)
     with serving(application, http=limited_protocol(settings)) as server:
         with held(engine), server.send(post(PATH, body)):
-            wait_until(lambda: size <= state.num_body_bytes < size + 1000)
+            wait_until(lambda: size <= state.body_bytes.total < size + 1000)
             status, answer, headers = server.ask(PATH, body)
             assert (status, answer["error"]["code"], headers["retry-after"]) == (
                 429,
                 "too_many_requests",
                 "1",
             )
-        wait_until(lambda: state.num_body_bytes == 0)
+        wait_until(lambda: state.body_bytes.total == 0)
         assert server.ask(PATH, body)[0] == 200
 
 
@@ -184,7 +184,7 @@ def test_malformed_request_is_refused_and_closed(
         received = read(connection)
     assert int(received[9:12]) in statuses
     assert received.count(b"HTTP/1.1 ") == 1
-    wait_until(lambda: server.application.state.num_active == 0)
+    wait_until(lambda: server.application.state.calls.num_active == 0)
 
 
 def test_random_bytes_are_answered_or_closed(server: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ def test_random_bytes_are_answered_or_closed(server: Served, caplog: pytest.LogC
                 connection.shutdown(socket.SHUT_WR)
                 read(connection)
         assert server.ask(PATH, SHORT)[0] == 200
-        wait_until(lambda: server.application.state.num_active == 0)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
     assert [record.getMessage() for record in caplog.records] == []
 
 

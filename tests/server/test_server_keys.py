@@ -122,12 +122,12 @@ def test_only_its_key_and_administrators_abort_a_request(engine: penstock.Engine
         for key, count in (("a", 1), ("boss", 1)):
             body = post(PATH, {**SHORT, "max_tokens": 400, "ignore_eos": True})
             with held(engine), server.send(body.replace(b"\r\nHost:", b"\r\nX-Api-Key: a\r\nHost:")):
-                wait_until(lambda: bool(server.application.state.generations))
-                [name] = server.application.state.generations
+                wait_until(lambda: bool(server.application.state.calls.generations))
+                [name] = server.application.state.calls.generations
                 for asking, found in (("b", 0), (key, count)):
                     answer = server.ask("/abort", {"request_id": name}, headers={"X-Api-Key": asking})[1]
                     assert answer == {"aborted": found}
-            wait_until(lambda: not server.application.state.generations)
+            wait_until(lambda: not server.application.state.calls.generations)
 
 
 # ---- outputs
@@ -168,6 +168,6 @@ def test_bound_of_a_key_counts_outputs(engine: penstock.Engine) -> None:
                 "1",
             )
             assert server.ask("/v1/models")[0] == 200
-        wait_until(lambda: not server.application.state.generations)
+        wait_until(lambda: not server.application.state.calls.generations)
         assert server.ask(PATH, {**SHORT, "best_of": 4})[0] == 200
         assert server.ask(PATH, {**SHORT, "n": 5})[1]["error"]["param"] == "n"

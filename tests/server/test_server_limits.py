@@ -121,7 +121,7 @@ def test_key_has_a_bound_of_unfinished_outputs(engine: penstock.Engine) -> None:
         )
         with held(engine):
             running = server.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            wait_until(lambda: server.application.state.num_active == 1)
+            wait_until(lambda: server.application.state.calls.num_active == 1)
             status, answer, headers = server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})
             assert (status, answer["error"]["code"], headers["retry-after"]) == (
                 429,
@@ -131,7 +131,7 @@ def test_key_has_a_bound_of_unfinished_outputs(engine: penstock.Engine) -> None:
             assert server.ask("/v1/models", headers={"X-Api-Key": "b"})[0] == 200
         assert b" 200 " in running.recv(1000)
         running.close()
-        wait_until(lambda: server.application.state.num_active == 0)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
         assert server.ask(PATH, SHORT, headers={"X-Api-Key": "a"})[0] == 200
 
 
@@ -139,9 +139,9 @@ def test_requests_without_keys_share_one_bound(engine: penstock.Engine) -> None:
     settings = penstock.server.ServerSettings(max_outputs_per_key=1)
     with serving(penstock.server.app(engine, settings)) as server, held(engine):
         with server.send(post(PATH, SHORT)):
-            wait_until(lambda: server.application.state.num_active == 1)
+            wait_until(lambda: server.application.state.calls.num_active == 1)
             assert server.ask(PATH, SHORT, headers={"X-Api-Key": "other"})[0] == 429
-        wait_until(lambda: server.application.state.num_active == 0)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
 
 
 def test_only_generating_requests_count(engine: penstock.Engine) -> None:
@@ -149,7 +149,7 @@ def test_only_generating_requests_count(engine: penstock.Engine) -> None:
     with serving(penstock.server.app(engine, settings)) as server, held(engine):
         state = server.application.state
         with server.send(post(PATH, SHORT)):
-            wait_until(lambda: len(state.generations) == 1)
+            wait_until(lambda: len(state.calls.generations) == 1)
             for path in ("/v1/models", "/version", "/metrics"):
                 assert server.ask(path)[0] == 200
             assert server.ask("/tokenize", {"prompt": "a"})[0] == 200
@@ -157,16 +157,16 @@ def test_only_generating_requests_count(engine: penstock.Engine) -> None:
             count = {"messages": [{"role": "user", "content": "a"}]}
             assert server.ask("/v1/messages/count_tokens", count)[0] == 200
             assert server.ask(PATH, SHORT)[0] == 429
-            assert server.ask("/abort", {"request_id": list(state.generations)})[1] == {"aborted": 1}
-            state.is_draining = True
+            assert server.ask("/abort", {"request_id": list(state.calls.generations)})[1] == {"aborted": 1}
+            state.calls.is_draining = True
             assert server.ask("/v1/models")[0] == 200
             assert server.ask(PATH, SHORT)[0] == 503
-        wait_until(lambda: state.num_active == 0)
+        wait_until(lambda: state.calls.num_active == 0)
 
 
 def test_refusal_in_a_drain_ends_the_connection_once(engine: penstock.Engine) -> None:
     application = penstock.server.app(engine)
-    application.state.is_draining = True
+    application.state.calls.is_draining = True
     with serving(application) as server, server.send(post(PATH, SHORT)) as connection:
         received = connection.recv(1 << 16).lower()
     assert received.startswith(b"http/1.1 503 ")
@@ -398,7 +398,7 @@ def test_connection_closed_without_a_request_leaves_nothing(open_server: Served)
     for data in (b"", b"POST /v1", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"):
         open_server.send(data).close()
     assert open_server.ask(PATH, SHORT)[0] == 200
-    wait_until(lambda: open_server.application.state.num_active == 0)
+    wait_until(lambda: open_server.application.state.calls.num_active == 0)
 
 
 def test_garbage_is_status_400(open_server: Served) -> None:

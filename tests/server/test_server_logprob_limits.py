@@ -76,7 +76,7 @@ def test_request_ends_when_its_outputs_have_too_many(engine: penstock.Engine, *,
         wait_until(partial(at_rest, engine))
         assert engine.stats().generation_tokens - before < 8 * 70
         assert server.ask(PATH, {**fields, "n": 2})[0] == 200
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0
 
 
 def test_those_of_unfinished_requests_count_as_bodies(engine: penstock.Engine) -> None:
@@ -88,15 +88,15 @@ def test_those_of_unfinished_requests_count_as_bodies(engine: penstock.Engine) -
     with serving(application) as server:
         request = post(PATH, body).replace(b"\r\n", b"\r\nX-Api-Key: a\r\n", 1)
         with held(engine), server.send(request), server.send(request), server.send(request):
-            wait_until(lambda: state.num_body_bytes >= 3 * size)
+            wait_until(lambda: state.body_bytes.total >= 3 * size)
             status, answer, headers = server.ask(PATH, body, headers={"X-Api-Key": "a"})
             assert (status, answer["error"]["code"]) == (429, "too_many_requests")
             assert headers["retry-after"] == "1"
-        wait_until(lambda: state.num_body_bytes == 0)
+        wait_until(lambda: state.body_bytes.total == 0)
         status, answer, _ = server.ask(PATH, body, headers={"X-Api-Key": "a"})
         assert status == 200, answer
         assert len(answer["choices"][0]["prompt_logprobs"]) == len(IDS)
-    assert state.num_body_bytes == 0
+    assert state.body_bytes.total == 0
 
 
 def test_outputs_are_counted_while_they_are_made(engine: penstock.Engine) -> None:
@@ -109,7 +109,7 @@ def test_outputs_are_counted_while_they_are_made(engine: penstock.Engine) -> Non
         assert "this request are too large: the limit is 200000 bytes" in answer["error"]["message"]
         wait_until(partial(at_rest, engine))
         assert server.ask(PATH, {**fields, "logprobs": None})[0] == 200
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0
 
 
 def test_embeddings_count_as_bodies(engine: penstock.Engine) -> None:
@@ -119,4 +119,4 @@ def test_embeddings_count_as_bodies(engine: penstock.Engine) -> None:
         status, answer, _ = server.ask("/v1/embeddings", {"input": ["A"] * 64})
         assert status == 413, answer
         assert server.ask("/v1/embeddings", {"input": ["A"] * 4})[0] == 200
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0

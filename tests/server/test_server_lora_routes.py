@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock._hub import FileSet
+    from penstock._hub_files import FileSet
     from penstock._hub_ids import HubModel
 
 COMPLETION = {"prompt": [1, 2, 3], "max_tokens": 2}
@@ -129,7 +129,7 @@ def test_full_server_is_status_503_while_all_adapters_are_used(server: LoraServe
         with ExitStack() as streams:
             for name in "bcde":
                 streams.enter_context(server.send(post("/v1/completions", {**body, "model": name})))
-            wait_until(lambda: len(server.application.state.generations) == 4)
+            wait_until(lambda: len(server.application.state.calls.generations) == 4)
             for answer in (server.load("f", "one"), server.ask("/v1/completions", {**body, "model": "a"})):
                 status, message = error_of(answer)
                 assert (status, answer[2]["retry-after"]) == (503, "5")

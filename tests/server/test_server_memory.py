@@ -117,7 +117,7 @@ def test_prompts_of_a_reranker_count_as_bodies(server: Served, path: str) -> Non
     status, answer, _ = server.ask(path, {query: LONG * 2, documents: ["a"] * 1024})
     assert status == 413
     assert "the body and the response of this request are too large" in answer["error"]["message"]
-    assert server.application.state.num_body_bytes == 0
+    assert server.application.state.body_bytes.total == 0
 
 
 # ---- prompts of completions
@@ -141,8 +141,8 @@ def test_token_ids_of_prompts_count_as_a_body(
     num_ids = sum(min(length, engine.count_tokens(text)) for text in prompts)
     with held(engine), server.send(post("/v1/completions", body)):
         size = len(body) + size_of_values(body) + 2 * sys.getsizeof(array("I")) + 4 * num_ids
-        wait_until(lambda: server.application.state.num_body_bytes == size)
-    wait_until(lambda: server.application.state.num_body_bytes == 0)
+        wait_until(lambda: server.application.state.body_bytes.total == size)
+    wait_until(lambda: server.application.state.body_bytes.total == 0)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_copies_of_a_prompt_count_before_it_is_computed(
     body = json.dumps({"max_tokens": 1, "n": 8, **fields}).encode()
     with held(engine), server.send(post("/v1/completions", body)):
         expected = len(body) + size_of_values(body) + 8 * size
-        wait_until(lambda: server.application.state.num_body_bytes == expected)
-    wait_until(lambda: server.application.state.num_body_bytes == 0)
+        wait_until(lambda: server.application.state.body_bytes.total == expected)
+    wait_until(lambda: server.application.state.body_bytes.total == 0)
 
 
 def test_response_of_many_copies_is_refused_at_once(

@@ -21,7 +21,7 @@ import penstock.server
 from penstock.server.engine_metrics import _GAUGES
 from penstock.server.measures import RequestMeasures
 from penstock.server.metrics import _Collector
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 from support import hooks
 from support.api.engines import make_engine, wait_until
 from support.paths import DATA, ROOT
@@ -250,7 +250,7 @@ def test_values_follow_requests_that_run_and_end(server: Served, engine: penstoc
         assert server.ask(PATH, {"prompt": [1], "max_tokens": 1})[0] == 429
         for connection in connections:
             connection.close()
-        wait_until(lambda: not server.application.state.generations)
+        wait_until(lambda: not server.application.state.calls.generations)
     wait_until(lambda: at_rest(engine))
     after = Scrape(server)
     assert during("vllm:num_requests_running") == during("penstock:running") == 2
@@ -499,12 +499,12 @@ def test_scrape_needs_a_key_and_works_in_a_drain(engine: penstock.Engine) -> Non
     application = penstock.server.app({"tiny": engine}, settings)
     with serving(application) as server:
         assert server.ask("/metrics")[0] == 401
-        application.state.is_draining = True
+        application.state.calls.is_draining = True
         families = families_of(server, **KEY)
         assert "vllm:prompt_tokens" in families
         states = {s.labels["state"]: s.value for s in families["penstock:engine_state"].samples}
         assert {state for state, value in states.items() if value} == {"draining"}
-        assert application.state.num_active == 0
+        assert application.state.calls.num_active == 0
 
 
 def test_former_names_are_behind_a_setting(server: Served, engine: penstock.Engine) -> None:

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import penstock.server
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 from support.api.engines import make_engine, wait_until
 from support.server.browser import new_page
 from support.server.chat_page import (
@@ -66,7 +66,7 @@ def test_busy_server_says_when_to_try_again(browser: Browser, chat_engine: penst
     other = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with serving(application) as server, opened(browser, server, may_fail=True) as page:
         with server.send(post("/v1/completions", other)):
-            wait_until(lambda: bool(application.state.generations))
+            wait_until(lambda: bool(application.state.calls.generations))
             ask(page)
             expect(answers(page)).to_contain_text("The server has too many requests now. Try again in 1 s.")
         wait_until(lambda: at_rest(chat_engine))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import penstock.server
-from penstock.server import probes
+from penstock.server import models
 from support import hooks
 from support.api.engines import make_engine, run_in_threads, wait_until
 from support.server.serving import Served, at_rest, held, post, serving
@@ -57,10 +57,10 @@ def test_deep_probe_generates_one_token(server: Served, engine: penstock.Engine)
 def test_result_of_a_probe_holds_for_a_time(
     server: Served, engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probes, "_MAX_AGE", 1000)
+    monkeypatch.setattr(models, "_PROBE_MAX_AGE", 1000)
     assert probe(server) == probe(server)
     assert engine.stats().generation_tokens == 1
-    monkeypatch.setattr(probes, "_MAX_AGE", 0)
+    monkeypatch.setattr(models, "_PROBE_MAX_AGE", 0)
     probe(server)
     assert engine.stats().generation_tokens == 2
 
@@ -83,13 +83,13 @@ def test_probes_at_the_same_time_share_a_request(
     found: list[dict[str, Any]] = []
     settings = penstock.server.ServerSettings(probe_timeout=60)
     begun: list[penstock.Engine] = []
-    original = probes._compute
+    original = models._compute
 
     async def generate(engine: penstock.Engine, timeout: float) -> dict[str, Any]:  # noqa: ASYNC109
         begun.append(engine)
         return await original(engine, timeout)
 
-    monkeypatch.setattr(probes, "_compute", generate)
+    monkeypatch.setattr(models, "_compute", generate)
     with serving(penstock.server.app(engine, settings)) as server:
 
         def ask(_index: int) -> None:
@@ -117,8 +117,8 @@ def test_cancelled_probe_is_run_again_for_those_that_wait(monkeypatch: pytest.Mo
             await end.wait()
             return {"status": "ok"}
 
-        monkeypatch.setattr(probes, "_compute", generate)
-        probe, engine = probes.Probe(), cast("penstock.Engine", None)
+        monkeypatch.setattr(models, "_compute", generate)
+        probe, engine = models.Probe(), cast("penstock.Engine", None)
         tasks = [asyncio.create_task(probe.run(engine, 60)) for _ in range(3)]
         await begun.get()
         tasks[0].cancel()

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 import penstock.server
 from penstock.cli import main
 from penstock.server.connection import limited_protocol
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 from support.api.engines import make_engine, wait_until
 from support.server.process import Process, started
 from support.server.serving import Served, at_rest, post, serving
@@ -264,8 +264,8 @@ def test_client_that_does_not_read_loses_its_stream(tiny_model: Path, *, is_limi
             serving(application, http=limited_protocol(settings) if is_limited else "auto") as server,
             server.send(post(PATH, {**LONG, "max_tokens": 8000, "n": 32})),
         ):
-            wait_until(lambda: application.state.num_active == 1)
-            wait_until(lambda: application.state.num_active == 0 and at_rest(engine))
+            wait_until(lambda: application.state.calls.num_active == 1)
+            wait_until(lambda: application.state.calls.num_active == 0 and at_rest(engine))
             assert engine.stats().generation_tokens < 32 * 8000
 
 

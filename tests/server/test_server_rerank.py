@@ -207,6 +207,6 @@ def test_more_documents_than_outputs_of_a_key_are_refused(engine: penstock.Engin
 def test_disconnect_ends_the_requests(server: Served, engine: penstock.Engine) -> None:
     with held(engine):
         with server.send(post("/rerank", BODY)):
-            wait_until(lambda: server.application.state.num_active == 1)
-        wait_until(lambda: server.application.state.num_active == 0)
+            wait_until(lambda: server.application.state.calls.num_active == 1)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(lambda: at_rest(engine))

@@ -61,8 +61,8 @@ def test_stored_items_that_waiting_requests_read_are_counted(tiny_model: Path) -
             _, first, _ = server.ask(PATH, {**BODY, "input": "a" * 200})
             body = {**BODY, "previous_response_id": first["id"]}
             with held(engine), server.send(post(PATH, body)):
-                wait_until(lambda: application.state.num_body_bytes > len(json.dumps(body)) + 200)
-            wait_until(lambda: application.state.num_body_bytes == 0)
+                wait_until(lambda: application.state.body_bytes.total > len(json.dumps(body)) + 200)
+            wait_until(lambda: application.state.body_bytes.total == 0)
 
 
 def test_stored_items_count_with_their_values(tiny_model: Path) -> None:
@@ -74,8 +74,8 @@ def test_stored_items_count_with_their_values(tiny_model: Path) -> None:
             _, first, _ = server.ask(PATH, {**BODY, "input": [USER, call, answer]})
             body = {**BODY, "previous_response_id": first["id"]}
             with held(engine), server.send(post(PATH, body)):
-                wait_until(lambda: application.state.num_body_bytes > 96 * 10_000)
-            wait_until(lambda: application.state.num_body_bytes == 0)
+                wait_until(lambda: application.state.body_bytes.total > 96 * 10_000)
+            wait_until(lambda: application.state.body_bytes.total == 0)
 
 
 def test_streamed_response_is_stored_as_it_was_sent(client: openai.OpenAI) -> None:

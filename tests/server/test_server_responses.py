@@ -355,6 +355,6 @@ def test_error_after_the_first_byte_is_an_event(
 def test_waiting_response_is_cancelled_by_a_disconnect(server: Served, engine: penstock.Engine) -> None:
     with held(engine):
         with server.send(post(PATH, BODY)):
-            wait_until(lambda: server.application.state.num_active == 1)
-        wait_until(lambda: server.application.state.num_active == 0)
+            wait_until(lambda: server.application.state.calls.num_active == 1)
+        wait_until(lambda: server.application.state.calls.num_active == 0)
     wait_until(lambda: at_rest(engine))

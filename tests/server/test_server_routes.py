@@ -169,8 +169,8 @@ def test_version_is_that_of_the_package(server: Served) -> None:
 def test_abort_ends_a_stream_with_its_output(server: Served, engine: penstock.Engine) -> None:
     with held(engine):
         connection = server.send(post("/v1/completions", LONG))
-        wait_until(lambda: bool(server.application.state.generations))
-        [name] = server.application.state.generations
+        wait_until(lambda: bool(server.application.state.calls.generations))
+        [name] = server.application.state.calls.generations
         assert server.ask("/abort", {"request_id": [name[:-1], name]})[1] == {"aborted": 1}
     received = b""
     while b"[DONE]" not in received:
@@ -195,7 +195,7 @@ def test_abort_ends_a_request_that_is_not_streamed(
     with held(engine):
         connection = server.send(post("/v1/completions", {**LONG, "stream": False, **fields}))
         wait_until(lambda: engine.stats().running == 3)
-        [name] = server.application.state.generations
+        [name] = server.application.state.calls.generations
         assert server.ask("/abort", {"request_id": name})[1] == {"aborted": 1}
     received = connection.recv(1 << 16)
     connection.close()

@@ -72,7 +72,7 @@ def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> Non
         state = server.application.state
 
         def holds(size: int) -> bool:
-            return bool(state.num_body_bytes >= size)
+            return bool(state.body_bytes.total >= size)
 
         for number in range(1, 5):
             begin = post_as("a", b" " * 70_000, length=90_000)
@@ -88,7 +88,7 @@ def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> Non
         wait_until(partial(holds, 350_000))
         assert server.ask(PATH, body, headers=header("b"))[0] == 503, "the bodies of all fill the memory"
         stack.close()
-        wait_until(lambda: state.num_body_bytes == 0)
+        wait_until(lambda: state.body_bytes.total == 0)
         assert server.ask(PATH, body, headers=header("a"))[0] == 200
 
 
@@ -364,7 +364,7 @@ def test_client_has_the_first_64_bits_of_an_address(address: str, network: str) 
 
 def test_addresses_of_an_ipv6_network_are_one_client(engine: penstock.Engine) -> None:
     application = penstock.server.app(engine)
-    counts = application.state._num_body_bytes_by_client
+    counts = application.state.body_bytes._by_client
     with (
         serving(application, proxy_headers=True, forwarded_allow_ips="*") as server,
         ExitStack() as stack,
@@ -372,7 +372,7 @@ def test_addresses_of_an_ipv6_network_are_one_client(engine: penstock.Engine) ->
         for address, num_clients in (("2001:db8::1", 1), ("2001:db8::2", 1), ("2001:db8:0:1::1", 2)):
             request = post(PATH, b" " * 1000, length=2000)
             forwarded = f"\r\nX-Forwarded-For: {address}\r\n".encode()
-            before = application.state.num_body_bytes
+            before = application.state.body_bytes.total
             stack.enter_context(closing(server.send(request.replace(b"\r\n", forwarded, 1))))
-            wait_until(lambda: application.state.num_body_bytes == before + 1000)  # noqa: B023
+            wait_until(lambda: application.state.body_bytes.total == before + 1000)  # noqa: B023
             assert len(counts) == num_clients

@@ -85,9 +85,9 @@ def traced(engine: penstock.Engine, collector: Collector, path: str = "/v1/trace
     application = penstock.server.app({"tiny": engine}, settings)
     with serving(application) as server:
         yield server
-    assert application.state.tracer is not None
-    assert application.state.tracer.flush()
-    application.state.tracer._provider.shutdown()
+    assert application._tracer is not None
+    assert application._tracer.flush()
+    application._tracer._provider.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ def test_disconnected_request_is_a_span(engine: penstock.Engine, collector: Coll
     with traced(engine, collector) as server, held(engine):
         with server.send(post(PATH, {"prompt": [1, 2], "max_tokens": 500})):
             wait_until(lambda: engine.stats().running == 2)
-        wait_until(lambda: not server.application.state.generations)
+        wait_until(lambda: not server.application.state.calls.generations)
     [span] = collector.spans()
     found = attributes_of(span)
     assert (found["gen_ai.usage.prompt_tokens"], found["gen_ai.usage.completion_tokens"]) == (2, 0)

@@ -76,23 +76,23 @@ def test_unread_responses_of_a_client_leave_room(engine: penstock.Engine, varian
     with serving(application, http=protocol, loop=loop) as server, ExitStack() as stack:
         paths = {key: store_items(server, key) for key in "abc"}
         connections = [stack.enter_context(closing(unread(server, paths["a"], "a"))) for _ in range(2)]
-        assert state.num_body_bytes >= 4 * SIZE
+        assert state.body_bytes.total >= 4 * SIZE
         status, answer, headers = server.ask(paths["a"], headers=header("a"))
         assert (status, answer["error"]["code"], headers["retry-after"]) == (429, "too_many_requests", "1")
         assert server.ask(COMPLETIONS, SHORT, headers=header("a"))[0] == 200, "small requests are answered"
         status, answer, _ = server.ask(paths["b"], headers=header("b"))
         assert (status, len(answer["data"][0]["note"])) == (200, SIZE)
-        wait_until(lambda: state.num_body_bytes < 5 * SIZE)
+        wait_until(lambda: state.body_bytes.total < 5 * SIZE)
         with unread(server, paths["b"], "b"):
             status, answer, headers = server.ask(paths["c"], headers=header("c"))
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "overloaded", "1")
-        wait_until(lambda: state.num_body_bytes < 5 * SIZE)
+        wait_until(lambda: state.body_bytes.total < 5 * SIZE)
         assert server.ask(paths["c"], headers=header("c"))[0] == 200
         connections[0].close()
-        wait_until(lambda: state.num_body_bytes < 3 * SIZE)
+        wait_until(lambda: state.body_bytes.total < 3 * SIZE)
         assert server.ask(paths["a"], headers=header("a"))[0] == 200, "it has read or closed the others"
         stack.close()
-        wait_until(lambda: state.num_body_bytes == 0)
+        wait_until(lambda: state.body_bytes.total == 0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -121,7 +121,7 @@ def test_client_that_reads_nothing_loses_its_response(engine: penstock.Engine, *
     with serving(application, http=protocol) as server:
         path = store_items(server, "a")
         with unread(server, path, "a"):
-            wait_until(lambda: application.state.num_body_bytes == 0)
+            wait_until(lambda: application.state.body_bytes.total == 0)
 
 
 @pytest.mark.anyio
@@ -140,7 +140,7 @@ async def test_any_server_may_hold_a_piece_of_a_response(engine: penstock.Engine
         return {"type": "http.request", "body": body}
 
     async def send(message: Any) -> None:
-        counts.append(application.state.num_body_bytes)
+        counts.append(application.state.body_bytes.total)
         if message["type"] == "http.response.body":
             taken.append(len(message["body"]))
             assert message["more_body"] == (sum(taken) < 200_013)
@@ -148,7 +148,7 @@ async def test_any_server_may_hold_a_piece_of_a_response(engine: penstock.Engine
     await application(scope, receive, send)
     assert max(taken) <= 64 << 10
     assert min(counts) >= 200_000 + len(body)
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0
 
 
 # ---- streams
@@ -169,7 +169,7 @@ def test_large_last_event_of_a_stream_is_complete(engine: penstock.Engine) -> No
         status, stored, _ = server.ask(f"{PATH}/{response['id']}", headers=header("a"))
     assert (status, stored) == (200, response)
     assert len(response["output"][0]["content"][0]["logprobs"]) == 100
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0
 
 
 def test_stream_ends_when_its_log_probabilities_have_no_room(engine: penstock.Engine) -> None:
@@ -179,6 +179,6 @@ def test_stream_ends_when_its_log_probabilities_have_no_room(engine: penstock.En
         events = [line.removeprefix("event: ") for line in text.decode().splitlines() if line[:6] == "event:"]
         assert "response.output_text.delta" in events
         assert events[-2:] == ["error", "response.failed"]
-        wait_until(lambda: at_rest(engine) and application.state.num_body_bytes == 0)
+        wait_until(lambda: at_rest(engine) and application.state.body_bytes.total == 0)
         assert server.ask(PATH, stream_fields(top_logprobs=0), headers=header("a"))[0] == 200
-    assert application.state.num_body_bytes == 0
+    assert application.state.body_bytes.total == 0

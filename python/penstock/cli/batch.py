@@ -92,7 +92,8 @@ def _run(
     """Answer the requests without a line, with a progress bar on a terminal."""
     from tqdm import tqdm
 
-    from penstock.server.batch.lines import LineReader, Requester, answer_line
+    from penstock.server.batch.answers import answer_line
+    from penstock.server.batch.lines import LineReader, Requester
     from penstock.server.batch.runner import concurrency, run_lines
     from penstock.server.state import State
 

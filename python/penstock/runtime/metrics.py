@@ -6,35 +6,32 @@ formats the text.
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
-from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 import penstock
 from penstock.runtime.errors import ApiError
+from penstock.runtime.exposition import parsed, with_common_names
 from penstock.runtime.rules import rules_of
 from penstock.server.disconnects import while_connected
 from penstock.server.families import Families
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from prometheus_client.core import Metric
     from starlette.requests import Request
 
     from penstock.runtime.state import State
 
-__all__ = ["metrics", "parsed", "with_common_names"]
+__all__ = ["metrics"]
 
 _OK = 200
-#: Counters with this name in the text, of which the parser adds `_total` to the names of the samples.
-_COUNTER = re.compile(r"^# TYPE (\S+) counter\s*$", re.MULTILINE)
 
 
 async def metrics(state: State, request: Request) -> Response:
@@ -110,47 +107,6 @@ def _body(text: str, found: Mapping[str, Metric], own: Families) -> bytes:
         return generate_latest(_Listed({**found, **own.by_name}.values()))
     lines = text if text.endswith("\n") else text + "\n"
     return lines.encode() + generate_latest(_Listed(own.by_name.values()))
-
-
-def parsed(text: str) -> dict[str, Metric]:
-    """The families of a text by name, each sample once."""
-    found: dict[str, Metric] = {}
-    seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
-    plain = {name for name in _COUNTER.findall(text) if not name.endswith("_total")}
-    for family in text_string_to_metric_families(text):
-        name, kind = family.name, family.type
-        is_plain = kind == "counter" and name in plain
-        kind = "unknown" if is_plain else kind  # otherwise the name would end with _total
-        metric = found.get(name)
-        if metric is None:
-            metric = found[name] = Metric(name, family.documentation, kind)
-        elif metric.type != kind:
-            continue
-        for sample in family.samples:
-            plain_name = sample.name.removesuffix("_total") if is_plain else sample.name
-            key = (plain_name, tuple(sorted(sample.labels.items())))
-            if key not in seen:
-                seen.add(key)
-                metric.samples.append(sample._replace(name=plain_name))
-    return found
-
-
-def with_common_names(found: Mapping[str, Metric], rules: Mapping[str, Sequence[str]]) -> dict[str, Metric]:
-    """The families, and copies of those that have a common name."""
-    families = dict(found)
-    for target, sources in rules.items():
-        for source in sources:
-            # A counter without a type has the name of its samples.
-            metric = found.get(source) or found.get(f"{source}_total")
-            if metric is not None:
-                name = target + metric.name.removeprefix(source)
-                copy = families[name] = Metric(name, metric.documentation, metric.type)
-                copy.samples = [
-                    sample._replace(name=target + sample.name.removeprefix(source))
-                    for sample in metric.samples
-                ]
-                break
-    return families
 
 
 class _Listed(Collector):

@@ -20,8 +20,9 @@ from penstock.server.paths import within
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from penstock.server.calls import Generation
+    from penstock.server.models import Model
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import Generation, Model
 
 __all__ = ["Adapters"]
 

@@ -19,7 +19,8 @@ from penstock.server.protocol.tokens import (
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
-    from penstock.server.state import Model, State
+    from penstock.server.models import Model
+    from penstock.server.state import State
 
 __all__ = [
     "abort",
@@ -39,7 +40,7 @@ _TEXT = "text/plain; charset=utf-8"
 async def models(state: State, exchange: Exchange) -> None:
     """The list of models, then of their adapters."""
     rows = [_row(model, name) for name, model in state.models.items()]
-    for model in state.selected(None):
+    for model in state.models.selected(None):
         rows += [_adapter_row(model, name) for name in model.adapter_names if name not in state.models]
     await exchange.send_json({"object": "list", "data": rows})
 
@@ -49,7 +50,7 @@ async def model(state: State, exchange: Exchange) -> None:
     path = exchange.scope["path_params"]["name"]
     if not path:
         raise ApiError(404, "there is no such path", code="not_found")
-    model, name, adapter = state.select(path)
+    model, name, adapter = state.models.select(path)
     await exchange.send_json(_row(model, name) if adapter is None else _adapter_row(model, adapter))
 
 
@@ -110,7 +111,7 @@ async def abort(state: State, exchange: Exchange) -> None:
     request = converted(await exchange.read_object(), AbortRequest)
     ids = [request.request_id] if isinstance(request.request_id, str) else request.request_id
     is_admin = exchange.key in state.admin_keys
-    named = [state.generations[name] for name in dict.fromkeys(ids) if name in state.generations]
+    named = [state.calls.generations[name] for name in dict.fromkeys(ids) if name in state.calls.generations]
     found = [generation for generation in named if is_admin or generation.key == exchange.key]
     for generation in found:
         generation.abort()
@@ -120,7 +121,7 @@ async def abort(state: State, exchange: Exchange) -> None:
 async def reset_prefix_cache(state: State, exchange: Exchange) -> None:
     """Empty the prefix cache, or remove the entries of a salt."""
     request = converted(await exchange.read_options(), CacheRequest)
-    for model in state.selected(request.model):
+    for model in state.models.selected(request.model):
         for salt in state.cache_salts(request.cache_salt):
             model.engine.reset_prefix_cache(cache_salt=salt)
     await exchange.send_json({})
@@ -129,7 +130,7 @@ async def reset_prefix_cache(state: State, exchange: Exchange) -> None:
 async def sleep(state: State, exchange: Exchange) -> None:
     """Free the weights and the KV cache."""
     request = converted(await exchange.read_options(), SleepRequest)
-    for model in state.selected(request.model):
+    for model in state.models.selected(request.model):
         await model.engine.sleep(drain=request.drain)
     await exchange.send_json({})
 
@@ -137,7 +138,7 @@ async def sleep(state: State, exchange: Exchange) -> None:
 async def wake_up(state: State, exchange: Exchange) -> None:
     """Load the weights again."""
     request = converted(await exchange.read_options(), ModelRequest)
-    for model in state.selected(request.model):
+    for model in state.models.selected(request.model):
         try:
             await model.engine.wake()
         except RuntimeError as error:  # another request wakes it
@@ -148,7 +149,7 @@ async def wake_up(state: State, exchange: Exchange) -> None:
 async def load_adapter(state: State, exchange: Exchange) -> None:
     """Load a LoRA adapter, which requests then name as their model."""
     request = converted(await exchange.read_object(), LoadAdapterRequest)
-    models = state.adapters.models if request.model is None else state.selected(request.model)
+    models = state.adapters.models if request.model is None else state.models.selected(request.model)
     if len(models) > 1:
         message = "model is missing: it must be the name of the model that gets the adapter"
         raise ApiError(400, message, param="model")

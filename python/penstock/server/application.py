@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from penstock.server.admin import (
     wake_up,
 )
 from penstock.server.anthropic import count_tokens, messages
+from penstock.server.batch.answers import answer_line
 from penstock.server.batch.batches import Batches
 from penstock.server.batch.handlers import (
     cancel_batch,
@@ -56,6 +57,7 @@ from penstock.server.responses.handlers import (
 from penstock.server.settings import ServerSettings
 from penstock.server.state import State
 from penstock.server.tokens import detokenize, tokenize
+from penstock.server.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     import penstock
+    from penstock.server.batch.lines import Answer, Line, Requester
 
 __all__ = ["Application", "app"]
 
@@ -134,20 +137,35 @@ async def _running_batches(batches: Batches | None) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
+def _batches_of(state: State, root: str) -> Batches:
+    def answer(line: Line, requester: Requester) -> Awaitable[Answer]:
+        return answer_line(state, line, requester, lambda: None)
+
+    keys = {*state.keys, *state.admin_keys}
+    if not state.keys:
+        keys.add(b"")  # of clients without a key
+    return Batches(root, state.settings, keys, state.models, state.templates, answer)
+
+
 class Application:
     """The server as an ASGI application; made by `app`."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         if (root := state.settings.files_dir) is not None:
-            state.batches = Batches(state, root)
+            state.batches = _batches_of(state, root)
         actions: dict[str, dict[str, Action]] = {}
         described = (*_ROUTES, *(_ADAPTER_ROUTES if state.adapters.models else ()))
         openapi: RouteRow = ("GET", "/openapi.json", openapi_handler(described), "key")
         pages = _PAGE_ROUTES if state.settings.chat_page else ()
         for method, path, handler, access in (*described, openapi, *pages):
             actions.setdefault(path, {})[method] = Action(handler, access)
-        endpoints = {path: Endpoint(state, path, found, _error_body(path)) for path, found in actions.items()}
+        url = state.settings.otlp_traces_endpoint
+        self._tracer = None if url is None else Tracer(url)
+        endpoints = {
+            path: Endpoint(state, path, found, _error_body(path), self._tracer)
+            for path, found in actions.items()
+        }
         routes = [Route(form, endpoint) for path, endpoint in endpoints.items() for form in forms_of(path)]
         other = Endpoint(state, None, {})
         self._application: ASGIApp = Router(

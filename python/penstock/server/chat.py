@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.calls import Call
 from penstock.server.choices import answer_of, num_logprobs, send_choices
 from penstock.server.events import OpenAIEvents
 from penstock.server.generation import begin, generate, stream
@@ -13,14 +14,14 @@ from penstock.server.messages import apply_allowed_tools, chat_messages
 from penstock.server.prompts import template_options
 from penstock.server.protocol.openai_chat import ChatRequest
 from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
-from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
-    from penstock.server.state import Generation, State
+    from penstock.server.state import State
 
 __all__ = ["chat_completions"]
 

@@ -11,8 +11,9 @@ from penstock.server.sse import json_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from penstock.server.calls import Call, Generation
     from penstock.server.http import Exchange
-    from penstock.server.state import Call, Generation, State
+    from penstock.server.state import State
 
 __all__ = ["MAX_INLINE", "LogprobCount", "answer_of", "check_size", "num_logprobs", "send_choices"]
 

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.calls import Call
 from penstock.server.choices import answer_of, check_size, num_logprobs, send_choices
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import invalid
@@ -18,15 +19,15 @@ from penstock.server.logprobs import TextOffsets, Tokens, completion_logprobs, p
 from penstock.server.prompts import encode_text, max_bytes, text_prompts
 from penstock.server.protocol.openai_completions import CompletionRequest
 from penstock.server.sampling import Unsupported, beam_names, fields_named, read_request, sampling_options
-from penstock.server.state import Call
 from penstock.server.usage import finish_reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
     from penstock.server.prompts import Prompts
-    from penstock.server.state import Generation, State
+    from penstock.server.state import State
 
 __all__ = ["completions"]
 
@@ -67,9 +68,9 @@ async def completions(state: State, exchange: Exchange) -> None:
 
 async def _prepared(state: State, exchange: Exchange, request: CompletionRequest) -> Prompts:
     """The prompts, tokenised here if the engine's own way is not the one that is asked for."""
-    prompts = text_prompts("prompt", request.prompt, state.max_prompts)
+    prompts = text_prompts("prompt", request.prompt, state.calls.max_prompts)
     limit, keeps_end = request.truncate_prompt_tokens, request.truncation_side == "left"
-    model = state.select(request.model).model
+    model = state.models.select(request.model).model
     if limit is None and request.add_special_tokens:
         return prompts
     if limit == -1:

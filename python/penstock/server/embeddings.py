@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import penstock
+from penstock.server.calls import Call
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import invalid
 from penstock.server.generation import begin
@@ -16,7 +17,6 @@ from penstock.server.prompts import text_prompts
 from penstock.server.protocol.openai_embeddings import EmbeddingsRequest
 from penstock.server.sampling import Unsupported, read_request
 from penstock.server.sse import json_bytes
-from penstock.server.state import Call
 
 if TYPE_CHECKING:
     from penstock.server.http import Exchange
@@ -44,12 +44,12 @@ _FLOAT_BYTES = 4
 async def embeddings(state: State, exchange: Exchange) -> None:
     """Answer with an embedding of each text."""
     _, request = await read_request(state, exchange, EmbeddingsRequest, (), UNSUPPORTED)
-    prompts = text_prompts("input", request.input, state.max_prompts)
+    prompts = text_prompts("input", request.input, state.calls.max_prompts)
     call = Call(prompts, _PARAMS.replace(priority=request.priority), returns_tokens=False)
     generation = begin(state, exchange, "embd-", request.model, call, prompt="input")
     batch = PromptBatch(state, generation, "input")
     found: dict[int, msgspec.Raw] = {}
-    with state.running(generation):
+    with state.calls.running(generation):
         encoder = _Encoder(request, generation.model.engine.info)
 
         async def encode(index: int, result: penstock.Result) -> None:

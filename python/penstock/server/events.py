@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
+    from penstock.server.calls import Generation
     from penstock.server.errors import ApiError
     from penstock.server.protocol.openai_chat import StreamOptions
-    from penstock.server.state import Generation
 
 __all__ = ["Events", "OpenAIEvents", "split_calls"]
 

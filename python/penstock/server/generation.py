@@ -17,6 +17,7 @@ import anyio
 
 import penstock
 from penstock._client import deadline
+from penstock.server.calls import Generation
 from penstock.server.choices import LogprobCount
 from penstock.server.disconnects import (
     DisconnectedError,
@@ -27,17 +28,18 @@ from penstock.server.disconnects import (
 from penstock.server.errors import ApiError, invalid
 from penstock.server.http import LARGE_PIECE
 from penstock.server.sse import KEEP_ALIVE
-from penstock.server.state import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from anyio import CancelScope
 
+    from penstock.server.calls import Call
     from penstock.server.events import Events
     from penstock.server.http import Exchange
+    from penstock.server.models import Model
     from penstock.server.settings import ServerSettings
-    from penstock.server.state import Call, Model, State
+    from penstock.server.state import State
 
 __all__ = ["begin", "concurrency_of", "generate", "stream"]
 
@@ -54,10 +56,10 @@ def begin(
 
     `prompt` is the field of the request that makes the prompt.
     """
-    model, name, adapter = state.select(model_name)
+    model, name, adapter = state.models.select(model_name)
     settings = state.settings
     params = call.params if adapter is None else call.params.replace(adapter=adapter)
-    limit = state.max_outputs
+    limit = state.calls.max_outputs
     if call.num_outputs > limit:
         field = max(("n", "best_of", "num_beams"), key=lambda name: getattr(params, name) or 1)
         message = f"{field}: the request has {call.num_outputs} outputs; the limit is {limit}"
@@ -217,9 +219,9 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
 
         await _Batch(generation, logprobs).for_each(wait)
 
-    with state.running(generation), _until(_deadline(state.settings), state.settings):
+    with state.calls.running(generation), _until(_deadline(state.settings), state.settings):
         await while_connected(exchange.receive, run)
-    if generation.is_aborted and state.is_draining:
+    if generation.is_aborted and state.calls.is_draining:
         raise _stopping()
     for result in results.values():
         generation.end(result)
@@ -328,7 +330,7 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
                 last = events.end(requests)
                 if len(last) > LARGE_PIECE:
                     exchange.hold(len(last))
-                if generation.is_aborted and state.is_draining:
+                if generation.is_aborted and state.calls.is_draining:
                     exchange.error = _stopping()
             except OSError as error:  # some servers raise it after a disconnect
                 raise DisconnectedError from error
@@ -339,5 +341,5 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             writer.is_open = False
             await exchange.send_rest(last)
 
-    with state.running(generation):
+    with state.calls.running(generation):
         await while_watched(writer.watch, run)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from penstock.server.state import Generation, State
+    from penstock.server.calls import Generation
+    from penstock.server.state import State
 
 __all__ = ["LARGE_PIECE", "Exchange", "too_large"]
 
@@ -77,7 +78,7 @@ class Exchange:
 
     def close(self) -> None:
         """The response has been sent, or cannot be."""
-        self._state.release_body_bytes(self.client, self._num_body_bytes)
+        self._state.body_bytes.release(self.client, self._num_body_bytes)
         self._num_body_bytes = 0
 
     def query(self) -> dict[str, str]:
@@ -102,7 +103,7 @@ class Exchange:
 
     def hold(self, size: int) -> None:
         """Count memory as that of a body, until the response has been sent. Raises if there is no room."""
-        self._state.take_body_bytes(self.client, size, self._num_body_bytes)
+        self._state.body_bytes.take(self.client, size, self._num_body_bytes)
         self._num_body_bytes += size
 
     async def in_body_thread(
@@ -173,7 +174,7 @@ class Exchange:
 
     def error_of(self, error: BaseException) -> ApiError:
         """The response for an exception of the route."""
-        if self._state.is_loading and isinstance(error, penstock.EngineStoppedError):
+        if self._state.models.is_loading and isinstance(error, penstock.EngineStoppedError):
             logger.warning("request refused: the model is still loading")
             return ApiError(503, "the model is still loading", code="unavailable", retry_after=5)
         return api_error(error) if self.generation is None else self.generation.error_of(error)

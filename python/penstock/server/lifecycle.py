@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.server.application import Application
     from penstock.server.batch.batches import Batches
-    from penstock.server.state import Model
+    from penstock.server.models import Model
 
 __all__ = ["Server", "run"]
 
@@ -96,21 +96,21 @@ class Server(uvicorn.Server):
 
     def drain(self) -> None:
         """Refuse new requests, and exit when the others have finished."""
-        if not self._state.is_draining:
-            self._state.is_draining = True
+        if not self._state.calls.is_draining:
+            self._state.calls.is_draining = True
             self._deadline = anyio.current_time() + self._drain_timeout
-            logger.info("draining: %d unfinished requests", self._state.num_active)
+            logger.info("draining: %d unfinished requests", self._state.calls.num_active)
 
     async def on_tick(self, counter: int) -> bool:
         """Called several times per second; returns whether to exit."""
         if self._num_signals:
             self.drain()
-        if self._state.is_draining:
+        if self._state.calls.is_draining:
             is_late = self._num_signals >= _FORCE or anyio.current_time() >= self._deadline
-            if is_late and self._state.num_active:
-                logger.warning("aborting %d unfinished requests", self._state.num_active)
-                self._state.abort_all()
-            self.should_exit = self.should_exit or is_late or not self._state.num_active
+            if is_late and self._state.calls.num_active:
+                logger.warning("aborting %d unfinished requests", self._state.calls.num_active)
+                self._state.calls.abort_all()
+            self.should_exit = self.should_exit or is_late or not self._state.calls.num_active
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -204,7 +204,7 @@ async def _run_batches(batches: Batches, server: Server, errors: list[Exception]
 
 
 async def _serve(application: Application, server: Server, listener: socket.socket) -> None:
-    models = application.state.selected(None)
+    models = application.state.models.selected(None)
     errors: list[Exception] = []
     with server.capture_signals():  # also while the engines close
         async with anyio.create_task_group() as group:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from penstock.server.state import State
+    from penstock.server.tracing import Tracer
 
 __all__ = ["Action", "Endpoint", "Handler", "RouteRow"]
 
@@ -71,6 +72,7 @@ class Endpoint:
         path: str | None,
         actions: Mapping[str, Action],
         error_body: Callable[[ApiError], dict[str, Any]] = ApiError.body,
+        tracer: Tracer | None = None,
     ) -> None:
         self._state = state
         self._path = path
@@ -82,6 +84,7 @@ class Endpoint:
         access = next((action.access for action in actions.values()), None)
         self._other = Action(self._answer_other, "open" if access == "open" else "key")
         self._error_body = error_body
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -106,8 +109,8 @@ class Endpoint:
             level = logging.DEBUG if self._path in PROBES else logging.INFO
             if access_logger.isEnabledFor(level):
                 access_logger.log(level, self._access(exchange, seconds))
-            if self._state.tracer is not None and exchange.generation is not None:
-                self._state.tracer.add(exchange, exchange.generation, seconds)
+            if self._tracer is not None and exchange.generation is not None:
+                self._tracer.add(exchange, exchange.generation, seconds)
             request_id.reset(token)
 
     def _access(self, exchange: Exchange, seconds: float) -> AccessRecord:
@@ -129,7 +132,7 @@ class Endpoint:
     async def _answer(self, exchange: Exchange) -> None:
         state = self._state
         action = self._actions.get(exchange.scope["method"], self._other)
-        if state.is_draining:
+        if state.calls.is_draining:
             exchange.end_connection()
         is_counted = False
         try:
@@ -138,7 +141,7 @@ class Endpoint:
             client.set(exchange.client)
             renderer.set(state.templates.template)
             if action.access == "generate":
-                state.enter()
+                state.calls.enter()
                 is_counted = True
             await action.handler(state, exchange)
         except DisconnectedError:
@@ -148,7 +151,7 @@ class Endpoint:
                 await exchange.send_error(exchange.error_of(error))
         finally:
             if is_counted:
-                state.leave()
+                state.calls.leave()
 
     def _check(self, exchange: Exchange, access: Access) -> bytes:
         """Check what can be checked without the body; returns the digest of a known key."""

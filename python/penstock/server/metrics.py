@@ -64,14 +64,14 @@ class _Collector(Collector):
 
     def __init__(self, state: State) -> None:
         self._state = state
-        models = state.selected(None)
+        models = state.models.selected(None)
         #: Of the models that were open once.
         self._measures = {model: model.measures for model in models if model.max_model_len is not None}
 
     def collect(self) -> Iterable[Metric]:
         """The metric families."""
         families = Families()
-        for model in self._state.selected(None):
+        for model in self._state.models.selected(None):
             status = state_of(model, self._state)["status"]
             stats = add_engine(families, model.name, model.engine, status)
             measures = self._measures.get(model)
@@ -87,9 +87,9 @@ class _Collector(Collector):
     def _add_http(self, families: Families) -> None:
         http = self._state.http
         text = "Bytes of the bodies of unfinished HTTP requests, of their values and of their responses."
-        families.gauge("http_body_bytes", text, {}, self._state.num_body_bytes)
+        families.gauge("http_body_bytes", text, {}, self._state.body_bytes.total)
         text = "HTTP requests rejected because the bodies of all requests and responses were too large."
-        families.counter("http_bodies_rejected", text, {}, self._state.num_rejected_bodies)
+        families.counter("http_bodies_rejected", text, {}, self._state.body_bytes.num_rejected)
         # The event loop adds items meanwhile.
         for (handler, method, status), count in list(http.requests.items()):
             labels = {"handler": handler, "method": method, "status": status}

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import penstock
-    from penstock.server.state import Generation, State
+    from penstock.server.calls import Generation
+    from penstock.server.state import State
 
 __all__ = ["PromptBatch"]
 

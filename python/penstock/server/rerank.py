@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.server.calls import Call
 from penstock.server.disconnects import while_connected
 from penstock.server.errors import invalid
 from penstock.server.generation import begin, concurrency_of
@@ -12,13 +13,13 @@ from penstock.server.prompt_batch import PromptBatch
 from penstock.server.prompts import check_length, max_bytes
 from penstock.server.protocol.rerank import RerankRequest, ScoreRequest, TextObject
 from penstock.server.sampling import Unsupported, read_request
-from penstock.server.state import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
-    from penstock.server.state import Generation, State
+    from penstock.server.state import State
 
     #: A query and a document.
     Pair = tuple[str, str]
@@ -78,8 +79,8 @@ async def score(state: State, exchange: Exchange) -> None:
 
 def _check_number(state: State, field: str, texts: Sequence[object]) -> None:
     """Check the number of texts before anything is made of them."""
-    if not 0 < len(texts) <= state.max_prompts:
-        raise invalid(field, f"a list of {len(texts)}", f"a list of 1 to {state.max_prompts} texts")
+    if not 0 < len(texts) <= state.calls.max_prompts:
+        raise invalid(field, f"a list of {len(texts)}", f"a list of 1 to {state.calls.max_prompts} texts")
 
 
 def _texts(state: State, request: ScoreRequest, name: str, other: str) -> tuple[str, list[str]]:
@@ -115,7 +116,7 @@ async def _scored(
     async def take(index: int, result: penstock.Result) -> None:
         scores[index] = reranker.score(result)
 
-    with state.running(generation):
+    with state.calls.running(generation):
         await while_connected(exchange.receive, lambda: batch.run(take, concurrency=concurrency))
     return generation, batch, scores
 
@@ -135,6 +136,6 @@ def _prompt_sizes(
 def _reranker(state: State, name: str | None) -> penstock.Reranker:
     """The reranker that a request names."""
     try:
-        return penstock.Reranker(state.select(name).model.engine, state.settings.rerank)
+        return penstock.Reranker(state.models.select(name).model.engine, state.settings.rerank)
     except penstock.InvalidRequestError as error:
         raise invalid("model", name, f"a reranker: {error}") from error

@@ -13,7 +13,7 @@ from penstock.server.application import app
 from penstock.server.connection import limited_protocol
 from penstock.server.lifecycle import run
 from penstock.server.listener import Address, Tls, listening, tls_context
-from penstock.server.state import Progress
+from penstock.server.models import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ async def tokenize(state: State, exchange: Exchange) -> None:
     """The token ids of a text or a chat, with the limit of the model."""
     fields = await exchange.read_object()
     request = converted(fields, TokenizeRequest)
-    model = state.select(request.model).model
+    model = state.models.select(request.model).model
     if (request.prompt is None) == (request.messages is None):
         unknown = next((name for name in fields if name not in TokenizeRequest.__struct_fields__), None)
         hint = "" if unknown is None else f"; the field {unknown[:64]!r} is unknown"
@@ -73,7 +73,7 @@ def _tokenized(
 async def detokenize(state: State, exchange: Exchange) -> None:
     """The text of token ids."""
     request = converted(await exchange.read_object(), DetokenizeRequest)
-    model = state.select(request.model).model
+    model = state.models.select(request.model).model
     work = partial(state.tokenizer_threads.run, _detokenized, model.engine, request.tokens)
     await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 

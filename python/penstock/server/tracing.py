@@ -17,8 +17,8 @@ from penstock.server.usage import finish_reason
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
-    from penstock.server.state import Generation
 
 __all__ = ["Tracer", "endpoint_of_environment"]
 

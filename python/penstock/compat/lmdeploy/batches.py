@@ -17,8 +17,8 @@ from penstock.compat.lmdeploy.streams import FAILURES, acquire
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.compat.lmdeploy.engine_context import EngineContext
     from penstock.compat.lmdeploy.generation import Ask
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["infer", "read", "response_of"]
 
@@ -80,9 +80,9 @@ class _Prompts:
     """Prepares the prompts of a batch, each when the batch takes it."""
 
     def __init__(
-        self, engine: AsyncEngine, asks: Iterator[tuple[int, Ask]], session_ids: Sequence[int] | None
+        self, context: EngineContext, asks: Iterator[tuple[int, Ask]], session_ids: Sequence[int] | None
     ) -> None:
-        self._engine = engine
+        self._context = context
         self._asks = asks
         self._session_ids = session_ids
         self._params: deque[penstock.SamplingParams] = deque()
@@ -93,10 +93,10 @@ class _Prompts:
     def __iter__(self) -> Iterator[Any]:
         num_started = 0
         for index, ask in self._asks:
-            turn = Turn(self._engine, ask)
+            turn = Turn(self._context, ask)
             try:
                 if self._session_ids is not None:
-                    acquire(self._engine, turn, self._session_ids[index])
+                    acquire(self._context, turn, self._session_ids[index])
                 prompt, params = turn.prepare()
             except FAILURES as error:
                 self.failed.append(_response(turn, turn.failed(error), index))
@@ -109,7 +109,7 @@ class _Prompts:
             self._params.append(params)
             num_started += 1
             yield prompt
-            if self._engine.is_closed:  # `end` has the other prompts
+            if self._context.is_closed():  # `end` has the other prompts
                 return
 
     def params(self) -> Iterator[penstock.SamplingParams]:
@@ -145,7 +145,7 @@ class _Prompts:
         for index, turn in self.running.values():
             yield _response(turn, turn.failed(error) if error else turn.aborted(), index)
         for index, ask in self._asks:
-            turn = Turn(self._engine, ask)
+            turn = Turn(self._context, ask)
             yield _response(turn, turn.failed(error) if error else turn.aborted(), index)
 
     def release(self) -> None:
@@ -155,7 +155,7 @@ class _Prompts:
 
 
 def read(
-    engine: AsyncEngine,
+    context: EngineContext,
     asks: Iterator[tuple[int, Ask]],
     *,
     streams: bool,
@@ -165,16 +165,16 @@ def read(
 
     Closing the iterator cancels what runs.
     """
-    prompts = _Prompts(engine, asks, session_ids)
-    blocking = engine.engine.blocking
-    limit = engine.max_concurrency
+    prompts = _Prompts(context, asks, session_ids)
+    blocking = context.engine.blocking
+    limit = context.max_concurrency
     batch: Any
     if streams:
         batch = blocking.stream_many(prompts, prompts.params(), concurrency=limit)
     else:
         batch = blocking.generate_many(prompts, prompts.params(), concurrency=limit, ordered=False)
     prompts.batches.append(batch)
-    engine.batches.add(batch)
+    context.batches.add(batch)
     stopped = None
     try:
         with batch:
@@ -183,21 +183,21 @@ def read(
                     yield from prompts.take_failed()
                     yield from prompts.read(item)
             except penstock.EngineStoppedError as error:
-                if not engine.is_closed:  # else the prompts were cancelled
+                if not context.is_closed():  # else the prompts were cancelled
                     stopped = error
                     _log.warning("the engine has ended before its prompts: %s", error)
         yield from prompts.take_failed()
         yield from prompts.end(stopped)
     finally:
-        engine.batches.discard(batch)
+        context.batches.discard(batch)
         prompts.release()
 
 
-def infer(engine: AsyncEngine, asks: Iterator[Ask], num_asks: int, *, use_tqdm: bool) -> list[Response]:
+def infer(context: EngineContext, asks: Iterator[Ask], num_asks: int, *, use_tqdm: bool) -> list[Response]:
     """The outputs of all prompts, in their order; that of the first choice has the others."""
     outputs: dict[tuple[int, int], Response] = {}
     with _progress(num_asks) if use_tqdm else contextlib.nullcontext() as progress:
-        for part in read(engine, _with_choices(asks), streams=False):
+        for part in read(context, _with_choices(asks), streams=False):
             place = part.index, part.choice
             outputs[place] = outputs[place].extend(part) if place in outputs else part
             if progress is not None:

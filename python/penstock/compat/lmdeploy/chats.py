@@ -13,16 +13,16 @@ from penstock.compat.lmdeploy.streams import read_blocking
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.compat.lmdeploy.engine_context import EngineContext
     from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.response import Response
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
     from penstock.compat.lmdeploy.sessions import Session
 
 __all__ = ["turn"]
 
 
 def turn(
-    engine: AsyncEngine,
+    context: EngineContext,
     session: Session,
     prompt: Any,
     config: GenerationConfig,
@@ -33,14 +33,14 @@ def turn(
     variables: Mapping[str, Any],
 ) -> Iterator[Response]:
     """The parts of the answer. The session has the turn before its last part is returned."""
-    if not engine.sessions.is_busy(session.session_id):
+    if not context.sessions.is_busy(session.session_id):
         session.update(prompt=prompt, response=None)
-    messages, template = prompt, engine.template_of_adapter(adapter_name)
+    messages, template = prompt, context.template_of_adapter(adapter_name)
     rendering = (template, variables)
-    is_new = session.is_changed(rendering) or engine.sessions.length(session.session_id) < session.step
+    is_new = session.is_changed(rendering) or context.sessions.length(session.session_id) < session.step
     if is_new or session.step == 0 or not getattr(template, "can_continue", True):
         is_new = True
-        engine.sessions.end(session.session_id, only_idle=True)
+        context.sessions.end(session.session_id, only_idle=True)
         messages = _transcript(session.history, prompt)
     ask = Ask(
         messages,
@@ -54,14 +54,14 @@ def turn(
         streams=streams,
     )
     answer: Response | None = None
-    for item in read_blocking(engine, session.session_id, ask):
+    for item in read_blocking(context, session.session_id, ask):
         part = response_of(item)
         if answer is None:
             answer = dataclasses.replace(part, token_ids=[*part.token_ids])
         else:
             answer.extend(part)
         if part.finish_reason is not None and part.error_code != ErrorCode.REQUEST_CONFLICT:
-            _end(engine, session, prompt, answer, rendering)
+            _end(context, session, prompt, answer, rendering)
         yield part
 
 
@@ -80,8 +80,8 @@ def _messages(prompt: Any) -> list[Any]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def _end(engine: AsyncEngine, session: Session, prompt: Any, answer: Response, rendering: object) -> None:
+def _end(context: EngineContext, session: Session, prompt: Any, answer: Response, rendering: object) -> None:
     session.response = answer
     if answer.finish_reason in ("stop", "length"):
         session.history.append((prompt, answer.text))
-        session.set_computed(engine.sessions.length(session.session_id), rendering)
+        session.set_computed(context.sessions.length(session.session_id), rendering)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.compat.lmdeploy import prompts as forms
-from penstock.compat.lmdeploy.checks import refuse
 from penstock.compat.lmdeploy.sessions import Session, SessionTable
 
 if TYPE_CHECKING:
@@ -32,12 +31,12 @@ class EngineBase:
 
     def stop_session(self, session_id: int | Session) -> Done:
         """Cancel the session's request, if there is one; the session can be continued. Never waits."""
-        self.sessions.stop(self._session_id(session_id))
+        self.sessions.stop(self.sessions.id_of(session_id))
         return Done()
 
     def end_session(self, session_id: int | Session) -> Done:
         """Forget the session and its cached blocks; its request is cancelled. Never waits."""
-        self.sessions.end(self._session_id(session_id))
+        self.sessions.end(self.sessions.id_of(session_id))
         return Done()
 
     def stop_all_session(self) -> Done:
@@ -58,16 +57,7 @@ class EngineBase:
             return None
         given = list(sessions) if isinstance(sessions, (list, tuple)) else [sessions]
         forms.check_count("sessions", len(given), "session", num_prompts)
-        return [self._session_id(session) for session in given]
-
-    def _session_id(self, session: int | Session | None) -> int:
-        if session is None:
-            return self.sessions.new_id()
-        if isinstance(session, Session):
-            return session.session_id
-        if isinstance(session, bool) or not isinstance(session, int):
-            refuse("session_id", session, "an integer or a Session")
-        return session
+        return [self.sessions.id_of(session) for session in given]
 
     @property
     def is_closed(self) -> bool:

@@ -18,8 +18,8 @@ from penstock.compat.prompts import PromptTooLongError, encode_prompt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.compat.lmdeploy.messages import GenerationConfig
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
+    from penstock.compat.lmdeploy.engine_context import EngineContext
+    from penstock.compat.lmdeploy.generation_config import GenerationConfig
     from penstock.compat.lmdeploy.sessions import Lease
 
 __all__ = ["Ask", "GenOut", "Turn"]
@@ -94,20 +94,22 @@ class Ask:
         return self.input_ids is None
 
 
-def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, penstock.SamplingParams, int]:
+def prepare(
+    context: EngineContext, ask: Ask, lease: Lease | None
+) -> tuple[Any, penstock.SamplingParams, int]:
     """The token ids and the parameters of a request, and the number of new ids. Raises `RequestFailed`."""
-    engine.check_sampling(ask.config)
-    template = ask.template or engine.template_of_adapter(ask.adapter_name)
-    new = _input_ids(engine, ask, template)
+    context.check_sampling(ask.config)
+    template = ask.template or context.template_of_adapter(ask.adapter_name)
+    new = _input_ids(context, ask, template)
     past = array("i") if lease is None else lease.past
     total = len(past) + len(new)
-    if total >= engine.session_len:
+    if total >= context.session_len:
         message = (
-            f"history and input have {total} tokens; session_len is {engine.session_len}, "
+            f"history and input have {total} tokens; session_len is {context.session_len}, "
             "and at least one token is generated"
         )
         raise RequestFailed(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message)
-    room = engine.session_len - total
+    room = context.session_len - total
     wanted = ask.config.max_new_tokens
     if wanted is not None and wanted < 1:
         message = f"max_new_tokens={wanted} is not allowed: it must be at least 1, or None"
@@ -116,7 +118,7 @@ def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, pe
         options = sampling.options(
             ask.config,
             max_tokens=room if wanted is None else min(wanted, room),
-            tokenizer=engine.tokenizer,
+            tokenizer=context.tokenizer,
             template_stop_words=template.stop_words if ask.do_preprocess else None,
             seed=_seed(ask.config, lease),
         )
@@ -124,7 +126,7 @@ def prepare(engine: AsyncEngine, ask: Ask, lease: Lease | None) -> tuple[Any, pe
             options["adapter"] = ask.adapter_name
         if lease is not None and not lease.is_stateless:
             options["cache_salt"] = lease.salt
-        elif not engine.settings.enable_prefix_caching:
+        elif not context.uses_prefix_cache:
             options["use_prefix_cache"] = False
         params = penstock.SamplingParams(**options)
         if params.output_logits or params.output_hidden_states:
@@ -146,11 +148,11 @@ def _seed(config: GenerationConfig, lease: Lease | None) -> int:
     return secrets.randbits(63) if lease is None else lease.seed
 
 
-def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
+def _input_ids(context: EngineContext, ask: Ask, template: Any) -> list[int]:
     """The ids of the messages. Raises `RequestFailed`."""
     try:
         if ask.input_ids is not None:
-            ids = _checked(ask.input_ids, engine.engine.info.vocabulary_size)
+            ids = _checked(ask.input_ids, context.engine.info.vocabulary_size)
         else:
             if ask.do_preprocess:
                 text = template.messages2prompt(ask.messages, sequence_start=ask.start, **ask.variables)
@@ -159,7 +161,7 @@ def _input_ids(engine: AsyncEngine, ask: Ask, template: Any) -> list[int]:
             else:
                 text = "".join(message["content"] for message in ask.messages)
             ids = encode_prompt(
-                engine.tokenizer.encode, text, engine.session_len, name="session_len", add_bos=ask.start
+                context.tokenizer.encode, text, context.session_len, name="session_len", add_bos=ask.start
             )
     except RequestFailed:
         raise
@@ -188,8 +190,8 @@ _NOTHING = Part("", [], None, None, None)
 class Turn:
     """The state of a request that runs: it makes items of chunks, and ends the use of its session."""
 
-    def __init__(self, engine: AsyncEngine, ask: Ask) -> None:
-        self._engine = engine
+    def __init__(self, context: EngineContext, ask: Ask) -> None:
+        self._context = context
         self.ask = ask
         self.lease: Lease | None = None
         self.request: Any = None
@@ -213,9 +215,9 @@ class Turn:
         lease = self.lease
         if lease is not None:
             self.history_len = len(lease.past)
-        prompt, params, self.input_len = prepare(self._engine, self.ask, lease)
+        prompt, params, self.input_len = prepare(self._context, self.ask, lease)
         self._new = prompt[self.history_len :] if self.history_len else prompt
-        self._reader = Reader(self._engine, self.ask.config, params)
+        self._reader = Reader(self._context.tokenizer, self.ask.config, params)
         return prompt, params
 
     def begin(self, request: Any) -> None:

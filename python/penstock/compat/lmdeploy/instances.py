@@ -6,6 +6,7 @@ import enum
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.compat.lmdeploy import scores
 from penstock.compat.lmdeploy.checks import check_arguments, token_ids
 from penstock.compat.lmdeploy.errors import ErrorCode
 from penstock.compat.lmdeploy.generation import Ask, GenOut
@@ -15,8 +16,8 @@ from penstock.compat.lmdeploy.streams import AsyncStream, read_blocking
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.compat.lmdeploy.engine_context import EngineContext
     from penstock.compat.lmdeploy.generation_config import GenerationConfig
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["EngineOutput", "Instance", "ResponseType"]
 
@@ -68,8 +69,8 @@ class Instance:
     `step` and `stop` are those of `AsyncEngine.generate`.
     """
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
 
     def async_stream_infer(
         self,
@@ -88,7 +89,7 @@ class Instance:
         ask = self._ask(
             input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
         )
-        stream = AsyncStream(self._engine, session_id, ask)
+        stream = AsyncStream(self._context, session_id, ask)
         if stop:
             self.cancel(session_id)
             stream.set_items([GenOut("", 0, 0, 0, "abort")])
@@ -116,7 +117,7 @@ class Instance:
             input_ids, gen_config, sequence_start, sequence_end, step, stream_output, adapter_name
         )
         ids: list[int] = []
-        for item in read_blocking(self._engine, session_id, ask):
+        for item in read_blocking(self._context, session_id, ask):
             yield _output(item, ids)
 
     def infer(
@@ -140,7 +141,7 @@ class Instance:
         streams: bool,
         adapter_name: str | None,
     ) -> Ask:
-        self._engine.check_open()
+        self._context.check_open()
         check_arguments(
             sequence_start=start, sequence_end=end, stream_output=streams, adapter_name=adapter_name
         )
@@ -158,19 +159,19 @@ class Instance:
 
     def decode(self, input_ids: Any) -> Any:
         """The logits of all positions; see `AsyncEngine.get_logits`."""
-        return self._engine.get_logits(input_ids)
+        return scores.logits(self._context, input_ids)
 
     def get_ppl(self, input_ids: Any) -> list[float]:
         """The mean cross entropy of each text; see `AsyncEngine.get_ppl`."""
-        return self._engine.get_ppl(input_ids)
+        return scores.mean_cross_entropies(self._context, input_ids)
 
     def cancel(self, session_id: int) -> None:
         """Cancel the session's request, if there is one."""
-        self._engine.stop_session(session_id)
+        self._context.sessions.stop(self._context.sessions.id_of(session_id))
 
     def end(self, session_id: int) -> None:
         """Forget the session."""
-        self._engine.end_session(session_id)
+        self._context.sessions.end(self._context.sessions.id_of(session_id))
 
     async def async_cancel(self, session_id: int) -> None:
         """The same as `cancel`."""

@@ -13,8 +13,8 @@ from penstock._install import missing_extra
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.compat.lmdeploy.messages import GenerationConfig
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
+    from penstock.compat.lmdeploy.generation_config import GenerationConfig
+    from penstock.compat.lmdeploy.tokenizer import Tokenizer
 
 __all__ = ["Part", "Reader", "joined", "to_torch", "torch"]
 
@@ -43,9 +43,9 @@ class Reader:
     """
 
     def __init__(
-        self, engine: AsyncEngine, config: GenerationConfig, params: penstock.SamplingParams
+        self, tokenizer: Tokenizer, config: GenerationConfig, params: penstock.SamplingParams
     ) -> None:
-        self._tokenizer = engine.tokenizer.model
+        self._tokenizer = tokenizer.model
         self._decode = partial(
             self._tokenizer.decode,
             skip_special_tokens=params.skip_special_tokens,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.compat.lmdeploy.checks import refuse, token_ids
+from penstock.compat.lmdeploy.checks import check_arguments, refuse, token_ids
 from penstock.compat.lmdeploy.outputs import to_torch, torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["logits", "mean_cross_entropies", "token_lists"]
+    from penstock.compat.lmdeploy.engine_context import EngineContext
+
+__all__ = ["logits", "mean_cross_entropies"]
 
 
-def token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[int]]:
+def _token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[int]]:
     """The token ids of each text; `input_ids` are those of one text or of several."""
     given = input_ids.tolist() if hasattr(input_ids, "tolist") else input_ids
     if not isinstance(given, (list, tuple)) or not given:
@@ -33,14 +35,16 @@ def token_lists(input_ids: Any, min_tokens: int, vocab_size: int) -> list[list[i
     return texts
 
 
-def mean_cross_entropies(
-    engine: penstock.Engine, texts: Sequence[Sequence[int]], width: int, adapter: str | None
-) -> list[float]:
+def mean_cross_entropies(context: EngineContext, input_ids: Any, adapter: str | None = None) -> list[float]:
     """For each text the mean of the negative log probabilities of all tokens but the first.
 
-    A text longer than `width` is computed in windows of `width` tokens. Each begins half of `width` after the
+    A text longer than `session_len` is computed in windows of this width. Each begins half of it after the
     one before, and counts the tokens that no window before it had.
     """
+    context.check_open()
+    check_arguments(adapter_name=adapter)
+    engine, width = context.engine, context.session_len
+    texts = _token_lists(input_ids, 2, engine.info.vocabulary_size)
     windows = [
         (index, num_counted, ids[begin:end])
         for index, ids in enumerate(texts)
@@ -79,14 +83,17 @@ def _scores(
     return found
 
 
-def logits(engine: penstock.Engine, texts: Sequence[Sequence[int]], adapter: str | None) -> Any:
+def logits(context: EngineContext, input_ids: Any, adapter: str | None = None) -> Any:
     """The logits of all positions: `(texts, tokens of the longest text, vocabulary)`; zeros follow a text."""
+    context.check_open()
+    check_arguments(adapter_name=adapter)
+    texts = _token_lists(input_ids, 1, context.engine.info.vocabulary_size)
     package = torch()
     params = penstock.SamplingParams(
         max_tokens=1, temperature=0.0, output_logits="prompt", use_prefix_cache=False, adapter=adapter
     )
     rows = []
-    for result in _results(engine, texts, params):
+    for result in _results(context.engine, texts, params):
         if result.logits is None:
             message = "a result has no logits; this is a bug in penstock"
             raise AssertionError(message)

@@ -15,7 +15,7 @@ import threading
 from array import array
 from collections import deque
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import penstock
 from penstock.compat.lmdeploy.checks import check_integer, refuse
@@ -25,8 +25,7 @@ from penstock.compat.lmdeploy.generation_config import GenerationConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.compat.lmdeploy.engine_base import EngineBase
-    from penstock.compat.lmdeploy.messages import Response
+    from penstock.compat.lmdeploy.response import Response
 
 __all__ = ["Session", "SessionTable"]
 
@@ -102,6 +101,16 @@ class SessionTable:
     def new_id(self) -> int:
         """An id that no session has."""
         return next(self._ids)
+
+    def id_of(self, session: int | Session | None) -> int:
+        """The session's id, a new one for `None`. Raises `ArgumentError` for other values."""
+        if session is None:
+            return self.new_id()
+        if isinstance(session, Session):
+            return session.session_id
+        if isinstance(session, bool) or not isinstance(session, int):
+            refuse("session_id", session, "an integer or a Session")
+        return session
 
     def acquire(
         self, session_id: int, cancel: Callable[[], None], *, start: bool, end: bool, step: int
@@ -216,6 +225,16 @@ class SessionTable:
             return 0 if state is None else len(state.ids)
 
 
+class SessionOwner(Protocol):
+    """An engine as its `Session` objects use it."""
+
+    def stop_session(self, session_id: int) -> object:
+        """Cancel the request of the session that runs."""
+
+    def end_session(self, session_id: int) -> object:
+        """Forget the tokens of the session."""
+
+
 class Session:
     """A conversation: `Pipeline.chat` adds a turn to it.
 
@@ -228,7 +247,7 @@ class Session:
     A program can change `history`; the next turn then begins with it.
     """
 
-    def __init__(self, session_id: int, engine: EngineBase | None = None, **values: Any) -> None:
+    def __init__(self, session_id: int, engine: SessionOwner | None = None, **values: Any) -> None:
         self._engine = engine
         self.session_id = session_id
         self.prompt: Any = None
@@ -240,7 +259,7 @@ class Session:
         self._rendering: object = None  # that of these turns
         self.update(**values)
 
-    def bind(self, engine: EngineBase) -> None:
+    def bind(self, engine: SessionOwner) -> None:
         """Use the session with this engine. Raises `ArgumentError` if it belongs to another one."""
         if self._engine is not None and self._engine is not engine:
             refuse("session", self, "a session of this engine")

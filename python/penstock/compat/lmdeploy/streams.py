@@ -16,8 +16,8 @@ from penstock.compat.lmdeploy.sessions import RequestFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.compat.lmdeploy.engine_context import EngineContext
     from penstock.compat.lmdeploy.generation import Ask
-    from penstock.compat.lmdeploy.serve.async_engine import AsyncEngine
 
 __all__ = ["AsyncStream", "read_blocking"]
 
@@ -25,10 +25,12 @@ __all__ = ["AsyncStream", "read_blocking"]
 FAILURES = (RequestFailed, penstock.RequestError, penstock.EngineStoppedError)
 
 
-def acquire(engine: AsyncEngine, turn: Turn, session_id: int) -> None:
+def acquire(context: EngineContext, turn: Turn, session_id: int) -> None:
     """Begin the use of the session; raises `RequestFailed`."""
     ask = turn.ask
-    turn.lease = engine.sessions.acquire(session_id, turn.cancel, start=ask.start, end=ask.end, step=ask.step)
+    turn.lease = context.sessions.acquire(
+        session_id, turn.cancel, start=ask.start, end=ask.end, step=ask.step
+    )
 
 
 def too_long(turn: Turn, error: Exception) -> GenOut | None:
@@ -46,10 +48,10 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
     Dropping it cancels the request at once, also without a running event loop.
     """
 
-    def __init__(self, engine: AsyncEngine, session_id: int, ask: Ask) -> None:
-        self._engine = engine
+    def __init__(self, context: EngineContext, session_id: int, ask: Ask) -> None:
+        self._context = context
         self._session_id = session_id
-        self._turn = Turn(engine, ask)
+        self._turn = Turn(context, ask)
         self._request: penstock.Request | None = None
         self._is_reading = False
         self._items: list[GenOut] = []  # in reverse order
@@ -91,7 +93,7 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
             return self._items.pop()
         if self._turn.is_over:
             raise StopAsyncIteration
-        self._engine.check_open()
+        self._context.check_open()
         self._is_reading = True
         try:
             request = await self._start()
@@ -111,15 +113,15 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
 
     async def _start(self) -> penstock.Request | None:
         """Start the request; `None` if it was cancelled before."""
-        engine, turn = self._engine, self._turn
-        acquire(engine, turn, self._session_id)
+        context, turn = self._context, self._turn
+        acquire(context, turn, self._session_id)
         if turn.ask.is_long():
             prompt, params = await anyio.to_thread.run_sync(turn.prepare, abandon_on_cancel=True)
         else:
             prompt, params = turn.prepare()
         if turn.is_cancelled:
             return None
-        request = await engine.engine.start_request(prompt, params)
+        request = await context.engine.start_request(prompt, params)
         turn.begin(request)
         return request
 
@@ -157,17 +159,17 @@ class AsyncStream(AsyncGenerator[GenOut, None]):
             self.close()
 
 
-def read_blocking(engine: AsyncEngine, session_id: int, ask: Ask) -> Iterator[GenOut]:
+def read_blocking(context: EngineContext, session_id: int, ask: Ask) -> Iterator[GenOut]:
     """The items of a request, without an event loop. Closing or dropping the iterator cancels the request."""
-    turn = Turn(engine, ask)
+    turn = Turn(context, ask)
     try:
         try:
-            acquire(engine, turn, session_id)
+            acquire(context, turn, session_id)
             prompt, params = turn.prepare()
             if turn.is_cancelled:
                 yield turn.aborted()
                 return
-            turn.begin(engine.engine.blocking.start_request(prompt, params))
+            turn.begin(context.engine.blocking.start_request(prompt, params))
             if not ask.streams:
                 yield from turn.read_last(turn.request.result())
                 return

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import zlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Checksum", "Hasher", "of_base64", "start_hasher"]
+__all__ = ["Checksum", "Hasher", "hash_file", "of_base64", "start_hasher"]
+
+_HASH_CHUNK = 1 << 20
 
 
 class Checksum(NamedTuple):
@@ -70,3 +73,10 @@ def of_base64(algorithm: str, text: str) -> Checksum | None:
         return Checksum(algorithm, base64.b64decode(text, validate=True).hex())
     except ValueError:
         return None
+
+
+def hash_file(hasher: Hasher, file: int, start: int, stop: int) -> None:
+    """Add the bytes of this range of a file to a digest."""
+    while start < stop and (data := os.pread(file, min(_HASH_CHUNK, stop - start), start)):
+        hasher.update(data)
+        start += len(data)

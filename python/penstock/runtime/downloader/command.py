@@ -100,7 +100,8 @@ def download(
     try:
         import urllib3  # noqa: F401 - is the extra installed?
 
-        from penstock.runtime.downloader import DownloadError, InvalidArgumentError, download_model
+        from penstock.runtime.downloader.errors import DownloadError, InvalidArgumentError
+        from penstock.runtime.downloader.model import download_model
     except ModuleNotFoundError as error:
         message = missing_extra("the downloader", error.name, "runtime")
         raise click.ClickException(message) from error

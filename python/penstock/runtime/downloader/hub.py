@@ -20,8 +20,8 @@ from penstock.runtime.downloader.errors import (
     TooLargeError,
     TransferError,
 )
+from penstock.runtime.downloader.files import RemoteFile
 from penstock.runtime.downloader.retries import FileChangedError
-from penstock.runtime.downloader.sources import RemoteFile
 from penstock.runtime.downloader.transport import joined, origin_of, parsed
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from penstock.runtime.downloader.retries import FileChangedError, TemporaryError
 
 if TYPE_CHECKING:
     from penstock.runtime.downloader.checksums import Checksum, Hasher
+    from penstock.runtime.downloader.files import RemoteFile
     from penstock.runtime.downloader.progress import Counts
-    from penstock.runtime.downloader.sources import RemoteFile, Source
+    from penstock.runtime.downloader.sources import Source
     from penstock.runtime.downloader.target import Target
     from penstock.runtime.downloader.transport import Session
 

@@ -13,9 +13,9 @@ from penstock.runtime.downloader.errors import (
     ModelNotFoundError,
     TransferError,
 )
+from penstock.runtime.downloader.files import RemoteFile
 from penstock.runtime.downloader.names import is_state
 from penstock.runtime.downloader.retries import FileChangedError
-from penstock.runtime.downloader.sources import RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

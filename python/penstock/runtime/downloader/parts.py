@@ -14,26 +14,20 @@ import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.runtime.downloader.checksums import hash_file
+
 if TYPE_CHECKING:
     from penstock.runtime.downloader.checksums import Hasher
-    from penstock.runtime.downloader.sources import RemoteFile
+    from penstock.runtime.downloader.files import RemoteFile
     from penstock.runtime.downloader.target import Target
 
-__all__ = ["PartialFile", "hash_file"]
+__all__ = ["PartialFile"]
 
 #: Smaller files are not resumed.
 MIN_RESUMED = 1 << 20
 MIN_PART_SIZE = 1 << 16
 _OFFSET = 4096
 _COUNT = struct.Struct("<Q")
-_HASH_CHUNK = 1 << 20
-
-
-def hash_file(hasher: Hasher, file: int, start: int, stop: int) -> None:
-    """Add the bytes of this range of a file to a digest."""
-    while start < stop and (data := os.pread(file, min(_HASH_CHUNK, stop - start), start)):
-        hasher.update(data)
-        start += len(data)
 
 
 def _key_of(name: str) -> str:

@@ -17,9 +17,9 @@ from penstock.runtime.downloader.errors import (
     TooLargeError,
     TransferError,
 )
+from penstock.runtime.downloader.files import RemoteFile
 from penstock.runtime.downloader.options import REGION, variable_of
 from penstock.runtime.downloader.retries import FileChangedError
-from penstock.runtime.downloader.sources import RemoteFile
 from penstock.runtime.downloader.transport import parsed, size_of
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -13,28 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.runtime.downloader.checksums import Checksum
+    from penstock.runtime.downloader.files import RemoteFile
     from penstock.runtime.downloader.options import Options
     from penstock.runtime.downloader.transport import Session
 
-__all__ = ["Content", "RemoteFile", "Source", "resolve"]
+__all__ = ["Content", "Source", "resolve"]
 
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)")
 _LOCAL = ("/", "./", "../", "~")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """A file of a model."""
-
-    #: The path below the model's directory.
-    name: str
-    #: None if the server does not send it.
-    size: int | None
-    #: Another content has another version; empty if the server sends none.
-    version: str
-    checksum: Checksum | None = None
-    #: For the source: a name, or the ETag of a file of a web server.
-    key: str = ""
 
 
 class Content(Protocol):

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from penstock.runtime.downloader.checksums import hash_file
 from penstock.runtime.downloader.errors import (
     ForeignFileError,
     InsufficientSpaceError,
@@ -35,13 +36,12 @@ from penstock.runtime.downloader.errors import (
 )
 from penstock.runtime.downloader.names import folders_of, is_safe, is_state
 from penstock.runtime.downloader.ownership import is_own, is_private, make_folder, make_private
-from penstock.runtime.downloader.parts import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from penstock.runtime.downloader.checksums import Hasher
-    from penstock.runtime.downloader.sources import RemoteFile
+    from penstock.runtime.downloader.files import RemoteFile
 
 __all__ = ["ModelState", "Target", "check_other_models", "model_directory", "model_state"]
 

@@ -26,9 +26,10 @@ from penstock.runtime.downloader.target import Target, check_other_models
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from penstock.runtime.downloader.files import RemoteFile
     from penstock.runtime.downloader.options import Options
     from penstock.runtime.downloader.retries import Clock
-    from penstock.runtime.downloader.sources import RemoteFile, Source
+    from penstock.runtime.downloader.sources import Source
 
 __all__ = ["download"]
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.runtime.downloader.checksums import Checksum
+    from penstock.runtime.downloader.files import RemoteFile
     from penstock.runtime.downloader.retries import Pacer
-    from penstock.runtime.downloader.sources import RemoteFile
 
 __all__ = ["Body", "Reply", "Session", "joined", "origin_of", "parsed", "shown", "size_of"]
 

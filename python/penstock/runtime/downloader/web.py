@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 from penstock.runtime.downloader.checksums import Checksum
 from penstock.runtime.downloader.errors import InvalidArgumentError
+from penstock.runtime.downloader.files import RemoteFile
 from penstock.runtime.downloader.retries import FileChangedError
-from penstock.runtime.downloader.sources import RemoteFile
 from penstock.runtime.downloader.transport import parsed, shown
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import anyio.to_thread
 from penstock.runtime.engine import EngineClient
 from penstock.runtime.engines.kvcached import Segment, read_segment, set_limit
 from penstock.runtime.errors import ApiError
-from penstock.runtime.metrics import parsed
+from penstock.runtime.exposition import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

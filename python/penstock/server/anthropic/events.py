@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
+    from penstock.server.calls import Generation
     from penstock.server.protocol.anthropic import MessagesRequest
-    from penstock.server.state import Generation
 
 __all__ = ["MessageEvents", "edits_of", "is_thinking_shown", "stop_of", "usage_of"]
 

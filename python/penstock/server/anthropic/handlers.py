@@ -23,17 +23,18 @@ from penstock.server.anthropic.events import (
     tool_use,
     usage_of,
 )
+from penstock.server.calls import Call
 from penstock.server.disconnects import while_connected
 from penstock.server.generation import begin, generate, stream
 from penstock.server.prompts import encode_chat, template_options
 from penstock.server.protocol.anthropic import CountRequest, MessagesRequest
 from penstock.server.protocol.template import TemplateFields
 from penstock.server.sampling import ONE_OUTPUT, Unsupported, fields_named, read_request, sampling_options
-from penstock.server.state import Call
 
 if TYPE_CHECKING:
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
-    from penstock.server.state import Generation, State
+    from penstock.server.state import State
 
 __all__ = ["count_tokens", "messages"]
 
@@ -78,7 +79,7 @@ async def count_tokens(state: State, exchange: Exchange) -> None:
     """The number of tokens of a prompt."""
     _, request = await read_request(state, exchange, CountRequest, LABELS | _FIELDS, UNSUPPORTED)
     check_edits(request)
-    model = state.select(request.model).model
+    model = state.models.select(request.model).model
     tools, template = chat_tools(request.tools), _template(state, request)
     messages = await exchange.in_body_thread(chat_messages, request)
     count = partial(state.tokenizer_threads.run, encode_chat, model.engine, messages, tools, template)

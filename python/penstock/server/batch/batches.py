@@ -25,7 +25,6 @@ from penstock.server.batch.lines import (
     LineReader,
     Problem,
     Requester,
-    answer_line,
     unanswered,
 )
 from penstock.server.batch.results import Results
@@ -37,11 +36,13 @@ from penstock.server.logs import request_id
 from penstock.server.threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from penstock.server.state import State
+    from penstock.server.models import Models
+    from penstock.server.settings import ServerSettings
+    from penstock.server.templates import TemplateProcess
 
 __all__ = ["Batches"]
 
@@ -73,9 +74,22 @@ class _Client:
 class Batches:
     """The files and batches of all clients, while `run` runs."""
 
-    def __init__(self, state: State, root: str) -> None:
-        self._state = state
+    def __init__(
+        self,
+        root: str,
+        settings: ServerSettings,
+        keys: Collection[bytes],
+        models: Models,
+        templates: TemplateProcess,
+        answer: Callable[[Line, Requester], Awaitable[Answer]],
+    ) -> None:
+        """`keys` are the hashes of the clients' keys; `answer` computes the response to a line."""
         self._root = Path(root)
+        self._settings = settings
+        self._keys = keys
+        self._models = models
+        self._templates = templates
+        self._compute = answer
         self._clients: dict[bytes, _Client] = {}
         self._group: TaskGroup | None = None
         #: Threads that write, and those that read.
@@ -137,11 +151,8 @@ class Batches:
 
     def _open(self) -> dict[bytes, Folder]:
         """The folders of the clients by key."""
-        keys = {*self._state.keys, *self._state.admin_keys}
-        if not self._state.keys:
-            keys.add(b"")
-        names = {key: key.hex()[:_DIGITS] or _SHARED for key in keys}
-        return {key: Folder(self._root / name, self._state.settings) for key, name in names.items()}
+        names = {key: key.hex()[:_DIGITS] or _SHARED for key in self._keys}
+        return {key: Folder(self._root / name, self._settings) for key, name in names.items()}
 
     async def _run(self, task_status: TaskStatus[None]) -> None:
         try:
@@ -165,7 +176,7 @@ class Batches:
         """Run the batches of a client until all have ended."""
         request_id.set("")
         client.set(found.requester.client)
-        renderer.set(self._state.templates.template)
+        renderer.set(self._templates.template)
         while batch := found.folder.next_batch():
             end = "failed"
             found.scopes = {batch.id: anyio.CancelScope()}
@@ -201,7 +212,7 @@ class Batches:
         checked = FileCheck(
             folder.path_of(batch.fields["input_file_id"]),
             endpoint=batch.fields["endpoint"],
-            max_lines=self._state.settings.max_batch_requests,
+            max_lines=self._settings.max_batch_requests,
         )
         await self._finish_reading(checked.advance)
         if checked.problems:
@@ -233,7 +244,7 @@ class Batches:
             async def run(line: Line) -> None:
                 await self.write_threads.run(attempts.begin, line.custom_id)
                 try:
-                    answer = await answer_line(self._state, line, found.requester, lambda: None)
+                    answer = await self._compute(line, found.requester)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await self.write_threads.run(attempts.withdraw, line.custom_id)
@@ -299,7 +310,7 @@ class Batches:
     async def _concurrency(self, longest: int) -> int:
         """The number of requests of a batch that are unfinished, once a model is open."""
         while True:
-            models = self._state.selected(None)
+            models = self._models.selected(None)
             infos = [model.engine.info for model in models if model.max_model_len is not None]
             if infos:
                 return max(concurrency(info, longest) for info in infos)

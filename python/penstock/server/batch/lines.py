@@ -1,7 +1,4 @@
-"""The lines of a batch's input, each a request: checks of a file, and the answers to its requests.
-
-A request is answered by the handler of its route, so it gets the response that it would get over HTTP.
-"""
+"""Reads and checks the lines of a batch's input, each a request, and makes the lines of its output."""
 
 from __future__ import annotations
 
@@ -10,27 +7,13 @@ from http import HTTPStatus
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anyio
 import msgspec
 
-from penstock.server.chat import chat_completions
-from penstock.server.completions import completions
-from penstock.server.embeddings import embeddings
-from penstock.server.errors import ApiError
-from penstock.server.http import Exchange
-from penstock.server.logs import request_id
-from penstock.server.rerank import rerank, score
-from penstock.server.responses.handlers import create_response
 from penstock.server.sse import json_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from starlette.types import Message
-
-    from penstock.server.limits import Handler
-    from penstock.server.state import State
 
 __all__ = [
     "ENDPOINTS",
@@ -41,25 +24,22 @@ __all__ = [
     "Line",
     "LineReader",
     "Requester",
-    "answer_line",
+    "answer_of",
     "unanswered",
 ]
 
-_HANDLERS: Mapping[str, Handler] = {
-    "/v1/chat/completions": chat_completions,
-    "/v1/completions": completions,
-    "/v1/embeddings": embeddings,
-    "/v1/responses": create_response,
-    "/v1/rerank": rerank,
-    "/v1/score": score,
-}
 #: The values of `url`.
-ENDPOINTS = tuple(_HANDLERS)
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/rerank",
+    "/v1/score",
+)
 #: The beginning of the ids of output lines.
 ID_PREFIX = "batch_req_"
 #: Above the largest body by default. A body that is too large for the server is an error of its line.
-#: Times that a response is computed for which the server has no room.
-_MAX_COMPUTED = 3
 _MAX_LINE_BYTES = 33 << 20
 #: Bytes of lines that are read at once; a longer line is read whole.
 PIECE_BYTES = 1 << 20
@@ -195,36 +175,6 @@ class Requester(NamedTuple):
     min_priority: int | None = None
 
 
-class _LineExchange(Exchange):
-    """The request of a line, and its response."""
-
-    def __init__(self, state: State, line: Line, requester: Requester) -> None:
-        body = bytes(line.body)
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        scope = {"type": "http", "method": "POST", "path": line.url, "query_string": b"", "headers": headers}
-        super().__init__(scope, self._next_message, self._take_message, state)
-        self.key, self.client, self.min_priority = requester
-        self._unread: bytes | None = body
-        self._parts: list[bytes] = []
-
-    async def _next_message(self) -> Message:
-        body, self._unread = self._unread, None
-        if body is None:
-            await anyio.sleep_forever()  # the client does not disconnect
-        return {"type": "http.request", "body": body}
-
-    async def _take_message(self, message: Message) -> None:
-        self._parts.append(message.get("body", b""))
-
-    async def start_stream(self) -> None:
-        raise ApiError(400, "stream=True is not allowed: it must be false in a batch", param="stream")
-
-    @property
-    def body(self) -> msgspec.Raw:
-        """The body of the response."""
-        return msgspec.Raw(b"".join(self._parts))
-
-
 class Answer(NamedTuple):
     """A line of the output, with its end, and whether the request has succeeded."""
 
@@ -232,49 +182,13 @@ class Answer(NamedTuple):
     is_ok: bool
 
 
-async def answer_line(
-    state: State, line: Line, requester: Requester, before_retry: Callable[[], object]
-) -> Answer:
-    """The response to a request. One that the server has no room for now is repeated until it has.
-
-    A request with a computed response that has no room is computed three times at most. `before_retry`
-    can raise to give up.
-    """
-    label = secrets.token_hex(16)
-    token = request_id.set(label)
-    try:
-        num_computed = 0
-        while True:
-            exchange = await _answered(state, line, requester)
-            error = exchange.error
-            num_computed += exchange.generation is not None and bool(exchange.generation.ended)
-            if error is None or error.retry_after is None or num_computed == _MAX_COMPUTED:
-                break
-            before_retry()
-            await anyio.sleep(error.retry_after)
-    finally:
-        request_id.reset(token)
-    response = {"status_code": exchange.status, "request_id": label, "body": exchange.body}
-    return _answer(line, response, None if error is None else error.body()["error"])
-
-
-async def _answered(state: State, line: Line, requester: Requester) -> _LineExchange:
-    exchange = _LineExchange(state, line, requester)
-    try:
-        await _HANDLERS[line.url](state, exchange)
-    except Exception as error:  # noqa: BLE001 - the boundary of the request
-        await exchange.send_error(exchange.error_of(error))
-    finally:
-        exchange.close()
-    return exchange
-
-
 def unanswered(line: Line, code: str, message: str) -> Answer:
     """The answer to a request that was not computed."""
-    return _answer(line, None, {"code": code, "message": message})
+    return answer_of(line, None, {"code": code, "message": message})
 
 
-def _answer(line: Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> Answer:
+def answer_of(line: Line, response: dict[str, Any] | None, error: dict[str, Any] | None) -> Answer:
+    """The line of the output for a request with this response, or with an error."""
     fields = {
         "id": ID_PREFIX + secrets.token_hex(16),
         "custom_id": line.custom_id,

@@ -8,6 +8,7 @@ import msgspec
 
 import penstock
 from penstock.server.bodies import size_of_values
+from penstock.server.calls import Call
 from penstock.server.choices import MAX_INLINE, num_logprobs
 from penstock.server.errors import ApiError
 from penstock.server.generation import begin, generate, stream
@@ -27,12 +28,12 @@ from penstock.server.responses.output import Answer
 from penstock.server.responses.store import Items, Stored
 from penstock.server.sampling import fields_named, read_request, sampling_options
 from penstock.server.sse import json_bytes
-from penstock.server.state import Call
 
 if TYPE_CHECKING:
+    from penstock.server.calls import Generation
     from penstock.server.http import Exchange
     from penstock.server.pages import Page
-    from penstock.server.state import Generation, State
+    from penstock.server.state import State
 
 __all__ = ["cancel_response", "create_response", "delete_response", "input_items", "read_response"]
 

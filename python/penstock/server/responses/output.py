@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import penstock
+    from penstock.server.calls import Generation
     from penstock.server.protocol.openai_responses import ResponsesRequest
-    from penstock.server.state import Generation
 
 __all__ = ["Answer", "OutputItem", "is_complete", "text_logprobs"]
 

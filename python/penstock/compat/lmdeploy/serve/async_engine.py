@@ -13,6 +13,7 @@ from penstock.compat.lmdeploy import prompts as forms
 from penstock.compat.lmdeploy.checks import check_arguments, place, refuse, token_ids
 from penstock.compat.lmdeploy.engine_base import EngineBase
 from penstock.compat.lmdeploy.engine_configs import PYTORCH_CONFIGS
+from penstock.compat.lmdeploy.engine_context import EngineContext
 from penstock.compat.lmdeploy.engine_options import open_engine, resolve
 from penstock.compat.lmdeploy.errors import UnsupportedError
 from penstock.compat.lmdeploy.generation import Ask, GenOut
@@ -96,6 +97,21 @@ class AsyncEngine(EngineBase):
             engine.close()
             raise
 
+    def _context(self) -> EngineContext:
+        return EngineContext(
+            engine=self.engine,
+            tokenizer=self.tokenizer,
+            sessions=self.sessions,
+            session_len=self.session_len,
+            max_concurrency=self.max_concurrency,
+            uses_prefix_cache=self.settings.enable_prefix_caching,
+            batches=self.batches,
+            template_of_adapter=self.template_of_adapter,
+            check_sampling=self.check_sampling,
+            check_open=self.check_open,
+            is_closed=lambda: self.is_closed,
+        )
+
     # ---- many prompts
 
     def __call__(
@@ -173,7 +189,7 @@ class AsyncEngine(EngineBase):
             Ask(prompt, config, None, template, variables, do_preprocess, adapter_name, streams=False)
             for prompt, config in zip(asked, configs, strict=True)
         )
-        responses = batches.infer(self, asks, len(asked), use_tqdm=use_tqdm)
+        responses = batches.infer(self._context(), asks, len(asked), use_tqdm=use_tqdm)
         outputs: list[Any] = list(responses)
         if self.settings.returns_text or (gen_config is None and forms.takes_early(given)):
             outputs = [response.text for response in responses]
@@ -243,7 +259,7 @@ class AsyncEngine(EngineBase):
             )
             for prompt, config in zip(asked, configs, strict=True)
         )
-        return batches.read(self, enumerate(asks), streams=stream_response, session_ids=ids)
+        return batches.read(self._context(), enumerate(asks), streams=stream_response, session_ids=ids)
 
     def chat(
         self,
@@ -277,7 +293,7 @@ class AsyncEngine(EngineBase):
         has_none = gen_config is None and not forms.takes_early(given)
         config = forms.config_of(session.gen_config if has_none else gen_config, given)
         parts = chats.turn(
-            self,
+            self._context(),
             session,
             prompt,
             config,
@@ -302,10 +318,7 @@ class AsyncEngine(EngineBase):
         in overlapping windows. Raises `ArgumentError` for other values, and what `penstock.Engine.score`
         raises.
         """
-        self.check_open()
-        check_arguments(adapter_name=adapter_name)
-        texts = scores.token_lists(input_ids, 2, self.engine.info.vocabulary_size)
-        return scores.mean_cross_entropies(self.engine, texts, self.session_len, adapter_name)
+        return scores.mean_cross_entropies(self._context(), input_ids, adapter_name)
 
     def get_logits(self, input_ids: Any, *, adapter_name: str | None = None) -> Any:
         """The logits of all tokens of one text or of several, as a `torch.Tensor` of float32.
@@ -313,10 +326,7 @@ class AsyncEngine(EngineBase):
         Its shape is `(texts, tokens of the longest text, vocabulary)`; shorter texts end with zeros. Raises
         `penstock.InvalidRequestError` for a text of `session_len` tokens or more, or of logits above 1 GiB.
         """
-        self.check_open()
-        check_arguments(adapter_name=adapter_name)
-        texts = scores.token_lists(input_ids, 1, self.engine.info.vocabulary_size)
-        return scores.logits(self.engine, texts, adapter_name)
+        return scores.logits(self._context(), input_ids, adapter_name)
 
     async def async_get_ppl(self, input_ids: Any, *, adapter_name: str | None = None) -> list[float]:
         """The same as `get_ppl`, in a worker thread."""
@@ -414,8 +424,8 @@ class AsyncEngine(EngineBase):
             step=step,
             streams=stream_response,
         )
-        session_id = self._session_id(session_id)
-        stream = AsyncStream(self, session_id, ask)
+        session_id = self.sessions.id_of(session_id)
+        stream = AsyncStream(self._context(), session_id, ask)
         if stop:
             history = self.sessions.length(session_id)
             self.sessions.stop(session_id)
@@ -425,7 +435,7 @@ class AsyncEngine(EngineBase):
     async def get_generator(self, stop: bool, session_id: int | Session) -> Instance:
         """An object for requests of token ids. Never waits: it can be used by any number of sessions."""
         self.check_open()
-        return Instance(self)
+        return Instance(self._context())
 
     def template_of(self, config: ChatTemplateConfig | None) -> Any:
         """The chat template of one call; `None` for the engine's."""
