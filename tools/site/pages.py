@@ -127,7 +127,7 @@ class Pages:
     def __init__(self, root: Path) -> None:
         self._root = root
         command = ["git", "-C", str(root), "ls-files"]
-        names = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+        names = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         self._files = [PurePosixPath(name) for name in names.splitlines()]
         self.texts: dict[PurePosixPath, str] = {}
         self.images: dict[PurePosixPath, Path] = {}
