@@ -98,6 +98,21 @@ def test_archives_of_equal_files_are_equal(tmp_path: Path) -> None:
     assert tmp_path.joinpath("unpacked", "LICENSE").read_text() == "terms"
 
 
+def test_links_of_the_page_on_pypi_are_absolute(tmp_path: Path) -> None:
+    folder = tmp_path / "name-1.2.3"
+    folder.mkdir()
+    text = "[guide](docs/guide) [here](#here) [there](https://example.org)\n"
+    for urls, link in (("", "docs/guide"), ("https://a.b/c", "https://a.b/c/blob/v1.2.3/docs/guide")):
+        folder.joinpath("pyproject.toml").write_text(
+            f'[project.urls]\nRepository = "{urls}"\n' if urls else "[project]\n"
+        )
+        for name in ("README.md", "PKG-INFO"):
+            folder.joinpath(name).write_text(text)
+        tool("sdist", "dist").make_links_absolute(folder)
+        for name in ("README.md", "PKG-INFO"):
+            assert folder.joinpath(name).read_text() == text.replace("docs/guide", link)
+
+
 @pytest.fixture
 def dist(tmp_path: Path) -> Path:
     """A folder with a wheel."""
