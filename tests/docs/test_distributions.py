@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 crates = tool("crates", "dist")
 roots = tool("roots", "dist")
 vendor = tool("vendor", "dist")
-wheels = tool("test_wheel")
+wheels = tool("wheel_test")
 KERNELS = {"sm_90a/rows.cubin": b"code", "index.json": b"{}"}
 
 

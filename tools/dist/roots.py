@@ -16,7 +16,7 @@ from pathlib import Path
 from targets import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
-from test_wheel import DEMO, EXTRAS, NAME, PACKAGES
+from wheel_test import DEMO, EXTRAS, NAME, PACKAGES
 
 FOLDER = ROOT / "target" / "roots"
 RELEASE = "bookworm"
@@ -123,7 +123,7 @@ mount -t tmpfs tmpfs "$FOLDER"/tmp
 mount --bind -o ro "$SOURCES" "$FOLDER"/penstock
 mount --bind -o ro "$DIST" "$FOLDER"/dist
 env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
-    chroot "$FOLDER" python3 /penstock/tools/test_wheel.py /dist --no-index $OPTIONS
+    chroot "$FOLDER" python3 /penstock/tools/wheel_test.py /dist --no-index $OPTIONS
 """
 #: The tests under QEMU, which takes thirty times as long, and seconds to start a process.
 FILES = (

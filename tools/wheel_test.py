@@ -1,6 +1,6 @@
 """Tests a wheel as its user gets it: a new environment, the first answer, and tests of the installed package.
 
-    python tools/test_wheel.py dist [TEST ...] [--no-index] [--no-tests] [--timeout S] [--junit FILE]
+    python tools/wheel_test.py dist [TEST ...] [--no-index] [--no-tests] [--timeout S] [--junit FILE]
 
 Runs with the Python that the wheel is for. The environment gets the wheel that pip selects from the
 folder, and no other; with `--no-index`, its dependencies and the packages of the tests must be there, too.
