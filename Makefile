@@ -86,17 +86,20 @@ wheel: $(BASE)  ## Build a release wheel in dist/
 
 # The environment of maturin and of zig, which links for the other systems.
 DIST := target/dist/bin/python -B tools/dist
-target/dist:
-	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install --quiet 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18' 'zopfli>=0.4,<1'
+DIST_PACKAGES := 'maturin>=1.16,<2' 'ziglang>=0.17,<0.18' 'zopfli>=0.4,<1'
+DIST_READY := target/dist/.packages-$(shell echo $(DIST_PACKAGES) | cksum | cut -d' ' -f1)
+$(DIST_READY):
+	$(PYTHON) -m venv target/dist
+	target/dist/bin/python -m pip install --quiet $(DIST_PACKAGES)
+	@rm -f target/dist/.packages-* && touch $@
 
-sdist: | target/dist rust  ## Build the source distribution in dist/, with all crates
+sdist: $(DIST_READY) | rust  ## Build the source distribution in dist/, with all crates
 	$(DIST) sdist
 
-wheels: | target/dist rust  ## Build it, and the wheels of all systems, in dist/ (WHEELS="aarch64-unknown-linux-gnu ...")
+wheels: $(DIST_READY) | rust  ## Build it, and the wheels of all systems, in dist/ (WHEELS="aarch64-unknown-linux-gnu ...")
 	$(DIST) wheels $(WHEELS)
 
-test-wheels: | target/dist  ## Test the Linux wheels of dist/ in bare roots; needs root and Debian (ROOTS="debian arm64 musl")
+test-wheels: $(DIST_READY)  ## Test the Linux wheels of dist/ in bare roots; needs root and Debian (ROOTS="debian arm64 musl")
 	$(DIST) test $(ROOTS)
 
 deny: rust  ## Check licences, versions, sources and advisories of the crates; needs cargo-deny (DENY="licenses bans sources")
@@ -238,8 +241,8 @@ kernels: $(CORE)  ## Compile the CUDA kernels into the package, for wheels that 
 	rm -rf python/penstock/kernels
 	PYTHONPATH=python $(BIN)/python tools/build_kernels.py python/penstock/kernels $(GPUS)
 
-kernels-wheel: kernels  ## Write a second wheel with these kernels, after `make wheels`
-	$(PYTHON) -B tools/dist kernels
+kernels-wheel: $(DIST_READY) kernels  ## Write a second wheel, with these kernels, to dist/cuda, after `make wheels`
+	$(DIST) kernels
 
 gpu-wheel: $(BASE)  ## Collect wheels in target/gpu/wheels, for a machine with a GPU and without Rust (GPU_PYTHON=3.12)
 	rm -rf $(GPU)/wheels

@@ -169,7 +169,7 @@ def run(part: Part, deadline: float, logs: Path) -> Ended:
     settings = {"PENSTOCK_TEST_GPU": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONUNBUFFERED": "1"}
     with path.open("w") as log:
         try:
-            done = subprocess.run(  # noqa: S603 - the commands above
+            done = subprocess.run(
                 part.command,
                 cwd=ROOT,
                 env=os.environ | settings,

@@ -15,7 +15,7 @@ import penstock.server
 from penstock.cli.serve import serve
 from penstock.runtime.rules import rules_of
 from penstock.server.application import _ROUTES
-from support.manifests import CHART, Rendered, check_schema, parsed, render
+from support.manifests import CHART, KUBERNETES, Rendered, check_schema, parsed, render
 from support.paths import ROOT
 from support.server.serving import serving
 
@@ -88,6 +88,13 @@ def test_every_value_is_described_and_used() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_chart_has_no_lint(name: str) -> None:
     assert (rendered()[name].error, rendered()[name].problems) == (None, [])
+
+
+def test_oldest_version_of_kubernetes_is_validated() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={KUBERNETES[0]}.0-0"
+    text = " ".join((ROOT / "docs" / "containers.md").read_text().split())
+    assert f"for Kubernetes {KUBERNETES[0]} and newer" in text
 
 
 @pytest.mark.parametrize("name", NAMES)

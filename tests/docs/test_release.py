@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -24,6 +25,17 @@ licences = tool("licences", "dist")
 sbom = tool("sbom", "dist")
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 CORE = ROOT / "python" / "penstock" / "_core.abi3.so"
+#: The places of the version, by the files that have them.
+VERSIONS = {
+    "Cargo.toml": r'^version = "(.*)"$',
+    "Dockerfile": r"^ARG VERSION=(.*)$",
+    "deploy/helm/penstock/Chart.yaml": r'^(?:v|appV)ersion: "?([^"\n]*)"?$',
+    "deploy/kubernetes/deployment.yaml": r"/penstock-aibrix:(\S+)",
+    **{
+        path.relative_to(ROOT).as_posix(): r'^version = "(.*)"$'
+        for path in ROOT.glob("python/aliases/*/pyproject.toml")
+    },
+}
 #: A crate with nothing but a program, and a package with the files of licences that this project names.
 DUMMY = {
     "Cargo.toml": '[package]\nname = "dummy"\nversion = "0.1.0"\n[dependencies]\npart = { path = "part" }\n',
@@ -67,6 +79,30 @@ def test_first_release_of_the_changelog_is_the_version() -> None:
     assert penstock.__version__ == version
 
 
+def versions(root: Path) -> list[set[str]]:
+    """The versions that each file has."""
+    return [
+        set(re.findall(pattern, (root / name).read_text(), re.MULTILINE))
+        for name, pattern in VERSIONS.items()
+    ]
+
+
+def test_command_of_the_instructions_sets_all_versions(tmp_path: Path) -> None:
+    assert versions(ROOT) == [{penstock.__version__}] * len(VERSIONS)
+    for name in VERSIONS:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    text = (ROOT / "RELEASING.md").read_text()
+    [command] = re.findall(r"^ +(sed (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    command = command.replace("A.B.C", re.escape(penstock.__version__)).replace("X.Y.Z", "9.8.7")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)  # noqa: S602 - of this repository
+    assert versions(tmp_path) == [{"9.8.7"}] * len(VERSIONS)
+    for name, pattern in VERSIONS.items():
+        old, new = ((root / name).read_text() for root in (ROOT, tmp_path))
+        num_changed = sum(line not in old.splitlines() for line in new.splitlines())
+        assert num_changed == len(re.findall(pattern, old, re.MULTILINE)), name
+
+
 def test_workflow_has_its_schema(tmp_path: Path) -> None:
     assert schema_errors(WORKFLOW) == ""
     copy = tmp_path / "copy.yml"
@@ -77,7 +113,7 @@ def test_workflow_has_its_schema(tmp_path: Path) -> None:
 def test_workflow_runs_targets_and_programs_that_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"\bmake ([a-z-]+)", commands())
-    assert {"wheels", "deny"} <= set(targets)
+    assert {"wheels", "deny", "docs"} <= set(targets)
     missing = [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)]
     programs = re.findall(r"\bpython (\S+\.py)", commands())
     assert programs
@@ -101,7 +137,7 @@ def test_jobs_that_run_programs_cannot_write() -> None:
 
 def test_only_tested_and_signed_files_are_published() -> None:
     jobs = workflow()["jobs"]
-    assert set(jobs["attest"]["needs"]) == {"crates", "test", "test-musl"}
+    assert set(jobs["attest"]["needs"]) == {"crates", "site", "test", "test-musl"}
     for name, event in (("publish", "push"), ("publish-trial", "workflow_dispatch")):
         assert (jobs[name]["needs"], jobs[name]["if"]) == ("attest", f"github.event_name == '{event}'")
 
@@ -222,3 +258,16 @@ def test_list_of_crates_in_a_wheel_has_no_paths(wheel: Path) -> None:
         if not file.endswith("RECORD"):
             expected = base64.urlsafe_b64encode(hashlib.sha256(after[file]).digest()).decode().rstrip("=")
             assert (digest, size) == (f"sha256={expected}", str(len(after[file])))
+
+
+@pytest.mark.parametrize("name", ["README.md", "RELEASING.md"])
+def test_wheels_that_never_ran_are_named(name: str) -> None:
+    rows = [row for row in (ROOT / "docs/guide/install.md").read_text().splitlines() if "never run" in row]
+    words = ("musl", "macOS", "Windows", "GIL")
+    assert [[word for word in words if word in row] for row in rows] == [[word] for word in words]
+    [text] = [
+        part
+        for part in re.split(r"\n\n|\n(?=\d\. )", (ROOT / name).read_text())
+        if re.search(r"wheels[^|]*experimental", part)
+    ]
+    assert [word for word in words if word not in text] == []

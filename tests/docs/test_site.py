@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import sys
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ import pytest
 
 import penstock
 from support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "tools" / "site"))
-import pages  # type: ignore[import-not-found]
+from support.tools import tool
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pages = tool("pages", "site")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,13 @@ def test_navigation_has_every_page_once(site: Any) -> None:
     listed = pages_of(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
     assert len(listed) == len(set(listed))
     made = {str(page) for page in site.texts}
+    assert [page for page in made if "/." in page] == [], "the generator of the site ignores hidden files"
     assert set(listed) <= made
     assert {page for page in made if not page.startswith(("files/", "project/"))} <= set(listed)
 
 
 def test_reference_has_every_public_name_once() -> None:
-    names = [name for _, names in pages.REFERENCE.values() for name in names]
+    names = [name for _, names in pages.REFERENCE.values() for name in names.split()]
     assert len(names) == len(set(names))
     assert {*names, "__version__"} == set(penstock.__all__)
 

@@ -20,11 +20,11 @@ from support.runtime.kinds import SPECIFICATIONS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CHART", "FAULTS", "Rendered", "check_schema", "parsed", "render"]
+__all__ = ["CHART", "FAULTS", "KUBERNETES", "Rendered", "check_schema", "parsed", "render"]
 
 CHART = ROOT / "deploy" / "helm" / "penstock"
 #: The oldest and the newest version whose schemas the objects have.
-KUBERNETES = ("1.31", "1.37")
+KUBERNETES = ("1.25", "1.37")
 FAULTS = (
     jsonschema.ValidationError,
     kubernetes_validate.SchemaNotFoundError,

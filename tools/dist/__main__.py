@@ -3,7 +3,7 @@
     python tools/dist sdist            `make sdist`: the source distribution, with all crates
     python tools/dist wheels [NAME ..] `make wheels`: it, and wheels built from it
     python tools/dist test [NAME ..]   `make test-wheels`: the Linux wheels in bare roots, which needs root
-    python tools/dist kernels          `make kernels-wheel`: a second wheel, with compiled CUDA kernels
+    python tools/dist kernels          `make kernels-wheel`: a second wheel, with CUDA kernels, in dist/cuda
 
 Needs rustup, and the packages maturin and ziglang in the environment of this Python; the target for Windows
 needs Debian's gcc-mingw-w64-x86-64. A wheel takes about eight minutes on two cores.

@@ -16,7 +16,7 @@ from pathlib import Path
 from targets import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
-from test_wheel import DEMO, EXTRAS, NAME, PACKAGES
+from wheel_test import DEMO, EXTRAS, NAME, PACKAGES
 
 FOLDER = ROOT / "target" / "roots"
 RELEASE = "bookworm"
@@ -57,7 +57,7 @@ VERSION = "3.11"
 def run(*command: str | Path, folder: Path | None = None, **variables: str) -> None:
     """Run a command."""
     print("+", shlex.join(map(str, command)), flush=True)
-    subprocess.run(command, check=True, cwd=folder, env=os.environ | variables)  # noqa: S603 - of this file
+    subprocess.run(command, check=True, cwd=folder, env=os.environ | variables)
 
 
 def debian(root: Path, cpu: str) -> None:
@@ -84,6 +84,7 @@ def debian(root: Path, cpu: str) -> None:
 def musl(root: Path) -> None:
     """A root with musl, Python and busybox, and nothing of the C library of GNU."""
     work = FOLDER / "sources"
+    shutil.rmtree(work, ignore_errors=True)
     prefix = work / "prefix"
     for folder in ("linux", "asm-generic", "x86_64-linux-gnu/asm"):  # headers of the kernel
         link = prefix / "include" / Path(folder).name
@@ -122,7 +123,7 @@ mount -t tmpfs tmpfs "$FOLDER"/tmp
 mount --bind -o ro "$SOURCES" "$FOLDER"/penstock
 mount --bind -o ro "$DIST" "$FOLDER"/dist
 env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 \\
-    chroot "$FOLDER" python3 /penstock/tools/test_wheel.py /dist --no-index $OPTIONS
+    chroot "$FOLDER" python3 /penstock/tools/wheel_test.py /dist --no-index $OPTIONS
 """
 #: The tests under QEMU, which takes thirty times as long, and seconds to start a process.
 FILES = (
@@ -140,24 +141,35 @@ OPTIONS = {
 
 
 def download(name: str, dist: Path) -> Path:
-    """A folder with the wheel for a root, its dependencies and the packages of the tests."""
+    """A folder with the wheel of `dist` for a root, its dependencies and the packages of the tests."""
     folder = FOLDER / f"{name}-wheels"
+    for old in folder.glob("penstock_llm-*"):  # pip keeps a file of the same name
+        old.unlink()
     command: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:"]
-    command += ["--find-links", dist, "--dest", folder, "--implementation", "cp", "--python-version", VERSION]
+    command += ["--dest", folder, "--implementation", "cp", "--python-version", VERSION]
     command += [option for platform in PLATFORMS[name] for option in ("--platform", platform)]
-    run(*command, f"{NAME}[{EXTRAS}]", *PACKAGES)
+    run(*command, "--no-index", "--no-deps", "--find-links", dist, NAME)
+    [wheel] = folder.glob("penstock_llm-*")
+    run(*command, f"{wheel}[{EXTRAS}]", *PACKAGES)
     run(*command, "--no-deps", "--requirement", DEMO)
     return folder
+
+
+def make_root(name: str) -> Path:
+    """The root of this name, which is made if it is missing; one that is not complete has another name."""
+    root, part = FOLDER / name, FOLDER / f"{name}.part"
+    if not root.exists():
+        shutil.rmtree(part, ignore_errors=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        ROOTS[name](part)
+        part.rename(root)
+    return root
 
 
 def test_wheels(names: Sequence[str], dist: Path) -> None:
     """Test the wheels of a folder in these roots, and make roots that are missing."""
     for name in names:
-        root = FOLDER / name
-        if not root.exists():
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            ROOTS[name](root)
-        variables = {"FOLDER": root, "SOURCES": ROOT, "DIST": download(name, dist)}
+        variables = {"FOLDER": make_root(name), "SOURCES": ROOT, "DIST": download(name, dist)}
         run(
             *("unshare", "--mount", "--net", "sh", "-ec", f"ip link set lo up\n{TEST}"),
             **{key: str(path) for key, path in variables.items()},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from pathlib import Path
 
 from targets import ROOT
@@ -26,7 +28,7 @@ directory = "vendor"
 def commit_time() -> int:
     """Seconds of the last commit since 1970, which all files of a distribution have."""
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
-    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)  # noqa: S603
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
 
 def build_sdist(out: Path) -> Path:
@@ -34,17 +36,29 @@ def build_sdist(out: Path) -> Path:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         command = [sys.executable, "-m", "maturin", "sdist", "--out", temporary]
-        subprocess.run(command, check=True, cwd=ROOT)  # noqa: S603 - as above
+        subprocess.run(command, check=True, cwd=ROOT)
         [archive] = work.glob("*.tar.gz")
         with tarfile.open(archive) as tar:
             tar.extractall(work, filter="data")
         folder = work / archive.name.removesuffix(".tar.gz")
+        make_links_absolute(folder)
         vendor(folder / "vendor")
         (folder / ".cargo").mkdir()
         (folder / ".cargo" / "config.toml").write_text(CONFIG, encoding="utf-8")
         out.mkdir(parents=True, exist_ok=True)
         pack(folder, out / archive.name)
         return out / archive.name
+
+
+def make_links_absolute(folder: Path) -> None:
+    """Add the address of the repository, if the project has one, to the links of PyPI's page."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if "urls" in project:
+        version = folder.name.rpartition("-")[2]
+        for name in ("README.md", "PKG-INFO"):
+            text = (folder / name).read_text(encoding="utf-8")
+            linked = re.sub(r"\]\((?!\w+:|#)", f"]({project['urls']['Repository']}/blob/v{version}/", text)
+            (folder / name).write_text(linked, encoding="utf-8")
 
 
 def pack(folder: Path, archive: Path) -> None:

@@ -80,7 +80,7 @@ def run_step(step: Step, begin: float) -> Ended:
 def make(target: str, *variables: str, **streams: int) -> subprocess.CompletedProcess[bytes]:
     """Run a target of the Makefile to its end."""
     command = ["make", "--no-print-directory", target, *variables]
-    return subprocess.run(command, cwd=ROOT, check=False, **streams)  # type: ignore[call-overload, no-any-return] # noqa: S603
+    return subprocess.run(command, cwd=ROOT, check=False, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 def run(steps: Iterable[Step]) -> None:

