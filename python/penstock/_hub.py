@@ -15,18 +15,32 @@ from penstock.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
+    from typing import Self
 
     from penstock._hub_download import Plan
     from penstock._hub_ids import HubModel
 
 __all__ = [
     "Lookup",
+    "PlannedModel",
     "cached",
     "find",
     "model_argument",
     "plan",
     "resolve",
 ]
+
+
+class PlannedModel(str):
+    """The name of a model with a plan, which `resolve` downloads without asking the hub again."""
+
+    __slots__ = ("plan",)
+    plan: Plan
+
+    def __new__(cls, model: str, plan: Plan) -> Self:
+        self = super().__new__(cls, model)
+        self.plan = plan
+        return self
 
 
 def model_argument(model: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes:
@@ -62,8 +76,12 @@ class Lookup:
             self._port.ring()
 
     def result(self) -> str | bytes:
-        """What `resolve` returned or raised, once the port was rung; bytes are their own files."""
+        """What `resolve` returned or raised, once the port was rung; bytes are their own files.
+
+        After an error, the process can end before the other transfers do.
+        """
         if isinstance(self._outcome, BaseException):
+            self.abandon()
             raise self._outcome
         return self._outcome
 
@@ -111,34 +129,26 @@ def resolve(model: str, files: FileSet = MODEL_FILES) -> str:
     `model` is a path, an alias, or the name of a model on the hub; see `parse_hub_model`. A path that exists
     takes precedence. Raises `ModelLoadError`.
     """
+    found = model.plan if isinstance(model, PlannedModel) else plan(model, files)
+    if isinstance(found, str):
+        return found
+    from penstock import _hub_download
+
+    return _hub_download.download(found)
+
+
+def plan(model: str, files: FileSet = MODEL_FILES) -> Plan | str:
+    """The files of a model on the hub, and which of them `resolve` has to download; or a local path.
+
+    The path is `model` itself, or that of a downloaded model if the hub does not answer. Raises
+    `ModelLoadError`.
+    """
     path = _local(model)
     if path is not None:
         return path
     from penstock import _hub_download
 
-    return _hub_download.download(*_named(model, files), files)
-
-
-def plan(model: str, files: FileSet = MODEL_FILES) -> Plan | None:
-    """The files of a model on the hub, and which of them `resolve` has to download. Raises `ModelLoadError`.
-
-    None for a local path, for a text that names no model, and if the hub does not answer but the model was
-    downloaded before.
-    """
-    if _local(model) is not None:
-        return None
-    try:
-        name, source = _named(model, files)
-    except ModelLoadError:
-        return None
-    from penstock import _hub_download
-
-    try:
-        return _hub_download.plan(name, source, files)
-    except ModelLoadError:
-        if _hub_download.cached(name, source, files) is not None:
-            return None
-        raise
+    return _hub_download.plan(*_named(model, files), files)
 
 
 def cached(model: str, files: FileSet = MODEL_FILES) -> str | None:

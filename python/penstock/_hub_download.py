@@ -2,20 +2,23 @@
 
 Files that the hub stores by checksum, which the weights are, are transferred here: an interrupted transfer
 continues, also in a later process, and a file enters the cache only if it has the size and the SHA-256 that
-the hub's API names. The library downloads the other files, and defines the layout of the cache.
+the hub's API names. The library downloads the other files, and defines the layout of the cache. Of its names,
+`http_get`, `WeakFileLock` and `repo_folder_name` are not documented: a new major version can change them.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock._hub_aliases import nearest_alias
-from penstock._hub_files import gguf_of, select
+from penstock._hub_files import gguf_of, is_certain, select
 from penstock._hub_messages import message_of
 from penstock._install import missing_extra
 from penstock.errors import ModelLoadError
@@ -23,6 +26,7 @@ from penstock.errors import ModelLoadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from _typeshed import ReadableBuffer
     from huggingface_hub import ModelInfo
 
     from penstock._hub_files import FileSet
@@ -49,6 +53,8 @@ class Plan(NamedTuple):
 
     #: The name of the model in messages.
     name: str
+    #: That of the `FileSet`.
+    kind: str
     source: HubModel
     commit: str
     files: tuple[RemoteFile, ...]
@@ -97,7 +103,7 @@ class Plan(NamedTuple):
     def is_complete(self) -> bool:
         """Whether the cache has the files as those of this revision."""
         is_newest = _commit(self.source) == self.commit
-        return is_newest and all((self._snapshot / file.name).exists() for file in self.files)
+        return is_newest and _has_all(self._snapshot, [file.name for file in self.files])
 
     def check_space(self) -> None:
         """Raise `ModelLoadError` if the download is larger than the free space."""
@@ -111,77 +117,71 @@ class Plan(NamedTuple):
         return _repository(self.source) / "snapshots" / self.commit
 
 
-def plan(name: str, source: HubModel, files: FileSet) -> Plan:
+def plan(name: str, source: HubModel, files: FileSet) -> Plan | str:
     """Ask the hub for the files of a model. Raises `ModelLoadError`.
 
+    If the hub does not answer, the model is that which was downloaded last: its local directory or file.
     `name` is that of the model in messages.
-    """
-    _check_library(name)
-    try:
-        return _plan(name, source, files)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # includes errors of its HTTP library, which depends on its version
-        raise _failure(name, source, files, error) from error
-
-
-def download(name: str, source: HubModel, files: FileSet) -> str:
-    """The local directory or file of a model; downloads what the cache lacks. Raises `ModelLoadError`.
-
-    If the hub does not answer, the files that were downloaded last are the model.
     """
     _check_library(name)
     from huggingface_hub import errors
 
     try:
-        found = _plan(name, source, files)
+        return _plan(name, source, files)
     except ModelLoadError:
         raise
-    except Exception as error:
+    except Exception as error:  # includes errors of its HTTP library, which depends on its version
         is_answer = isinstance(error, errors.RevisionNotFoundError)
         path = None if is_answer else cached(name, source, files)
         if path is None:
-            raise _failure(name, source, files, error) from error
+            raise _failure(name, source, files.kind, error) from error
         return path
+
+
+def download(found: Plan) -> str:
+    """The local directory or file of a model; downloads what the cache lacks. Raises `ModelLoadError`."""
     if found.is_complete:
         return found.path
     found.check_space()
     try:
-        commit = _fetch(found)
+        _fetch(found)
     except ModelLoadError:
         raise
     except Exception as error:
-        failure = _failure(name, source, files, error)
-        if any(_partial_size(source, file) for file in found.missing):
+        failure = _failure(found.name, found.source, found.kind, error)
+        if any(_partial_size(found.source, file) for file in found.missing):
             failure = ModelLoadError(f"{failure}; the next attempt continues the download")
         raise failure from error
-    return found.path if commit == found.commit else download(name, source, files)
+    return found.path
 
 
 def cached(name: str, source: HubModel, files: FileSet) -> str | None:
-    """The local directory or file of a model that was downloaded completely; None if it was not."""
+    """The local directory or file of a model that was downloaded completely; None if it was not.
+
+    The library keeps the names of all files of a commit, of which the model is selected as the hub's are.
+    Programs that download a single file keep none: then the files of the cache are all that is known.
+    """
     try:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError:
         return None
     commit = _commit(source)
-    folder = _repository(source) / "snapshots" / (commit or "")
-    if commit is None or not folder.is_dir():
+    if commit is None:
         return None
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    folder = _repository(source) / "snapshots" / commit
+    is_known = True
+    try:
+        names = [file.path for file in huggingface_hub.get_cached_repo_tree(source.name, revision=commit)]
+    except errors.CachedRepoTreeNotFoundError:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        is_known = False
     try:
         found = select(name, source, names, files)
-        if gguf_of(found) is None:  # the library knows which files belong to the revision
-            huggingface_hub.snapshot_download(
-                source.name,
-                revision=source.revision,
-                allow_patterns=list(files.patterns),
-                local_files_only=True,
-            )
-    except (ModelLoadError, errors.LocalEntryNotFoundError):
+    except ModelLoadError:
         return None
-    return _path(folder, found)
+    is_model = is_known or is_certain(source, found)
+    return _path(folder, found) if is_model and _has_all(folder, found) else None
 
 
 def _check_library(name: str) -> None:
@@ -215,7 +215,7 @@ def _plan(name: str, source: HubModel, files: FileSet) -> Plan:
         if not (repository / "snapshots" / commit / file.name).exists()
         and not (file.sha256 and (repository / "blobs" / file.sha256).exists())
     ]
-    return Plan(name, source, commit, tuple(chosen), tuple(missing), _licence(info))
+    return Plan(name, files.kind, source, commit, tuple(chosen), tuple(missing), _licence(info))
 
 
 def _licence(info: ModelInfo) -> str | None:
@@ -226,31 +226,44 @@ def _licence(info: ModelInfo) -> str | None:
     return str(named) if named else None
 
 
-def _fetch(found: Plan) -> str:
-    """Complete the cache; returns the commit that it has then, which can be newer."""
+class _Output(io.BufferedWriter):
+    """Appends to a file, until the download is stopped."""
+
+    def __init__(self, path: Path, stop: threading.Event) -> None:
+        super().__init__(io.FileIO(path, "ab"))
+        self._stop = stop
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if self._stop.is_set():
+            raise InterruptedError
+        return super().write(data)
+
+
+def _fetch(found: Plan) -> None:
+    """Complete the cache with the files of this commit, which becomes that of the revision."""
     import huggingface_hub
     from huggingface_hub import constants
 
     # The hub sends larger files by its own protocol only, which verifies them.
     limit = constants.MAX_HTTP_DOWNLOAD_SIZE
     files = [file for file in found.missing if file.sha256 is not None and file.size <= limit]
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        transfers = [pool.submit(_transfer, found, file) for file in files]
-        try:
-            for transfer in as_completed(transfers):
-                transfer.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    folder: str = huggingface_hub.snapshot_download(
+    stop = threading.Event()
+    pool = ThreadPoolExecutor(_TRANSFERS)
+    try:
+        for transfer in as_completed([pool.submit(_transfer, found, file, stop) for file in files]):
+            transfer.result()
+    finally:  # the first error does not wait for the other transfers, which can be of gigabytes or stall
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+    huggingface_hub.snapshot_download(
         found.source.name,
-        revision=found.source.revision,
+        revision=found.commit,
         allow_patterns=[glob.escape(file.name) for file in found.files],
     )
-    return Path(folder).name
+    _set_commit(found.source, found.commit)
 
 
-def _transfer(found: Plan, file: RemoteFile) -> None:
+def _transfer(found: Plan, file: RemoteFile, stop: threading.Event) -> None:
     """Continue or begin the download of a file, and publish it in the cache."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -265,7 +278,7 @@ def _transfer(found: Plan, file: RemoteFile) -> None:
         if target.exists():
             return
         partial = _partial(found.source, file)
-        with partial.open("ab") as output:
+        with _Output(partial, stop) as output:
             if output.tell() > file.size:
                 output.truncate(0)
             http_get(
@@ -289,16 +302,16 @@ def _verify(name: str, file: RemoteFile, partial: Path) -> None:
         raise ModelLoadError(f"{name}: {file.name} was received with {sums}; the file was deleted")
 
 
-def _failure(name: str, source: HubModel, files: FileSet, error: Exception) -> ModelLoadError:
+def _failure(name: str, source: HubModel, kind: str, error: Exception) -> ModelLoadError:
     from huggingface_hub import errors
 
     command = f"hf download {source.name}" + (f" {source.file}" if source.file else "")
     command += f" --include '*{source.quantization}.gguf'" if source.quantization else ""
     command += f" --revision {source.revision}" if source.revision else ""
-    message = message_of(error, name, command, files.kind)
+    message = message_of(error, name, command, kind)
     if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
         alias = nearest_alias(source.name)
-        message += f"; did you mean {alias}?" if alias and files.kind == "model" else ""
+        message += f"; did you mean {alias}?" if alias and kind == "model" else ""
     return ModelLoadError(message)
 
 
@@ -319,7 +332,20 @@ def _commit(source: HubModel) -> str | None:
     if (repository / "snapshots" / revision).is_dir():
         return revision
     reference = repository / "refs" / revision
-    return reference.read_text().strip() if reference.is_file() else None
+    return (reference.read_text().strip() or None) if reference.is_file() else None
+
+
+def _set_commit(source: HubModel, commit: str) -> None:
+    """Note the commit of a branch or a tag, for `_commit`."""
+    revision = source.revision or "main"
+    if revision != commit:
+        reference = _repository(source) / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(commit)
+
+
+def _has_all(folder: Path, names: Sequence[str]) -> bool:
+    return all((folder / name).exists() for name in names)
 
 
 def _path(folder: Path, names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock._hub_ids import HubModel
 
-__all__ = ["ADAPTER_FILES", "MODEL_FILES", "TOKENIZER_FILES", "FileSet", "gguf_of", "select"]
+__all__ = ["ADAPTER_FILES", "MODEL_FILES", "TOKENIZER_FILES", "FileSet", "gguf_of", "is_certain", "select"]
 
 #: The quantisation of a GGUF file if the repository has several and the name has none.
 _DEFAULT = "Q4_K_M"
@@ -119,6 +119,16 @@ def select(name: str, source: HubModel, names: Iterable[str], files: FileSet) ->
 def gguf_of(names: Iterable[str]) -> str | None:
     """The GGUF file of a selection; None if the model is a directory."""
     return next((name for name in names if name.lower().endswith(".gguf")), None)
+
+
+def is_certain(source: HubModel, found: Iterable[str]) -> bool:
+    """Whether the selection can be the same if the repository has other files, which are not known.
+
+    A name without a file or a quantisation stands for one GGUF file of several only if that has the default.
+    """
+    gguf = gguf_of(found)
+    is_named = source.file is not None or source.quantization is not None
+    return gguf is None or is_named or _quantization(gguf).upper() == _DEFAULT
 
 
 def _select_gguf(name: str, source: HubModel, names: Iterable[str]) -> str:

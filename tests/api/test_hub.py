@@ -207,21 +207,13 @@ def test_repository_of_a_tokenizer_alone_has_one(hub: Hub, tiny_model: Path, tmp
     assert done.stdout == f"{penstock.Tokenizer(tiny_model).encode('Hello')}\n"
 
 
-def test_downloaded_files_are_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:
-    first = answer(hub, MODEL, tmp_path)
-    hub.requests.clear()
-    assert answer(hub, MODEL, tmp_path) == first
-    assert hub.asked_revisions() == {"main"}, "the newest commit is requested"
-    assert hub.asked_files("GET") == hub.asked_files("HEAD") == []
-    hub.requests.clear()
-    assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
-    assert hub.requests == []
-
-
-def test_downloaded_model_opens_offline(revisions: dict[str, Repository], tmp_path: Path) -> None:
+def test_downloaded_files_are_not_downloaded_again(revisions: dict[str, Repository], tmp_path: Path) -> None:
     with serving(revisions) as hub:
         first = answer(hub, MODEL, tmp_path)
-    assert answer(hub, MODEL, tmp_path, HF_HUB_OFFLINE="1") == first
+        hub.requests.clear()
+        assert answer(hub, MODEL, tmp_path) == first
+        assert hub.asked_revisions() == {"main"}, "the newest commit is requested"
+        assert hub.asked_files("GET") == hub.asked_files("HEAD") == []
     assert answer(hub, MODEL, tmp_path) == first, "the offline flag is not needed"
 
 

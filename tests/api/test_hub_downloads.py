@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock import _hub
 from penstock._hub_aliases import aliases, default_alias
 from penstock._hub_ids import parse_hub_model
 from support.api.engines import wait_until
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 GGUFS = "acme/ggufs"
 LARGE = "acme/large"
+PARTS = "acme/parts"
 SIZE = 1 << 20
 
-#: Prints the path of each model, or the error. Files are received in parts of 64 KiB.
+#: Prints the path of each model, or the error; after `offline`, without a network. Files are received in
+#: parts of 64 KiB.
 RESOLVE = """
 import sys
 import penstock
@@ -32,6 +35,9 @@ from penstock import _hub
 from huggingface_hub import constants
 constants.DOWNLOAD_CHUNK_SIZE = 1 << 16
 for model in sys.argv[1:]:
+    if model == "offline":
+        constants.HF_HUB_OFFLINE = True
+        continue
     try:
         print(_hub.resolve(model))
     except penstock.ModelLoadError as error:
@@ -45,6 +51,21 @@ with penstock.Engine(sys.argv[1], threads=1) as engine:
     print(engine.info.max_model_len, penstock.Tokenizer(sys.argv[1]).encode("ab"))
 print(penstock.describe(sys.argv[1])["bytes"])
 """
+#: Prints the error of a download; after a line of input, waits for the transfers that go on.
+FIND = """
+import sys
+import threading
+import penstock
+from penstock import _hub
+try:
+    _hub.find(sys.argv[1])
+except penstock.ModelLoadError as error:
+    print(error, flush=True)
+if sys.stdin.readline():
+    for thread in threading.enumerate():
+        if thread.name.startswith("ThreadPoolExecutor"):
+            thread.join()
+"""
 FULL_DISK = """
 import shutil
 from collections import namedtuple
@@ -54,16 +75,20 @@ shutil.disk_usage = lambda folder: namedtuple("Usage", "total used free")(9, 9, 
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Repository]:
-    """Small models as GGUF files, also under the name of an alias; a large file without a model."""
-    ggufs, large = tmp_path_factory.mktemp("ggufs"), tmp_path_factory.mktemp("large")
+    """Small models as GGUF files, also under the name of an alias; a large file; a small and a large part."""
+    ggufs, large, parts = (tmp_path_factory.mktemp(name) for name in ("ggufs", "large", "parts"))
     for kind in (Type.Q8_0, Type.Q4_0):
         write_gguf(ggufs / f"Model-{kind.name}.gguf", kind)
     shutil.copy(ggufs / "Model-Q4_0.gguf", ggufs / "Model-Q4_K_M.gguf")
     (large / "model.gguf").write_bytes(bytes(range(256)) * (SIZE // 256))
+    for number, size in enumerate((1000, SIZE), start=1):
+        (parts / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes(size))
+    (parts / "config.json").write_text("{}")
     source = parse_hub_model(aliases()[default_alias()])
     assert source is not None
     found = Repository(ggufs, "1" * 40)
-    return {GGUFS: found, source.name: found, LARGE: Repository(large, "2" * 40)}
+    others = {LARGE: Repository(large, "2" * 40), PARTS: Repository(parts, "3" * 40)}
+    return {GGUFS: found, source.name: found} | others
 
 
 @pytest.fixture
@@ -114,18 +139,69 @@ def test_file_of_a_repository_is_downloaded_at_a_revision(hub: Hub, tmp_path: Pa
 def test_cached_models_open_without_a_network(repositories: dict[str, Repository], tmp_path: Path) -> None:
     names = [f"{GGUFS}:Q4_0", default_alias()]
     with serving({}, repositories) as hub:
-        expected = resolved(hub, tmp_path, *names)
-    assert resolved(hub, tmp_path, *names) == expected
-    missing = [f"{GGUFS}:Q8_0", "qwen3-8b"]
-    first, second = resolved(hub, tmp_path, *missing)
+        *expected, parts = resolved(hub, tmp_path, *names, PARTS)
+    (Path(parts) / "model-00002-of-00002.safetensors").unlink()
+    missing = [f"{GGUFS}:Q8_0", "qwen3-8b", GGUFS, PARTS]
+    found = resolved(hub, tmp_path, *names, *missing, "offline", *names, missing[0])
+    assert found[:2] == found[6:8] == expected
+    first, second, third, fourth = found[2:6]
     assert first.startswith(
         f"ModelLoadError: {GGUFS}:Q8_0: not in the local cache, and the hub at {hub.address}"
     )
     assert "cannot be reached" in first
     assert second.startswith(f"ModelLoadError: qwen3-8b ({aliases()['qwen3-8b']}): not in the local cache")
-    offline = resolved(hub, tmp_path, *names, f"{GGUFS}:Q8_0", HF_HUB_OFFLINE="1")
-    assert offline[:2] == expected
-    assert offline[2].endswith(f"run this first: hf download {GGUFS} --include '*Q8_0.gguf'")
+    assert third.startswith(f"ModelLoadError: {GGUFS}: not in the local cache"), "it stands for Q4_K_M"
+    assert fourth.startswith(f"ModelLoadError: {PARTS}: not in the local cache"), "it is not complete"
+    assert found[8].endswith(f"run this first: hf download {GGUFS} --include '*Q8_0.gguf'")
+
+
+@pytest.mark.parametrize(
+    ("cached", "model", "found"),
+    [
+        ("m-Q2_K.gguf", "acme/m", None),
+        ("m-Q2_K.gguf", "acme/m:Q2_K", "m-Q2_K.gguf"),
+        ("m-Q2_K.gguf", "acme/m/m-Q2_K.gguf", "m-Q2_K.gguf"),
+        ("m-Q4_K_M.gguf", "acme/m", "m-Q4_K_M.gguf"),
+        ("config.json", "acme/m", ""),
+    ],
+)
+def test_cached_file_alone_is_a_model_only_if_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: str, model: str, found: str | None
+) -> None:
+    """Without the names of the repository's files, as programs leave it that download a file."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--acme--m"
+    folder = repository / "snapshots" / ("1" * 40)
+    for path, text in ((folder / cached, ""), (repository / "refs" / "main", folder.name)):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert _hub.cached(model) == (None if found is None else str(folder / found))
+
+
+def test_first_error_does_not_wait_for_other_transfers(hub: Hub, tmp_path: Path) -> None:
+    hub.is_damaging, hub.stall_after = True, SIZE // 2
+    environment = environment_of(hub, tmp_path) | {"HF_HUB_DOWNLOAD_TIMEOUT": "1000"}
+    for is_released in (False, True):
+        process = subprocess.Popen(
+            [sys.executable, "-c", FIND, PARTS],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                assert process.stdout is not None
+                assert "model-00001-of-00002.safetensors was received" in process.stdout.readline()
+                if is_released:
+                    hub.stall_after = None
+                    hub.is_released.set()
+                process.communicate("\n" if is_released else "", timeout=60)
+            finally:
+                process.kill()
+    [partial] = partial_files(tmp_path)
+    assert partial.stat().st_size < SIZE, "the other transfer was stopped"
 
 
 def test_unknown_repository_is_an_error_with_an_alias(hub: Hub, tmp_path: Path) -> None:

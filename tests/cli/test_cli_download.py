@@ -17,7 +17,7 @@ from penstock._hub_ids import parse_hub_model
 from penstock.cli.download import Memory
 from support.api.checkpoints import CHAT_TEMPLATE
 from support.api.ggufs import Type, write_gguf
-from support.api.hub import LICENCE, Hub, Repository, environment_of, etag, serving
+from support.api.hub import LICENCE, MODEL, Hub, Repository, environment_of, etag, serving
 from support.api.terminal import CTRL_C, Terminal
 
 if TYPE_CHECKING:
@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.needs("terminal", "fcntl")
 
 MAIN = "from penstock.cli import main; main()"
+#: Runs several commands.
+MAINS = """
+import sys
+from contextlib import suppress
+from penstock.cli import main
+for line in sys.argv[1:]:
+    sys.argv[1:] = line.split()
+    with suppress(SystemExit):
+        main()
+sys.exit()
+"""
 #: The machine has this much memory: enough for the file with 8 bits only.
 SMALL_MEMORY = """
 import types
@@ -168,6 +179,22 @@ def test_yes_and_pipes_download_without_a_question(hub: Hub, file: Path, tmp_pat
     done = run(hub, tmp_path, "generate", SMALL, "Hi", *OPTIONS)
     assert (done.returncode, "Download it?" in done.stderr) == (0, False)
     assert len(hub.transfers(file.name)) == 2
+    asked = [path for _, path in hub.requests if path.endswith("/revision/main")]
+    assert len(asked) == 2, "the hub is asked once by each command"
+
+
+def test_commit_that_was_shown_is_downloaded(repositories: dict[str, Repository], tmp_path: Path) -> None:
+    shown, newer = (repositories[repository_of(alias)] for alias in (SMALL, LARGE))
+    with serving({"main": shown, "next": newer}) as hub:
+        with terminal(hub, tmp_path, "generate", MODEL, "Hi", *OPTIONS) as screen:
+            screen.wait_for("Download it? [Y/n] ")
+            hub.revisions["main"] = newer
+            screen.type("y\n")
+            assert screen.wait() == 0
+        assert hub.asked_files("GET") == ["Model-Q8_0.gguf"]
+    [folder] = tmp_path.glob("hub/models--*/snapshots/*")
+    assert folder.name == shown.sha
+    assert next(tmp_path.glob("hub/models--*/refs/main")).read_text() == shown.sha
 
 
 def test_model_that_does_not_fit_is_named_first(hub: Hub, file: Path, tmp_path: Path) -> None:
@@ -241,11 +268,13 @@ def test_command_without_a_network_fails_with_one_line(
 
 
 def test_models_lists_aliases_with_sizes_on_request(hub: Hub, file: Path, tmp_path: Path) -> None:
-    listed = run(hub, tmp_path, "models").stdout.splitlines()
-    assert [line.split() for line in listed] == [list(item) for item in aliases().items()]
-    assert hub.requests == []
-    run(hub, tmp_path, "info", SMALL)
-    found = json.loads(run(hub, tmp_path, "models", "--sizes", "--json", code=memory_for(file)).stdout)
+    listed = run(hub, tmp_path, "models", f"info {SMALL}", code=MAINS).stdout.splitlines()
+    expected = [list(item) for item in aliases().items()]
+    assert [line.split() for line in listed[: len(expected)]] == expected
+    assert all(repository_of(SMALL) in path for _, path in hub.requests), "`models` asks nothing"
+    commands = ("models --sizes --json", "models --sizes")
+    done = run(hub, tmp_path, *commands, code=memory_for(file) + MAINS)
+    found, end = json.JSONDecoder().raw_decode(done.stdout)
     rows = {row["name"]: row for row in found["models"]}
     assert list(rows) == list(aliases())
     assert rows[SMALL] == {
@@ -258,9 +287,20 @@ def test_models_lists_aliases_with_sizes_on_request(hub: Hub, file: Path, tmp_pa
     }
     assert (rows[LARGE]["fits"], rows[LARGE]["downloaded"]) == (False, False)
     assert rows["mistral-7b"]["bytes"] is None, "the hub does not have it"
-    text = run(hub, tmp_path, "models", "--sizes", code=memory_for(file)).stdout
+    unknown = f"{len(aliases()) - 2} of {len(aliases())} sizes are unknown"
+    assert f"Warning: {unknown}; the first error is: " in done.stderr
+    text = done.stdout[end:]
     assert f"{LICENCE}   fits       {aliases()[SMALL]}" in text
     assert "too large" in text
+
+
+def test_ctrl_c_does_not_wait_for_sizes(hub: Hub, tmp_path: Path) -> None:
+    hub.is_silent = True
+    code = "import os; os.environ['HF_HUB_ETAG_TIMEOUT'] = '1000'\n"
+    with terminal(hub, tmp_path, "models", "--sizes", code=code) as screen:
+        assert hub.is_stalled.wait(60)
+        screen.type(CTRL_C)
+        assert screen.wait() == 130
 
 
 def test_memory_is_that_of_the_device_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,8 +35,6 @@ _RATIO = 0.9
 _SENSIBLE = 0.7
 #: The largest suggestion for a CPU, in bytes of weights: each output token reads all of them.
 _CPU_LIMIT = 5 << 30
-#: Requests to the hub at a time.
-_REQUESTS = 8
 
 
 class Memory(NamedTuple):
@@ -76,6 +74,8 @@ class Alias(NamedTuple):
     is_downloaded: bool
     #: None if the hub was not asked or did not answer.
     plan: Plan | None = None
+    #: The reason why the hub did not tell it.
+    error: str | None = None
 
 
 def shown_size(size: int) -> str:
@@ -90,18 +90,23 @@ def is_at_terminal() -> bool:
 
 def list_aliases(*, with_sizes: bool) -> list[Alias]:
     """All aliases; `with_sizes` asks the hub about each."""
+    found = {name: Alias(name, target, _hub.cached(target) is not None) for name, target in aliases().items()}
 
-    def ask(name: str) -> Plan | None:
-        with suppress(penstock.ModelLoadError):
-            return _hub.plan(aliases()[name])
-        return None
+    def ask(alias: Alias) -> None:
+        try:
+            plan = _hub.plan(alias.target)
+        except penstock.ModelLoadError as error:
+            found[alias.name] = alias._replace(error=str(error))
+        else:
+            found[alias.name] = alias._replace(plan=None if isinstance(plan, str) else plan)
 
-    downloaded = {name for name in aliases() if _hub.cached(aliases()[name]) is not None}
-    plans: dict[str, Plan | None] = {}
-    if with_sizes:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            plans = dict(zip(aliases(), pool.map(ask, aliases()), strict=True))
-    return [Alias(name, target, name in downloaded, plans.get(name)) for name, target in aliases().items()]
+    if with_sizes:  # no pool: after Ctrl-C, nothing waits for daemon threads
+        threads = [threading.Thread(target=ask, args=[alias], daemon=True) for alias in found.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return list(found.values())
 
 
 def default_model(*, assume_yes: bool) -> str:
@@ -127,15 +132,22 @@ def default_model(*, assume_yes: bool) -> str:
     return name
 
 
-def confirm_download(model: str, options: Mapping[str, Any], *, is_loaded: bool = True) -> None:
-    """Ask before something is downloaded for `model`; says if the model does not fit into memory.
+def confirm_download(model: str, options: Mapping[str, Any], *, is_loaded: bool = True) -> str:
+    """The model to open, after a question if something has to be downloaded for it.
 
-    Nothing is asked with `--yes` or without a terminal: there, a model that does not fit is an error.
-    `is_loaded` means that an engine loads the model. Raises `click.Abort` after a no.
+    The question says if the model does not fit into memory. Nothing is asked with `--yes` or without a
+    terminal: there, a model that does not fit is an error. `is_loaded` means that an engine loads the model.
+    Raises `click.Abort` after a no.
     """
     found = _hub.plan(model)
-    if found is None or not found.missing:
-        return
+    if isinstance(found, str):
+        return found
+    if found.missing:
+        _confirm(found, options, is_loaded=is_loaded)
+    return _hub.PlannedModel(model, found)
+
+
+def _confirm(found: Plan, options: Mapping[str, Any], *, is_loaded: bool) -> None:
     found.check_space()
     problem = _problem(found, options) if is_loaded else None
     if options.get("assume_yes"):

@@ -39,7 +39,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def open_engine(model: str, options: Mapping[str, Any]) -> Iterator[penstock.Engine]:
     """Open an engine, with a progress bar on a terminal while it loads, and a question before a download."""
-    confirm_download(model, options)
+    model = confirm_download(model, options)
     settings: dict[str, Any] = given(EngineOptions, options)
     modules = options.get("modules", ())
     if modules:

@@ -27,7 +27,7 @@ __all__ = ["convert", "info", "models"]
 @convert_options
 def convert(model: str, output: str, *, overwrite: bool, **options: Any) -> None:
     """Write MODEL with packed weights, which open in a fraction of a second."""
-    confirm_download(model, options, is_loaded=False)
+    model = confirm_download(model, options, is_loaded=False)
     with progress_bar("converting") as show_progress:
         settings: dict[str, Any] = given(EngineOptions, options)
         path = penstock.convert(model, output, overwrite=overwrite, progress=show_progress, **settings)
@@ -46,7 +46,7 @@ def info(model: str | None, *, as_json: bool, assume_yes: bool) -> None:
     if model is None:
         _show_machine(as_json=as_json)
     else:
-        confirm_download(model, {"assume_yes": assume_yes}, is_loaded=False)
+        model = confirm_download(model, {"assume_yes": assume_yes}, is_loaded=False)
         _show_model(model, as_json=as_json)
 
 
@@ -138,6 +138,10 @@ def models(*, with_sizes: bool, as_json: bool) -> None:
     With --sizes, the list says which of them fit well into the memory of this machine.
     """
     found = list_aliases(with_sizes=with_sizes)
+    errors = [alias.error for alias in found if alias.error is not None]
+    if errors:
+        unknown = f"{len(errors)} of {len(found)} sizes are unknown"
+        click.echo(f"Warning: {unknown}; the first error is: {errors[0]}", err=True)
     memory = Memory.of({}) if with_sizes else None
     rows = []
     for alias in found:

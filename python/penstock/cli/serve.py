@@ -175,8 +175,7 @@ def serve(
     if tls["certfile"] is None and any(value not in (None, "none") for value in tls.values()):
         raise click.UsageError("TLS needs --tls-certfile.")
     if is_at_terminal():  # elsewhere the server listens first
-        for path in paths.values():
-            confirm_download(path, options)
+        paths = {name: confirm_download(path, options) for name, path in paths.items()}
     configure_logging(options["log_level"], options["log_format"], has_access=options["access_log"])
     run(
         {name: ModelSource(maker(path), adapters[name]) for name, path in paths.items()},

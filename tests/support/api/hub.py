@@ -54,10 +54,12 @@ class Hub(ThreadingHTTPServer):
         self.ranges: list[str] = []
         #: Numbers of bytes after which the next transfers of stored files break.
         self.breaks: list[int] = []
-        #: Number of bytes after which transfers of stored files stall until the end of the test.
+        #: Number of bytes after which transfers of stored files stall until they are released.
         self.stall_after: int | None = None
         #: Whether stored files are sent with another first byte.
         self.is_damaging = False
+        #: Whether no request is answered before the end of the test.
+        self.is_silent = False
         #: Sizes that the API names in place of the real ones, by the name of the file.
         self.sizes: dict[str, int] = {}
         self.is_stalled, self.is_released = threading.Event(), threading.Event()
@@ -105,6 +107,11 @@ class HubHandler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         self.server.requests.append((self.command, path))
+        if self.server.is_silent:
+            self.server.is_stalled.set()
+            self.server.is_released.wait()
+            self.close_connection = True
+            return
         if stored := re.fullmatch(r"/stored/([^/]+/[^/]+)/([^/]+)/(.+)", path):
             self.send_stored(*stored.groups())
             return
@@ -205,6 +212,8 @@ class HubHandler(BaseHTTPRequestHandler):
         self.wfile.flush()
         self.server.is_stalled.set()
         self.server.is_released.wait()
+        with contextlib.suppress(OSError):  # the client has ended
+            self.wfile.write(rest[stall:])
 
     def send_error_code(self, status: HTTPStatus, code: str | None) -> None:
         """Send an error; the client reads its code."""
