@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._hub_files import ADAPTER_FILES
-from penstock._jobs import prompts_of
 from penstock._session import adapter_errors, check_seconds
-from penstock.batch import BlockingBatch, BlockingBatchStream
+from penstock.batch import BlockingBatch, BlockingBatchStream, Chunks, Results
 from penstock.embeddings import Pooling
 from penstock.request import BlockingRequest, BlockingStream
 from penstock.reranking import Documents, Reranker
@@ -146,10 +145,8 @@ class Blocking:
         **options: Unpack[RequestOptions],
     ) -> BlockingBatch:
         """The results of any number of prompts, as an iterator; see `Engine.generate_many`."""
-        prompts = prompts_of(prompts, options)
-        return BlockingBatch(
-            self._session, prompts, params, dict(options), concurrency=concurrency, ordered=ordered
-        )
+        jobs = Results(self._session, prompts, params, options, concurrency=concurrency, ordered=ordered)
+        return BlockingBatch(jobs)
 
     def stream_many(
         self,
@@ -160,8 +157,7 @@ class Blocking:
         **options: Unpack[RequestOptions],
     ) -> BlockingBatchStream:
         """The chunks of any number of prompts, as an iterator; see `Engine.stream_many`."""
-        prompts = prompts_of(prompts, options)
-        return BlockingBatchStream(self._session, prompts, params, dict(options), concurrency=concurrency)
+        return BlockingBatchStream(Chunks(self._session, prompts, params, options, concurrency=concurrency))
 
     def score(
         self,

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock._batch_items import error_at
 from penstock._core import SamplingParams, Tensor, Usage
+from penstock.batch import error_at
 from penstock.errors import GenerationError, InvalidRequestError
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from anyio.lowlevel import RunVar
 from penstock import _attributes, _core, _hub
 from penstock._core import Port
 from penstock._hub_files import ADAPTER_FILES, MODEL_FILES, FileSet
-from penstock._jobs import prompts_of
 from penstock._pump import Pump
 from penstock._session import Session, adapter_errors, check_seconds, num_chars, should_offload
 from penstock._threads import run_in_thread
 from penstock._workers import run_slow
-from penstock.batch import Batch, BatchStream
+from penstock.batch import Batch, BatchStream, Chunks, Results
 from penstock.blocking import Blocking
 from penstock.embeddings import Pooling
 from penstock.request import Request, Stream
@@ -355,16 +354,8 @@ class Engine(metaclass=_attributes.Hinted):
 
         Cancelling the task, leaving `async with`, `aclose()` or dropping the iterator cancels what runs.
         """
-        return Batch(
-            self._session,
-            prompts_of(prompts, options),
-            params,
-            dict(options),
-            concurrency=concurrency,
-            ordered=ordered,
-            pump=self._pump,
-            call=self._call,
-        )
+        jobs = Results(self._session, prompts, params, options, concurrency=concurrency, ordered=ordered)
+        return Batch(jobs, self._pump, self._call)
 
     def stream_many(
         self,
@@ -386,15 +377,8 @@ class Engine(metaclass=_attributes.Hinted):
         Takes the arguments of `generate_many` except `ordered`, `best_of` and `num_beams`. Raises and ends as
         it does.
         """
-        return BatchStream(
-            self._session,
-            prompts_of(prompts, options),
-            params,
-            dict(options),
-            concurrency=concurrency,
-            pump=self._pump,
-            call=self._call,
-        )
+        jobs = Chunks(self._session, prompts, params, options, concurrency=concurrency)
+        return BatchStream(jobs, self._pump, self._call)
 
     async def score(
         self,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock._batch_items import error_at
 from penstock._core import SamplingParams, Usage
+from penstock.batch import error_at
 from penstock.errors import GenerationError, InvalidRequestError
 
 if TYPE_CHECKING:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
+import time
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,7 +27,7 @@ from support.api.engines import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.anyio, pytest.mark.loops]
@@ -199,6 +202,48 @@ async def test_batch_waits_where_single_calls_are_refused(tiny_model: Path) -> N
                 assert len(texts([item async for item in many])) == 10
         items = list(engine.blocking.generate_many(prompts, SHORT, concurrency=8))
         assert len(texts(items)) == 10
+
+
+async def test_async_prompts_are_taken_while_an_item_is_missing(engine: penstock.Engine) -> None:
+    num_taken = 0
+
+    async def source() -> AsyncGenerator[list[int], None]:
+        nonlocal num_taken
+        while True:
+            await anyio.lowlevel.checkpoint()
+            num_taken += 1
+            yield prompt(num_taken)
+
+    params = (SHORT.replace(max_tokens=1 if number else 400) for number in itertools.count())
+    async with aclosing(source()) as prompts, engine.generate_many(prompts, params, concurrency=3) as items:
+        assert (await anext(items)).index == 0
+        assert num_taken == 12
+    await assert_at_rest(engine)
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("method", ["generate_many", "stream_many"])
+async def test_batch_pauses_while_the_engine_has_no_room(
+    engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch, method: str, *, is_blocking: bool
+) -> None:
+    submit = Session.submit
+    num_refused = 0
+
+    def refuse(self: Session, *arguments: Any) -> Any:
+        nonlocal num_refused
+        if num_refused < 3:
+            num_refused += 1
+            raise penstock.OverloadedError("no room")
+        return submit(self, *arguments)
+
+    monkeypatch.setattr(Session, "submit", refuse)
+    begin = time.monotonic()
+    if is_blocking:
+        items = list(getattr(engine.blocking, method)([PROMPT] * 3, SHORT))
+    else:
+        items = [item async for item in getattr(engine, method)([PROMPT] * 3, SHORT)]
+    assert time.monotonic() - begin >= 3 * 0.02
+    assert {item.index for item in items if item.error is None} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])

@@ -138,7 +138,9 @@ def test_help_lists_the_values_of_enumerations() -> None:
         (str(2**63 - 1), 2**63 - 1),
     ],
 )
-def test_byte_options_take_units(size: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byte_options_take_units(
+    size: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given: dict[str, Any] = {}
 
     def record(_model: str, **options: Any) -> penstock.Engine:
@@ -146,11 +148,13 @@ def test_byte_options_take_units(size: str, num_bytes: int, monkeypatch: pytest.
         raise penstock.ModelLoadError("recorded")
 
     monkeypatch.setattr("penstock.Engine", record)
-    assert run("generate", "model", "x", "--kv-cache-bytes", size).exit_code == 1
+    assert run("generate", tmp_path, "x", "--kv-cache-bytes", size).exit_code == 1
     assert given["kv_cache_bytes"] == num_bytes
 
 
-def test_integer_options_take_commas_and_several_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_options_take_commas_and_several_values(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given: dict[str, Any] = {}
 
     def record(_model: str, **options: Any) -> penstock.Engine:
@@ -158,12 +162,12 @@ def test_integer_options_take_commas_and_several_values(monkeypatch: pytest.Monk
         raise penstock.ModelLoadError("recorded")
 
     monkeypatch.setattr("penstock.Engine", record)
-    assert run("generate", "model", "x", "--numa-nodes", "0,2", "--numa-nodes", 5).exit_code == 1
+    assert run("generate", tmp_path, "x", "--numa-nodes", "0,2", "--numa-nodes", 5).exit_code == 1
     assert given["numa_nodes"] == (0, 2, 5)
     assert "'x' is not a valid integer" in run("generate", "m", "x", "--numa-nodes", "1,x").stderr
 
 
-def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: dict[str, Any] = {}
 
     def record(_model: str, **options: Any) -> penstock.Engine:
@@ -172,7 +176,7 @@ def test_config_overrides_option_takes_a_json_object(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("penstock.Engine", record)
     overrides = {"max_position_embeddings": 99, "rope_scaling": None}
-    assert run("generate", "model", "x", "--config-overrides", json.dumps(overrides)).exit_code == 1
+    assert run("generate", tmp_path, "x", "--config-overrides", json.dumps(overrides)).exit_code == 1
     assert given["config_overrides"] == overrides
     for text in ("{", "[1]", "3"):
         assert "a JSON object is expected" in run("generate", "m", "x", "--config-overrides", text).stderr

@@ -98,7 +98,7 @@ def test_list_of_prompts_keeps_the_memory_flat(tiny_model: Path) -> None:
     num_running = 0
 
     def prepared(pipe: Pipeline) -> int:
-        return sum(len(batch._running) + batch._num_kept() for batch in pipe.batches)
+        return sum(len(batch._jobs.running) + len(batch._jobs._kept) for batch in pipe.batches)
 
     with open_pipeline(tiny_model, max_batch_size=8) as pipe:
         for _ in pipe.stream_infer(["ab"] * 400, gen_config=config(1), do_preprocess=False):

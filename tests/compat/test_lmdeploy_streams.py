@@ -220,7 +220,7 @@ def test_finished_prompts_of_a_list_are_not_cancelled(pipe: Pipeline) -> None:
     for _ in zip(range(30), parts, strict=False):
         pass
     (batch,) = pipe.batches
-    assert batch._cancelled == set()
+    assert batch._jobs._cancelled == set()
     parts.close()  # type: ignore[attr-defined]
 
 
