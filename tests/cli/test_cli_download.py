@@ -317,7 +317,14 @@ def test_memory_is_that_of_the_device_of_the_engine(monkeypatch: pytest.MonkeyPa
     assert Memory.of({"device": "cpu"}) == (900, "cpu")
     monkeypatch.setattr("penstock.cuda_info", lambda: devices("too old"))
     assert Memory.of({}) == (900, "cpu")
+    assert Memory.of({"device": "cuda"}).holds(1 << 60), "the engine refuses the device"
+    monkeypatch.setenv("BFC_MEM_RATIO", "0.5")
+    assert Memory.of({"device": "cpu"}) == (500, "cpu")
     monkeypatch.setenv("PENSTOCK_MEMORY_RATIO", "0.25")
     assert Memory.of({"device": "cpu"}) == (250, "cpu")
+    monkeypatch.setenv("PENSTOCK_MEMORY_RATIO", "25%")
+    monkeypatch.setattr("penstock.Host", lambda: types.SimpleNamespace(available_bytes=(1 << 20) + 10))
+    monkeypatch.setenv("BFC_LEFTOVER_MB", "1")
+    assert Memory.of({"device": "cpu"}) == (5, "cpu")
     assert (Memory(100, "cpu").holds(70), Memory(100, "cpu").holds(71)) == (True, False)
     assert [Memory(1 << 40, device).holds(6 << 30) for device in ("cpu", "cuda:0")] == [False, True]

@@ -29,8 +29,10 @@ yes_option = click.option(
     "-y", "--yes", "assume_yes", is_flag=True, help="Download a model of the hub without a question."
 )
 
-#: Default of `memory_ratio`.
-_RATIO = 0.9
+#: Default of `memory_ratio`, and the variables that replace it.
+_RATIO, _RATIOS = 0.9, ("PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO")
+#: The variable with the mebibytes that stay free.
+_LEFTOVER = "BFC_LEFTOVER_MB"
 #: The part of the memory for the weights of a suggested model; the rest is for its workspace and KV cache.
 _SENSIBLE = 0.7
 #: The largest suggestion for a CPU, in bytes of weights: each output token reads all of them.
@@ -45,11 +47,9 @@ class Memory(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Memory:
-        """That of an engine with these options."""
-        ratio = options.get("memory_ratio")
-        if ratio is None:
-            with suppress(ValueError):
-                ratio = float(os.environ.get("PENSTOCK_MEMORY_RATIO") or _RATIO)
+        """That of an engine with these options; no limit for a device that the engine will refuse."""
+        ratio = options.get("memory_ratio") or next(filter(None, map(_number, _RATIOS)), _RATIO)
+        leftover = (_number(_LEFTOVER) or 0) * (1 << 20)
         limits = {"cpu": penstock.Host().available_bytes}
         device = options.get("device") or "auto"
         if device != "cpu":
@@ -58,12 +58,21 @@ class Memory(NamedTuple):
             limits |= {name: memory for name, memory in usable.items() if memory is not None}
             names = {"auto": next(iter(usable), "cpu"), "cuda": "cuda:0"}
             device = names.get(device, device)
-        return cls(int(limits.get(device, limits["cpu"]) * (ratio or _RATIO)), device)
+        if device not in limits:
+            return cls(sys.maxsize, device)
+        return cls(int(max(0, limits[device] - leftover) * ratio), device)
 
     def holds(self, weights: int) -> bool:
         """Whether a model of this size is a sensible one."""
         limit = self.limit * _SENSIBLE
         return weights <= (min(limit, _CPU_LIMIT) if self.device == "cpu" else limit)
+
+
+def _number(variable: str) -> float | None:
+    """The value of a variable; the engine refuses one that is no number."""
+    with suppress(ValueError):
+        return float(os.environ[variable]) if variable in os.environ else None
+    return None
 
 
 class Alias(NamedTuple):
