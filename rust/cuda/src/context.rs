@@ -11,7 +11,9 @@ use cudarc::driver::sys::CUstreamCaptureMode as CaptureMode;
 use crate::driver::{Handle, Ordinal};
 use crate::error::{CallError, CudaError};
 use crate::functions::{Calls, Functions, Newer};
-use crate::{Device, Driver, Observer, device};
+#[cfg(feature = "testing")]
+use crate::observer::Observer;
+use crate::{Device, Driver, device};
 
 /// The primary context of a device, which other libraries in the process share.
 ///
@@ -62,6 +64,7 @@ impl Context {
     }
 
     /// The functions of an emulated driver.
+    #[cfg(feature = "testing")]
     pub fn observer(&self) -> Option<&Observer> {
         self.functions.observer.as_ref()
     }

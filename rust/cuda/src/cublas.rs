@@ -13,8 +13,8 @@ use cudarc::cublaslt::sys;
 use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t as Attribute;
 use cudarc::cublaslt::sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 
-use crate::error::CudaError;
-use crate::library::{NotFound, Search, Status, library_functions};
+use crate::error::{CublasError, CudaError};
+use crate::library::{Search, Status, library_functions};
 use crate::system::Library;
 use crate::{Context, DevicePointer, Stream, Version};
 
@@ -103,27 +103,6 @@ impl Functions {
         };
         self.check("cublasLtMatmulDescSetAttribute", status)
     }
-}
-
-/// An error of the library, or of finding it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CublasError {
-    /// No library can be used.
-    #[error(
-        "cuBLASLt is not available: {0}; install the package nvidia-cublas, or nvidia-cublas-cu12 for drivers of CUDA \
-        12"
-    )]
-    NotFound(NotFound),
-    /// A call failed.
-    #[error("{function} failed with status {status}, {name}")]
-    Call {
-        /// The function.
-        function: &'static str,
-        /// The library's code.
-        status: i32,
-        /// The library's name of the error.
-        name: String,
-    },
 }
 
 /// The library, loaded.

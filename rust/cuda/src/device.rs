@@ -6,10 +6,8 @@ use std::ptr;
 
 use crate::driver::{Driver, Handle, Ordinal};
 use crate::error::CallError;
+use crate::unavailable::MIN_COMPUTE_CAPABILITY;
 use crate::{Unavailable, Version};
-
-/// The oldest compute capability that the kernels are compiled for.
-pub const MIN_COMPUTE_CAPABILITY: Version = Version::new(8, 0);
 
 /// Numbers of the driver's attributes.
 const MULTIPROCESSORS: c_int = 16;

@@ -4,14 +4,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::error::{CallError, NO_DEVICE};
-use crate::functions::{Address, functions};
+use crate::error::{self, CallError, NO_DEVICE};
 use crate::library::reason;
 use crate::system::{DRIVER, open_library};
+use crate::table::{Address, functions};
+use crate::unavailable::MIN_DRIVER;
 use crate::{Unavailable, Version};
-
-/// The oldest version of CUDA that a driver may support.
-pub const MIN_DRIVER: Version = Version::new(12, 0);
 
 pub(crate) type Ordinal = c_int;
 pub(crate) type Handle = *mut c_void;
@@ -109,16 +107,15 @@ impl Driver {
     }
 }
 
-/// The driver's name of a code.
-pub(crate) fn error_name(code: c_int) -> Option<String> {
-    // SAFETY: the pointer is valid; the function may be called before `cuInit`.
-    static_text(|functions, name| unsafe { functions.error_name(code, name) })
-}
-
-/// The driver's description of a code.
-pub(crate) fn error_text(code: c_int) -> Option<String> {
-    // SAFETY: as above.
-    static_text(|functions, text| unsafe { functions.error_text(code, text) })
+/// The driver's name and description of a code.
+fn describe(code: c_int) -> (Option<String>, Option<String>) {
+    // SAFETY: the pointers are valid; the functions may be called before `cuInit`.
+    unsafe {
+        (
+            static_text(|functions, name| functions.error_name(code, name)),
+            static_text(|functions, text| functions.error_text(code, text)),
+        )
+    }
 }
 
 /// A text of the loaded library, which never changes.
@@ -142,5 +139,6 @@ fn load() -> Result<&'static Functions, Unavailable> {
     let functions = unsafe { Functions::load(find) }
         .map_err(|function| Unavailable::MissingFunction { path: DRIVER.to_owned(), function })?;
     std::mem::forget(library);
+    error::set_describe(describe);
     Ok(FUNCTIONS.get_or_init(|| functions))
 }

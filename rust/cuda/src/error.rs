@@ -2,10 +2,9 @@
 
 use std::fmt::{self, Display, Formatter};
 use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 
-use crate::cublas::CublasError;
-use crate::driver;
-use crate::library::Status;
+use crate::library::{NotFound, Status};
 
 /// Codes of the driver.
 pub(crate) const INVALID_VALUE: i32 = 1;
@@ -17,6 +16,17 @@ const CAPTURE: RangeInclusive<i32> = 900..=908;
 /// The codes after which every call of the process for the device fails: errors of memory, links and containment, of
 /// kernels, and of external devices.
 const STICKY: [i32; 15] = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911];
+
+/// Describes codes: with a name and a sentence. The driver sets it when it is loaded.
+static DESCRIBE: OnceLock<fn(i32) -> (Option<String>, Option<String>)> = OnceLock::new();
+
+pub(crate) fn set_describe(describe: fn(i32) -> (Option<String>, Option<String>)) {
+    let _ = DESCRIBE.set(describe); // the same one
+}
+
+fn described(code: i32) -> (Option<String>, Option<String>) {
+    DESCRIBE.get().map_or((None, None), |describe| describe(code))
+}
 
 /// An error of a call of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,14 +61,14 @@ impl CallError {
 
     /// The driver's name of the code, or its number.
     pub fn name(&self) -> String {
-        driver::error_name(self.code).unwrap_or_else(|| format!("CUDA error {}", self.code))
+        described(self.code).0.unwrap_or_else(|| format!("CUDA error {}", self.code))
     }
 }
 
 impl Display for CallError {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{} failed with {}", self.function, self.name())?;
-        match driver::error_text(self.code) {
+        match described(self.code).1 {
             Some(text) => write!(f, " ({text})"),
             None => Ok(()),
         }
@@ -66,6 +76,27 @@ impl Display for CallError {
 }
 
 impl std::error::Error for CallError {}
+
+/// An error of cuBLASLt, or of finding it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CublasError {
+    /// No library can be used.
+    #[error(
+        "cuBLASLt is not available: {0}; install the package nvidia-cublas, or nvidia-cublas-cu12 for drivers of CUDA \
+        12"
+    )]
+    NotFound(NotFound),
+    /// A call failed.
+    #[error("{function} failed with status {status}, {name}")]
+    Call {
+        /// The function.
+        function: &'static str,
+        /// The library's code.
+        status: i32,
+        /// The library's name of the error.
+        name: String,
+    },
+}
 
 /// An error of a device in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

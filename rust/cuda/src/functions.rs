@@ -1,67 +1,19 @@
-//! Tables of the driver's functions. A result is an `i32`: a newer driver may return codes that an enum of today does
-//! not have, which would be undefined behaviour.
+//! The driver's functions for a device in use.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
+use crate::Version;
 use crate::driver::Driver;
 use crate::error::CudaError;
-use crate::{DevicePointer, Stream, Version};
-
-/// A function of any type.
-pub(crate) type Address = unsafe extern "C" fn();
+#[cfg(feature = "testing")]
+use crate::observer::Observer;
+use crate::table::{Address, functions};
 
 /// Drivers from this version on have the functions of [`Newer`].
 const NEWER: Version = Version::new(12, 4);
-
-/// Declares a table: for each function a method, its name in the library and its arguments.
-macro_rules! functions {
-    ($(#[$doc:meta])* $table:ident { $($method:ident = $name:literal($($argument:ident: $kind:ty),*);)* }) => {
-        $(#[$doc])*
-        #[derive(Debug)]
-        pub(crate) struct $table {
-            $($method: unsafe extern "C" fn($($kind),*) -> $crate::library::Status,)*
-        }
-
-        impl $table {
-            /// Looks the functions up. The error is the name of one that is missing.
-            ///
-            /// # Safety
-            ///
-            /// `find` returns the driver's function of a name, which ends with a null character, and the library is
-            /// never unloaded.
-            unsafe fn load(
-                find: impl Fn(&[u8]) -> Option<$crate::functions::Address>,
-            ) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($method: {
-                        let found = find(concat!($name, "\0").as_bytes()).ok_or($name)?;
-                        // SAFETY: the driver's function of this name has this signature in every version of CUDA.
-                        unsafe {
-                            std::mem::transmute::<
-                                $crate::functions::Address,
-                                unsafe extern "C" fn($($kind),*) -> $crate::library::Status,
-                            >(found)
-                        }
-                    },)*
-                })
-            }
-
-            $(
-                /// # Safety
-                ///
-                /// The pointers are valid and the handles alive.
-                pub(crate) unsafe fn $method(&self, $($argument: $kind),*) -> Result<(), $crate::error::CallError> {
-                    // SAFETY: the caller's.
-                    $crate::error::CallError::check($name, unsafe { (self.$method)($($argument),*) })
-                }
-            )*
-        }
-    };
-}
-pub(crate) use functions;
 
 functions! {
     /// The functions of a device in use.
@@ -118,32 +70,12 @@ functions! {
     }
 }
 
-/// Functions of an emulated driver, which checks the program. No other driver has them.
-#[derive(Debug)]
-pub struct Observer {
-    arm: unsafe extern "C" fn(c_int),
-    region: unsafe extern "C" fn(c_ulonglong, c_ulonglong, c_int, sys::CUstream),
-}
-
-impl Observer {
-    /// Begins or ends a step. In a step, allocations and synchronisation are defects.
-    pub fn arm(&self, is_armed: bool) {
-        // SAFETY: the function takes any number.
-        unsafe { (self.arm)(is_armed.into()) };
-    }
-
-    /// From this point of a stream on, a range of an arena is in use and not yet written, or is free.
-    pub fn region(&self, pointer: DevicePointer, bytes: usize, is_live: bool, stream: &Stream) {
-        // SAFETY: the stream is alive, and the function reads no memory.
-        unsafe { (self.region)(pointer.0, bytes as c_ulonglong, is_live.into(), stream.handle()) };
-    }
-}
-
 /// All functions that cudarc's library has.
 #[derive(Debug)]
 pub(crate) struct Functions {
     pub calls: Calls,
     pub newer: Option<Newer>,
+    #[cfg(feature = "testing")]
     pub observer: Option<Observer>,
 }
 
@@ -170,25 +102,9 @@ impl Functions {
         let functions = Self {
             calls: calls.map_err(CudaError::MissingFunction)?,
             newer: newer.transpose().map_err(CudaError::MissingFunction)?,
-            observer: find(b"emuArm\0")
-                .zip(find(b"emuRegion\0"))
-                .map(|(arm, region)| Observer::new(arm, region)),
+            #[cfg(feature = "testing")]
+            observer: Observer::load(find),
         };
         Ok(FUNCTIONS.get_or_init(|| functions))
-    }
-}
-
-impl Observer {
-    fn new(arm: Address, region: Address) -> Self {
-        // SAFETY: only the emulated driver has functions of these names, and they have these signatures.
-        unsafe {
-            Self {
-                arm: std::mem::transmute::<Address, unsafe extern "C" fn(c_int)>(arm),
-                region: std::mem::transmute::<
-                    Address,
-                    unsafe extern "C" fn(c_ulonglong, c_ulonglong, c_int, sys::CUstream),
-                >(region),
-            }
-        }
     }
 }

@@ -19,9 +19,12 @@ mod library;
 mod memory;
 mod module;
 mod nvrtc;
+#[cfg(feature = "testing")]
+mod observer;
 mod sources;
 mod stream;
 mod system;
+mod table;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unavailable;
@@ -29,13 +32,10 @@ mod unavailable;
 pub use cache::{KernelArchive, KernelCache};
 pub use compiler::{CompileError, KernelCompiler, OPTIONS};
 pub use context::{CallerThread, Context};
-pub use cublas::{
-    CUBLAS_ALIGNMENT, Cublas, CublasError, CublasHandle, MatrixProduct, ProductOperands, ProductShape,
-};
+pub use cublas::{CUBLAS_ALIGNMENT, Cublas, CublasHandle, MatrixProduct, ProductOperands, ProductShape};
 pub use device::{Architecture, Device};
 pub use driver::Driver;
-pub use error::{CallError, CudaError};
-pub use functions::Observer;
+pub use error::{CallError, CublasError, CudaError};
 pub use graph::GraphExec;
 pub use library::{NotFound, Search};
 pub use memory::{DeviceMemory, DevicePointer, PinnedBlock, PinnedMemory};

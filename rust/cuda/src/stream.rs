@@ -98,6 +98,16 @@ impl Stream {
         Ok(unsafe { self.context.calls().fill(to.0, byte, bytes, self.stream) }?)
     }
 
+    /// Tells an emulated driver that from this point of the stream on a range of an arena is in use and not yet written,
+    /// or is free.
+    #[cfg(feature = "testing")]
+    pub fn report_region(&self, pointer: DevicePointer, bytes: usize, is_live: bool) {
+        if let Some(observer) = self.context.observer() {
+            // SAFETY: the stream is alive.
+            unsafe { observer.region(pointer.0, bytes, is_live, self.stream) };
+        }
+    }
+
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }

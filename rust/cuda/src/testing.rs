@@ -152,7 +152,7 @@ pub fn defects() -> Result<(), Box<dyn Error>> {
     let memory = DeviceMemory::new(&context, 2 * TAIL);
     observer.arm(false);
     let memory = memory?;
-    observer.region(memory.pointer(), TAIL, false, &stream);
+    stream.report_region(memory.pointer(), TAIL, false);
     for part in [TAIL, 0] {
         // SAFETY: the memory has this size, and lives until the stream has been waited for.
         unsafe { stream.fill(memory.pointer().offset(part), 0, TAIL) }?;

@@ -1,9 +1,12 @@
 //! [`Unavailable`]: the reasons why there is no CUDA device, each with a remedy.
 
 use crate::Version;
-use crate::device::MIN_COMPUTE_CAPABILITY;
-use crate::driver::MIN_DRIVER;
 use crate::error::CallError;
+
+/// The oldest version of CUDA that a driver may support.
+pub const MIN_DRIVER: Version = Version::new(12, 0);
+/// The oldest compute capability that the kernels are compiled for.
+pub const MIN_COMPUTE_CAPABILITY: Version = Version::new(8, 0);
 
 /// The reason why CUDA, or one device, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

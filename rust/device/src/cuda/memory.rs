@@ -34,7 +34,8 @@ impl Slab for DeviceSlab {
 /// The reserved memory.
 pub(super) struct Memory {
     context: Arc<Context>,
-    /// The stream that uses the memory, for the observer of an emulated driver.
+    /// The stream that uses the memory.
+    #[cfg(feature = "testing")]
     stream: Arc<Stream>,
     arena: Arena<DeviceSlab>,
 }
@@ -46,7 +47,14 @@ fn empty_arena() -> Arena<DeviceSlab> {
 impl Memory {
     /// Memory before anything is reserved.
     pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
-        Self { context: Arc::clone(context), stream: Arc::clone(stream), arena: empty_arena() }
+        #[cfg(not(feature = "testing"))]
+        let _ = stream;
+        Self {
+            context: Arc::clone(context),
+            #[cfg(feature = "testing")]
+            stream: Arc::clone(stream),
+            arena: empty_arena(),
+        }
     }
 
     /// Takes memory from the driver, and returns that of the former reservation.
@@ -97,11 +105,14 @@ impl Memory {
 
     /// Reports to the observer of an emulated driver that a part of a region is given out, with any contents, or is
     /// free.
+    #[cfg(feature = "testing")]
     pub fn report(&self, region: &Region, part: Range<usize>, is_live: bool) {
-        if let Some(observer) = self.context.observer() {
-            observer.region(self.pointer(region).offset(part.start), part.len(), is_live, &self.stream);
-        }
+        self.stream.report_region(self.pointer(region).offset(part.start), part.len(), is_live);
     }
+
+    /// Reports nothing: no driver of a device observes it.
+    #[cfg(not(feature = "testing"))]
+    pub fn report(&self, _: &Region, _: Range<usize>, _: bool) {}
 
     /// The address of a region.
     pub fn pointer(&self, region: &Region) -> DevicePointer {

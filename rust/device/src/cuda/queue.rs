@@ -141,6 +141,7 @@ impl Queue {
     /// waits nor takes memory.
     fn set_in_step(&self, is_in_step: bool) {
         self.is_in_step.set(is_in_step);
+        #[cfg(feature = "testing")]
         if let Some(observer) = self.context.observer() {
             observer.arm(is_in_step);
         }
