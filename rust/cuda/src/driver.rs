@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::error::{self, CallError, NO_DEVICE};
+use crate::error::{self, CallError, Described, NO_DEVICE};
 use crate::library::reason;
 use crate::system::{DRIVER, open_library};
 use crate::table::{Address, functions};
@@ -107,8 +107,7 @@ impl Driver {
     }
 }
 
-/// The driver's name and description of a code.
-fn describe(code: c_int) -> (Option<String>, Option<String>) {
+fn describe(code: c_int) -> Described {
     // SAFETY: the pointers are valid; the functions may be called before `cuInit`.
     unsafe {
         (

@@ -17,14 +17,17 @@ const CAPTURE: RangeInclusive<i32> = 900..=908;
 /// kernels, and of external devices.
 const STICKY: [i32; 15] = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911];
 
-/// Describes codes: with a name and a sentence. The driver sets it when it is loaded.
-static DESCRIBE: OnceLock<fn(i32) -> (Option<String>, Option<String>)> = OnceLock::new();
+/// The driver's name and description of a code, if it has them.
+pub(crate) type Described = (Option<String>, Option<String>);
 
-pub(crate) fn set_describe(describe: fn(i32) -> (Option<String>, Option<String>)) {
+/// Describes codes. The driver sets it when it is loaded.
+static DESCRIBE: OnceLock<fn(i32) -> Described> = OnceLock::new();
+
+pub(crate) fn set_describe(describe: fn(i32) -> Described) {
     let _ = DESCRIBE.set(describe); // the same one
 }
 
-fn described(code: i32) -> (Option<String>, Option<String>) {
+fn described(code: i32) -> Described {
     DESCRIBE.get().map_or((None, None), |describe| describe(code))
 }
 
