@@ -34,6 +34,7 @@ SHORT = {"prompt": "Hidden", "max_tokens": 3, "ignore_eos": True, "temperature":
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOKEN = 78
 MOST_PIECES = 2000
+INTERIM = b"HTTP/1.1 100 Continue\r\n" + (b"a: " + b"b" * 10_000 + b"\r\n") * 10 + b"\r\n"
 
 
 class Collector:
@@ -267,6 +268,7 @@ class HostileCollector:
         self._answer = (head, piece)
         #: By the connections, the number of pieces that were sent.
         self.counts: list[int] = []
+        self._connections: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run)
@@ -276,6 +278,7 @@ class HostileCollector:
         with suppress(OSError), ExitStack() as stack:
             while True:
                 connection = stack.enter_context(self._listener.accept()[0])
+                self._connections.append(connection)
                 self.counts.append(0)
                 self._write(connection)
 
@@ -288,8 +291,10 @@ class HostileCollector:
                 self.counts[-1] += 1
 
     def close(self) -> None:
-        """Close the listener; the connections have ended."""
-        self._listener.shutdown(socket.SHUT_RDWR)
+        """Close the listener and the connections."""
+        for found in (self._listener, *self._connections):
+            with suppress(OSError):  # it has ended
+                found.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
 
@@ -298,7 +303,7 @@ class HostileCollector:
     ("head", "piece"),
     [
         pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", bytes(100_000), id="body"),
-        pytest.param(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000, id="interim responses"),
+        pytest.param(b"", INTERIM, id="interim responses"),
     ],
 )
 def test_endless_answer_of_a_collector_is_ended(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import penstock
 from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
-from penstock._client import MAX_WAITING
+from penstock._client import MAX_WAITING, TurnLimiter
 from penstock.server.adapters import Adapters
 from penstock.server.errors import ApiError, api_error, prompt_error
 from penstock.server.hosts import Hosts
@@ -38,6 +38,8 @@ __all__ = ["Call", "Generation", "Model", "Progress", "Selection", "State"]
 _BODY_BYTES_PER_TOKEN = 1 << 10
 _MIN_BODY_BYTES = 2 << 20
 _MAX_BODY_BYTES = 32 << 20
+#: The prompts of batches that are started at the same time; long texts wait for their tokenisation.
+_MAX_OPENINGS = 4
 
 
 class Progress:
@@ -71,6 +73,9 @@ class Model:
         self.probe = Probe()
         #: Requests with prompts that the engine has no room for, and that try again.
         self.num_retrying = 0
+        #: The unfinished requests with several prompts, by client, and the turns to start such a prompt.
+        self.num_batches = Counter[int | None]()
+        self.openings = TurnLimiter(_MAX_OPENINGS)
         #: Adapters that the server loads before the model is ready: their paths by name.
         self.modules: Mapping[str, str] = {}
         #: Of adapters that the server has loaded; the one that was used last is the last one.
