@@ -199,3 +199,17 @@ def test_openai_objects_need_the_package(llm: Llama, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "openai.types.chat", None)
     with pytest.raises(ImportError, match="openai"):
         llm.create_chat_completion_openai_v1([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("seed", [[1], True, "7", 1.5])
+def test_seed_that_is_no_integer_is_not_kept(llm: Llama, seed: Any) -> None:
+    for use in (lambda: llm([1, 2], max_tokens=1, seed=seed), lambda: llm.set_seed(seed)):
+        with pytest.raises(penstock.InvalidRequestError, match=r"seed is .*; it must be an integer"):
+            use()
+    assert llm([1, 2], max_tokens=1)["usage"]["completion_tokens"] <= 1
+
+
+def test_model_needs_an_integer_as_its_seed(tiny_model: Path) -> None:
+    seed: Any = [1]
+    with pytest.raises(penstock.InvalidRequestError, match=r"seed is \[1\]; it must be an integer"):
+        Llama(str(tiny_model), seed=seed)
