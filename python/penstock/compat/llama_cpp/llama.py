@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import penstock
-from penstock._shown import shown
+from penstock._checks import invalid
 from penstock.compat.errors import refuse
 from penstock.compat.llama_cpp import chats, embeddings, hub
 from penstock.compat.llama_cpp.arguments import check_others, engine_options, names_of, with_hints
@@ -182,6 +182,8 @@ class Llama:
             stopping_criteria=stopping_criteria,
             grammar=grammar,
         )
+        if isinstance(prompt, (bytes, bytearray)):
+            raise invalid("prompt", prompt, "text or token ids")
         ids = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = self._request(ids, sampling, max_tokens, logprobs, model, offset=len(prompt))
         if stream:
@@ -364,6 +366,8 @@ class Llama:
 
         Names of special tokens in the text are these tokens; without `special`, they are refused.
         """
+        if not isinstance(text, (bytes, bytearray)):
+            raise invalid("text", text, "bytes in UTF-8")
         ids = self._tokenizer.encode(text.decode(), add_special_tokens=False)
         found = next(filter(self._is_special, ids), None)
         if found is not None and not special:
@@ -516,6 +520,5 @@ class Llama:
 def _checked(seed: int) -> int:
     """The seed, before later ones follow from it."""
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
-        message = f"seed is {shown(seed)}; it must be an integer"
-        raise penstock.InvalidRequestError(message, "seed", seed, "an integer")
+        raise invalid("seed", seed, "an integer")
     return operator.index(seed)
