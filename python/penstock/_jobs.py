@@ -7,7 +7,6 @@ other is started before one has succeeded. If none runs, the reader raises the l
 
 from __future__ import annotations
 
-import reprlib
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sized
 from functools import partial
@@ -15,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _core, _keywords
+from penstock._checks import invalid
 from penstock._options import merge
 from penstock._pump import Watch
 from penstock.chat import Chat
@@ -278,11 +278,6 @@ class Jobs(Generic[Item]):
         """End a job that the engine had room for."""
         self._end(job)
         self.limit = min(self.limit + 1, self._concurrency)
-
-
-def invalid(name: str, value: object, limit: str) -> InvalidRequestError:
-    message = f"{name}={reprlib.repr(value)} is not allowed: it must be {limit}"
-    return InvalidRequestError(message, name, value, limit)
 
 
 def _unequal(counts: str, params: object) -> InvalidRequestError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import reprlib
 import time
 import warnings
 from contextlib import contextmanager
@@ -23,11 +22,13 @@ from weakref import WeakValueDictionary
 
 from penstock import _core, _hub
 from penstock._chat_costs import weight
+from penstock._checks import check_adapter_name, check_flag, check_path
 from penstock._client import client, deadline
 from penstock._core import Host
 from penstock._cuda import cuda_folders
 from penstock._options import merge
 from penstock._renderer import is_source
+from penstock._shown import shown
 from penstock._system import after_fork_in_child
 from penstock.chat import Chat, has_messages, is_large, prompt_of, read_template
 from penstock.errors import (
@@ -302,6 +303,12 @@ class Session:
         _ = self.native  # raises if there is none
         return self._tokenizer
 
+    def check_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Check the arguments of `load_adapter`, before a download."""
+        check_adapter_name(name)
+        check_path("path", path)
+        self.check_open().check_adapter_name(name)
+
     def load_adapter(
         self,
         name: str,
@@ -325,6 +332,8 @@ class Session:
 
     def unload_adapter(self, name: str, port: _core.Port, *, force: bool) -> None:
         """Remove an adapter, also while asleep: `wake` fails if an adapter cannot be loaded."""
+        check_adapter_name(name)
+        check_flag("force", force)
         is_asleep = self._phase == "asleep" and not self._is_closed
         native = self.native if is_asleep else self.check_open()
         native.unload_adapter(name, port, force=force)
@@ -370,7 +379,7 @@ class Session:
             raise InvalidRequestError(message, "prompt", None, "one prompt per call")
         for name, value in chat_options.items():
             limit = "left out when the prompt is not a chat"
-            message = f"{name}={reprlib.repr(value)} is not allowed: it must be {limit}"
+            message = f"{name}={shown(value)} is not allowed: it must be {limit}"
             raise InvalidRequestError(message, name, value, limit)
         return prompt, params
 
@@ -552,7 +561,7 @@ def check_seconds(
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not seconds >= 0:
         limit = "a number of seconds from 0, or math.inf"
-        raise error(f"{name}={seconds!r} is not allowed: it must be {limit}", name, seconds, limit)
+        raise error(f"{name}={shown(seconds)} is not allowed: it must be {limit}", name, seconds, limit)
     return float(seconds)
 
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic
 import anyio
 import anyio.lowlevel
 
+from penstock._checks import invalid
 from penstock._core import Port
-from penstock._jobs import END, REFUSALS, Item, Job, Jobs, invalid
+from penstock._jobs import END, REFUSALS, Item, Job, Jobs
 from penstock._session import should_offload
 from penstock.errors import InvalidRequestError
 

@@ -228,7 +228,7 @@ class Blocking:
         progress: Callable[[int, int], object] | None = None,
     ) -> Adapter:
         """Load a LoRA adapter; see `Engine.load_adapter`."""
-        self._session.check_open().check_adapter_name(name)
+        self._session.check_adapter(name, path)
         with adapter_errors(name):
             directory = _hub.find(os.fspath(path), ADAPTER_FILES)
         return self._session.load_adapter(name, directory, replace=replace, progress=progress)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import ToolCall, call_deep, has_large_stack
 from penstock._json import MAX_NESTING, loads, number_of_values
 from penstock._renderer import CACHED_TEMPLATES, CompileError, RenderError
+from penstock._shown import shown
 from penstock.errors import ConfigError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -584,7 +584,7 @@ def _shown(key: str) -> str:
 
 
 def _not_a_variable(name: str, value: object, reason: str) -> InvalidRequestError:
-    field = f"chat_template_kwargs[{reprlib.repr(name)}]"
+    field = f"chat_template_kwargs[{shown(name)}]"
     return InvalidRequestError(f"{field} is not allowed: {reason}", field, value, "left out")
 
 
@@ -593,5 +593,5 @@ def _wrong(field: str, value: object, expected: str) -> InvalidRequestError:
 
 
 def _reason(value: object, expected: str) -> str:
-    given = "is missing" if value is None else f"is {reprlib.repr(value)}"
+    given = "is missing" if value is None else f"is {shown(value)}"
     return f"{given}; it must be {expected}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock._checks import check_flag
 from penstock._core import SamplingParams, Tensor, Usage
+from penstock._shown import shown
 from penstock.batch import error_at
 from penstock.errors import GenerationError, InvalidRequestError
 
@@ -52,20 +53,22 @@ class Pooling:
     ) -> None:
         if isinstance(texts, (bytes, dict)) or not isinstance(texts, Iterable):
             limit = "a text, or an iterable of texts or lists of token ids"
-            message = f"texts={reprlib.repr(texts)} is not allowed: it must be {limit}"
+            message = f"texts={shown(texts)} is not allowed: it must be {limit}"
             raise InvalidRequestError(message, "texts", texts, limit)
         self._pooling = info.pooling if pooling is None else pooling
         if self._pooling not in _MODES:
             limit = " or ".join(map(repr, _MODES))
             source = ", which the model's files ask for," if pooling is None else ""
-            message = f"pooling={self._pooling!r}{source} is not supported: it must be {limit}"
+            message = f"pooling={shown(self._pooling)}{source} is not supported: it must be {limit}"
             raise InvalidRequestError(message, "pooling", self._pooling, limit)
+        if normalize is not None:
+            check_flag("normalize", normalize)
         self._normalize = info.normalize if normalize is None else normalize
         self._size = info.hidden_size if dimensions is None else dimensions
         is_integer = isinstance(self._size, int) and not isinstance(self._size, bool)
         if not is_integer or not 1 <= self._size <= info.hidden_size:
             limit = f"an integer from 1 to {info.hidden_size}, the size of the model"
-            message = f"dimensions={dimensions!r} is not allowed: it must be {limit}"
+            message = f"dimensions={shown(dimensions)} is not allowed: it must be {limit}"
             raise InvalidRequestError(message, "dimensions", dimensions, limit)
         self.texts = [texts] if isinstance(texts, str) else list(texts)
         # One token is generated, because there is no request without. The prefix cache keeps no text.

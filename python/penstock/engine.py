@@ -559,7 +559,7 @@ class Engine(metaclass=_attributes.Hinted):
 
         A cancelled load has no effect, unless it was at its end.
         """
-        self._session.check_open().check_adapter_name(name)
+        self._session.check_adapter(name, path)
         directory = await _find_adapter(name, path)
         load = partial(self._session.load_adapter, name, directory, replace=replace, progress=progress)
         return await run_slow(lambda check_cancelled: load(check_cancelled=check_cancelled), kind="load")

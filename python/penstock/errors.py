@@ -21,6 +21,8 @@ two tasks reading one request) raises `TypeError` or `RuntimeError`.
 
 from __future__ import annotations
 
+from penstock._shown import shown
+
 __all__ = [
     "AdapterConflictError",
     "AdapterLimitError",
@@ -57,6 +59,10 @@ class _FieldError(ValueError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __repr__(self) -> str:
+        fields = f"{self.args[0]!r}, {self.field!r}, {shown(self.value)}, {self.limit!r}"
+        return f"{type(self).__name__}({fields})"
 
 
 class ConfigError(_FieldError, PenstockError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from penstock._checks import invalid
 from penstock._core import SamplingParams, Usage
 from penstock.batch import error_at
 from penstock.errors import GenerationError, InvalidRequestError
@@ -110,7 +110,7 @@ class Reranker:
         token_ids = [engine.encode(answer, add_special_tokens=False) for answer in answers]
         if any(len(ids) != 1 for ids in token_ids):
             limit = "left out: this model's tokenizer has no single token for " + " and ".join(answers)
-            raise _invalid("family", family, limit)
+            raise invalid("family", family, limit)
         answer_ids = [ids[0] for ids in token_ids]
         self._positive = answer_ids[0]
         #: The parameters of the requests: the distribution over the answers, without any filter. That of a
@@ -137,18 +137,18 @@ class Reranker:
             return
         if not isinstance(family, Mapping):
             limit = f"{' or '.join(map(repr, _FAMILIES))}, or a mapping with prompt, positive and negative"
-            raise _invalid("family", family, limit)
+            raise invalid("family", family, limit)
         for name in family.keys() - set(_Family._fields):
-            raise _invalid(f"family[{name!r}]", family[name], f"one of {', '.join(_Family._fields)}")
+            raise invalid(f"family[{name!r}]", family[name], f"one of {', '.join(_Family._fields)}")
         for name in _Family._fields:
             value = family.get(name)
             if (name, value) != ("negative", None) and not (isinstance(value, str) and value):
-                raise _invalid(f"family[{name!r}]", value, "a text that is not empty")
+                raise invalid(f"family[{name!r}]", value, "a text that is not empty")
         if family["positive"] == family.get("negative"):
-            raise _invalid("family['negative']", family["negative"], "another text than positive")
+            raise invalid("family['negative']", family["negative"], "another text than positive")
         if not _is_template(family["prompt"]):
             limit = "a text with {query}, {document} and no other name in braces but {instruction}"
-            raise _invalid("family['prompt']", family["prompt"], limit)
+            raise invalid("family['prompt']", family["prompt"], limit)
 
     def prompt(self, query: str, document: str, instruction: str | None = None) -> str:
         """The prompt for a document. `instruction` is the task in one sentence, by default a web search."""
@@ -207,15 +207,15 @@ class Documents:
     ) -> None:
         for name, text in (("query", query), ("instruction", instruction)):
             if not isinstance(text, str) and (name, text) != ("instruction", None):
-                raise _invalid(name, text, "a text")
+                raise invalid(name, text, "a text")
         if isinstance(documents, (str, bytes, dict)) or not isinstance(documents, Iterable):
-            raise _invalid("documents", documents, "an iterable of texts")
+            raise invalid("documents", documents, "an iterable of texts")
         if top_n is not None and (isinstance(top_n, bool) or not isinstance(top_n, int) or top_n < 1):
-            raise _invalid("top_n", top_n, "an integer of at least 1")
+            raise invalid("top_n", top_n, "an integer of at least 1")
         self._documents = list(documents)
         for index, document in enumerate(self._documents):
             if not isinstance(document, str):
-                raise _invalid(f"documents[{index}]", document, "a text")
+                raise invalid(f"documents[{index}]", document, "a text")
         self.prompts = reranker.prompts([(query, text) for text in self._documents], instruction)
         self._reranker = reranker
         self._top_n = top_n
@@ -261,8 +261,3 @@ def _is_template(prompt: str) -> bool:
     names = {name for _, name, _, _ in parts}
     is_plain = not any(spec or conversion for _, _, spec, conversion in parts)
     return is_plain and {"query", "document"} <= names <= {"query", "document", "instruction"}
-
-
-def _invalid(name: str, value: object, limit: str) -> InvalidRequestError:
-    message = f"{name}={reprlib.repr(value)} is not allowed: it must be {limit}"
-    return InvalidRequestError(message, name, value, limit)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _attributes, _core, _hub
+from penstock._checks import check_flag
 from penstock._hub_files import TOKENIZER_FILES
 from penstock._renderer import is_source, renderer
 from penstock._schemas import tools_of
+from penstock._shown import shown
 from penstock.chat import Chat, ChatTemplate, has_messages, prompt_of
 from penstock.errors import InvalidRequestError
 
@@ -83,6 +84,7 @@ class Tokenizer(metaclass=_attributes.Hinted):
         that is not an integer from 0, and `OutOfMemoryError` if the system refuses the memory: 340 bytes for
         each byte of the text.
         """
+        check_flag("add_special_tokens", add_special_tokens)
         return self._native.encode(text, add_special_tokens=add_special_tokens, max_tokens=max_tokens)
 
     def decode(
@@ -96,6 +98,8 @@ class Tokenizer(metaclass=_attributes.Hinted):
 
         `spaces_between_special_tokens` is that of `SamplingParams`; it has no effect on omitted tokens.
         """
+        check_flag("skip_special_tokens", skip_special_tokens)
+        check_flag("spaces_between_special_tokens", spaces_between_special_tokens)
         return self._native.decode(
             token_ids,
             skip_special_tokens=skip_special_tokens,
@@ -179,7 +183,7 @@ class Tokenizer(metaclass=_attributes.Hinted):
         if not has_messages(prompt):
             if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
                 limit = "text, token ids or messages"
-                message = f"prompt={reprlib.repr(prompt)} is not allowed: it must be {limit}"
+                message = f"prompt={shown(prompt)} is not allowed: it must be {limit}"
                 raise InvalidRequestError(message, "prompt", prompt, limit)
             return len(prompt)
         text = self.apply_chat_template(

@@ -14,7 +14,7 @@ from penstock.compat.llama_cpp import Llama, UnsupportedError
 from penstock.compat.llama_cpp.arguments import UNSUPPORTED, WITHOUT_EFFECT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 #: Arguments of `Llama` in llama-cpp-python 0.3.36, with their defaults.
@@ -199,3 +199,30 @@ def test_openai_objects_need_the_package(llm: Llama, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "openai.types.chat", None)
     with pytest.raises(ImportError, match="openai"):
         llm.create_chat_completion_openai_v1([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("seed", [[1], True, "7", 1.5])
+def test_seed_that_is_no_integer_is_not_kept(llm: Llama, seed: Any) -> None:
+    for use in (lambda: llm([1, 2], max_tokens=1, seed=seed), lambda: llm.set_seed(seed)):
+        with pytest.raises(penstock.InvalidRequestError, match=r"^seed=.* it must be an integer"):
+            use()
+    assert llm([1, 2], max_tokens=1)["usage"]["completion_tokens"] <= 1
+
+
+def test_model_needs_an_integer_as_its_seed(tiny_model: Path) -> None:
+    seed: Any = [1]
+    with pytest.raises(penstock.InvalidRequestError, match=r"^seed=\[1\] .* it must be an integer"):
+        Llama(str(tiny_model), seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("grammar", lambda llm: llm([1, 2], grammar=5)),
+        ("prompt", lambda llm: llm(b"x")),
+        ("text", lambda llm: llm.tokenize("text")),
+    ],
+)
+def test_argument_of_the_wrong_type_is_named(llm: Llama, name: str, call: Callable[[Any], object]) -> None:
+    with pytest.raises(penstock.InvalidRequestError, match=f"^{name}="):
+        call(llm)

@@ -500,3 +500,10 @@ def test_end_tokens_of_a_model_are_added_to_stop_tokens(
     config = GenerationConfig(stop_token_ids=given)
     config.update_from_hf_gen_cfg({} if ends is None else {"eos_token_id": ends}, tokenizer_end)
     assert config.stop_token_ids == expected
+
+
+def test_most_choices_are_those_of_a_request() -> None:
+    for most in (GenerationConfig, penstock.SamplingParams):
+        most(n=128)
+        with pytest.raises(ValueError, match="n"):
+            most(n=129)

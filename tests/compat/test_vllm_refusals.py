@@ -296,3 +296,8 @@ def test_document_names_what_has_an_effect_or_is_refused() -> None:
     fields = [name for cls in (SamplingParams, BeamSearchParams, PoolingParams) for name in defaults_of(cls)]
     names = {*fields, *arg_utils.HONOURED}
     assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+def test_structured_outputs_of_another_type_are_refused() -> None:
+    with pytest.raises(penstock.InvalidRequestError, match=r"^structured_outputs=5 is not allowed"):
+        SamplingParams(structured_outputs=5)  # type: ignore[arg-type]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +13,13 @@ import anyio
 import pytest
 
 from penstock import ConfigError
-from penstock.runtime import RuntimeSettings
+from penstock.runtime import RuntimeSettings, handlers
 from penstock.runtime.engine import EngineClient
 from penstock.runtime.errors import ApiError
 from support.api.engines import wait_until
 from support.paths import DATA
 from support.runtime.runtime import Answer, FakeEngine, Runtime, closed_port, running, runtime_of
-from support.server.edge import read
+from support.server.edge import read, read_until
 from support.server.serving import post, serving
 
 if TYPE_CHECKING:
@@ -469,3 +471,49 @@ def test_reason_of_the_engine_is_shown(
     engine.answer(ENGINE_LOAD, Answer(400, answer))
     message = runtime.ask(LOAD, BODY)[1]["message"]
     assert message == f"the engine answers with status 400 to loading the adapter 'lora-2': {reason}"
+
+
+# ---- an engine that answers with too much
+
+
+def test_message_of_a_long_error_is_its_beginning(runtime: Runtime, engine: FakeEngine) -> None:
+    for length, expected in ((100, "no such adapter"), (70_000, '{"error": {"padding": "xxx')):
+        error = {"padding": "x" * length, "message": "no such adapter"}
+        engine.answer(ENGINE_LOAD, Answer(400, json.dumps({"error": error}).encode()))
+        status, answer, _ = runtime.ask(LOAD, BODY)
+        assert status == 400
+        assert f"to loading the adapter 'lora-2': {expected}" in answer["message"]
+
+
+def test_list_of_models_is_changed_in_a_thread(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    change = handlers._owned_by_vllm
+
+    def changed(body: bytes) -> bytes:
+        threads.append(threading.current_thread().name)
+        return change(body)
+
+    monkeypatch.setattr(handlers, "_owned_by_vllm", changed)
+    engine.answer("/v1/models", Answer(body=b'{"data": [{"owned_by": "penstock"}]}'))
+    with runtime_of(engine, strict_compat=True) as runtime:
+        assert runtime.ask("/v1/models")[1] == {"data": [{"owned_by": "vllm"}]}
+    assert threads == ["AnyIO worker thread"]
+
+
+@pytest.mark.parametrize(("count", "status"), [(8, 200), (100_000, 500)])
+def test_number_of_interim_responses_is_limited(count: int, status: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as connection, suppress(OSError):
+                read_until(connection, b"\r\n\r\n")
+                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * count)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                connection.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with running(RuntimeSettings(engine_endpoint=endpoint)) as runtime:
+            assert runtime.ask("/v1/models")[0] == status
+        thread.join()

@@ -322,6 +322,18 @@ def test_snapshot_has_the_numbers_of_requests(runtime: Runtime) -> None:
     assert runtime.value("aibrix:modelclaim_lifecycle_operations_total", **labels) == 1
 
 
+@pytest.mark.parametrize("number", ["NaN", "+Inf", "1e400"])
+def test_number_that_is_not_finite_is_not_observed(runtime: Runtime, tmp_path: Path, number: str) -> None:
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    lines = [f'{name}{{model_name="m"}} {value}\n' for name, value in zip(names, (number, 1), strict=True)]
+    (tmp_path / "metrics").write_text("".join(lines))
+    activate(runtime)
+    status, found, _ = runtime.ask("/v1/runtime/snapshot")
+    assert status == 200
+    [model] = found["models"]
+    assert (model["request_metrics_observed"], model["requests_running"]) == (False, 0)
+
+
 def test_numbers_of_requests_are_parsed_in_a_thread(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

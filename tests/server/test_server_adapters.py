@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 import penstock.server
+from penstock.server.calls import Generation
 from penstock.server.models import Progress
 from support.api.engines import make_engine, wait_until
 from support.paths import DATA
@@ -23,6 +24,8 @@ from support.server.serving import at_rest, held, serving
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from penstock.server.errors import ApiError
 
 CHAT: list[Any] = [{"role": "user", "content": "Hello"}]
 PLAIN: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -280,6 +283,31 @@ def test_forced_unload_is_an_error_of_its_requests(server: LoraServer, extra: st
     status, answer, headers = answers[0]
     assert (status, headers["retry-after"]) == (503, "1")
     assert answer["error"]["message"] == "the adapter 'extra' was unloaded"
+
+
+def test_forced_unload_is_known_after_another_load(
+    server: LoraServer, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = server.engine.adapters[extra].path
+    error_of = Generation.error_of
+
+    def load_before(generation: Generation, error: BaseException, place: str | None = None) -> ApiError:
+        in_thread(lambda: server.engine.blocking.load_adapter(extra, path)).join()
+        assert extra in server.engine.adapters
+        return error_of(generation, error, place)
+
+    monkeypatch.setattr(Generation, "error_of", load_before)
+    answers: list[Any] = []
+    with held(server.engine):
+        body = {"model": extra, **long("/v1/completions")}
+        running = in_thread(lambda: answers.append(server.ask("/v1/completions", body)))
+        wait_until(lambda: num_unfinished(server, extra) > 0)
+        unloading = in_thread(lambda: server.unload(extra, force=True))
+        wait_until(lambda: extra not in server.engine.adapters)
+    running.join()
+    unloading.join()
+    status, answer, _ = answers[0]
+    assert (status, answer["error"]["code"]) == (503, "adapter_unloaded")
 
 
 def test_unload_that_waits_can_be_forced(server: LoraServer, extra: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
@@ -55,7 +56,7 @@ def test_flood_of_a_key_leaves_room_for_another(engine: penstock.Engine, fields:
     before = engine.stats()
     with with_keys(engine) as server, ExitStack() as stack:
         with held(engine):
-            for _ in range(16):
+            for _ in range(24):
                 flood = post_as("a", {**SHORT, "max_tokens": 400, **fields})
                 stack.enter_context(closing(server.send(flood)))
             wait_until(lambda: engine.stats().requests_rejected - before.requests_rejected >= 8)
@@ -64,6 +65,58 @@ def test_flood_of_a_key_leaves_room_for_another(engine: penstock.Engine, fields:
         num_generated = engine.stats().generation_tokens - before.generation_tokens
         assert num_generated < 8 * 400, "it does not wait for the requests of the other key in the queue"
     wait_until(lambda: at_rest(engine))
+
+
+def test_batches_of_a_key_share_its_concurrency(tiny_model: Path) -> None:
+    many = {**SHORT, "prompt": ["Hello"] * 60}
+    with (
+        make_engine(tiny_model, max_num_seqs=8, max_waiting=256, max_unfinished=512) as engine,
+        with_keys(engine) as server,
+        ExitStack() as stack,
+        held(engine),
+    ):
+
+        def numbers() -> list[int]:
+            """The requests of the engine of each batch."""
+            return [len(found.requests()) for found in server.application.state.generations.values()]
+
+        def begin(key: str, *expected: int) -> None:
+            stack.enter_context(closing(server.send(post_as(key, many))))
+            wait_until(lambda: numbers() == list(expected))
+
+        begin("a", 10)
+        begin("a", 10, 5)
+        begin("b", 10, 5, 10)
+        begin("a", 10, 5, 10, 3)
+        for _ in range(20):  # the event loop runs all tasks that it can
+            server.ask("/v1/models", headers=header("b"))
+        assert numbers() == [10, 5, 10, 3]
+    wait_until(lambda: not server.application.state.generations)
+
+
+def test_batches_leave_the_event_loop_to_others(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {**SHORT, "prompt": ["Hello"] * 60}
+    counts = [0]  # prompts that were started, in each iteration of the event loop with some
+
+    with make_engine(tiny_model, max_num_seqs=8, max_waiting=4096, max_unfinished=4096) as engine:
+        stream = engine.stream
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if not counts[-1]:
+                asyncio.get_running_loop().call_soon(counts.append, 0)
+            counts[-1] += 1
+            return stream(*arguments, **options)
+
+        monkeypatch.setattr(engine, "stream", counted)
+        with with_keys(engine) as server, ExitStack() as stack:
+            with held(engine):
+                for _ in range(40):
+                    stack.enter_context(closing(server.send(post_as("a", many))))
+                wait_until(lambda: len(server.application.state.generations) == 40)
+                wait_until(lambda: sum(counts) >= 40)
+            stack.close()
+            wait_until(lambda: not server.application.state.generations)
+    assert max(counts) <= 8
 
 
 def test_bodies_that_a_key_holds_open_leave_room(engine: penstock.Engine) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ PATH = "/v1/completions"
 SHORT = {"prompt": "Hidden", "max_tokens": 3, "ignore_eos": True, "temperature": 0.5, "top_p": 0.9, "n": 2}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOKEN = 78
+MOST_PIECES = 2000
+INTERIM = b"HTTP/1.1 100 Continue\r\n" + (b"a: " + b"b" * 10_000 + b"\r\n") * 10 + b"\r\n"
 
 
 class Collector:
@@ -85,9 +88,9 @@ def traced(engine: penstock.Engine, collector: Collector, path: str = "/v1/trace
     application = penstock.server.app({"tiny": engine}, settings)
     with serving(application) as server:
         yield server
-    assert application._tracer is not None
-    assert application._tracer.flush()
-    application._tracer._provider.shutdown()
+    assert application.tracer is not None
+    assert application.tracer.flush()
+    application.tracer.close()
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +259,83 @@ def test_missing_collector_delays_the_end_for_a_timeout(
         server.process.send_signal(signal.SIGTERM)
         server.process.communicate(timeout=20)
         assert server.process.returncode == 0
+
+
+class HostileCollector:
+    """A collector that answers each request with these bytes, then with a piece again and again."""
+
+    def __init__(self, head: bytes, piece: bytes) -> None:
+        self._answer = (head, piece)
+        #: By the connections, the number of pieces that were sent.
+        self.counts: list[int] = []
+        self._connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError), ExitStack() as stack:
+            while True:
+                connection = stack.enter_context(self._listener.accept()[0])
+                self._connections.append(connection)
+                self.counts.append(0)
+                self._write(connection)
+
+    def _write(self, connection: socket.socket) -> None:
+        head, piece = self._answer
+        with suppress(OSError):  # the client closes the connection
+            connection.sendall(head)
+            while piece and self.counts[-1] < MOST_PIECES:
+                connection.sendall(piece)
+                self.counts[-1] += 1
+
+    def close(self) -> None:
+        """Close the listener and the connections."""
+        for found in (self._listener, *self._connections):
+            with suppress(OSError):  # it has ended
+                found.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", bytes(100_000), id="body"),
+        pytest.param(b"", INTERIM, id="interim responses"),
+    ],
+)
+def test_endless_answer_of_a_collector_is_ended(
+    monkeypatch: pytest.MonkeyPatch, engine: penstock.Engine, head: bytes, piece: bytes
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0.5")
+    with closing(HostileCollector(head, piece)) as collector:
+        settings = penstock.server.ServerSettings(otlp_traces_endpoint=collector.url)
+        application = penstock.server.app({"tiny": engine}, settings)
+        with serving(application) as server:
+            assert server.ask(PATH, {"prompt": [1], "max_tokens": 1})[0] == 200
+        assert application.tracer is not None
+        application.tracer.flush()
+        application.tracer.close()
+    assert len(collector.counts) == 1
+    assert collector.counts[0] < MOST_PIECES
+
+
+@pytest.mark.needs("signals")
+def test_silent_collector_delays_the_end_for_one_request(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    num_requests = 10
+    with closing(HostileCollector(b"", b"")) as collector:
+        with started(tiny_model, "--otlp-traces-endpoint", collector.url) as server:
+            for _ in range(num_requests):
+                assert server.ask(PATH, {"prompt": [1], "max_tokens": 1})[0] == 200
+            server.process.send_signal(signal.SIGTERM)
+            assert server.end() == 0
+        assert 0 < len(collector.counts) < num_requests
 
 
 @pytest.mark.parametrize(

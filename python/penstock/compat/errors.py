@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import penstock
+from penstock._shown import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ class UnsupportedError(ValueError):
 
 def refuse(name: str, value: object, reason: str) -> NoReturn:
     """Raise the error for the value of a field."""
-    raise UnsupportedError(f"{name} is {reprlib.repr(value)}; it is not supported: {reason}")
+    raise UnsupportedError(f"{name} is {shown(value)}; it is not supported: {reason}")
 
 
 def refuse_all(given: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, str]]) -> None:

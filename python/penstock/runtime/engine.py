@@ -39,6 +39,7 @@ _FIRST_VERSION = (0, 6, 1)
 _MAX_CONNECTIONS = 10
 _CONNECT_TIMEOUT = 10.0
 _MAX_REPLY = 8 << 20
+_MAX_ERROR = 64 << 10
 _MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 307, 308})
 #: Tries of a request to which the engine answers with a server error, and the bounds of the wait between two.
@@ -72,7 +73,12 @@ class Reply(NamedTuple):
         return self.body[:limit].decode(errors="replace")
 
     def reason(self) -> str:
-        """The message of an error response in one of the usual forms, or the beginning of the body."""
+        """The message of an error response in one of the usual forms, or the beginning of the body.
+
+        The event loop decodes no long body.
+        """
+        if len(self.body) > _MAX_ERROR:
+            return self.text()
         try:
             found = msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -141,10 +147,15 @@ class EngineClient:
         if self._session is None:
             import aiohttp
 
+            from penstock.runtime.interim import Response
+
             connector = aiohttp.TCPConnector(limit=_MAX_CONNECTIONS)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+                connector=connector,
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                response_class=Response,
             )
         headers = {"Accept-Encoding": "identity"}
         if authorization is not None:

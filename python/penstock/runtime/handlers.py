@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -75,7 +76,7 @@ async def models(state: State, request: Request) -> Response:
             raise
         raise ApiError(500, "ServerError", "Unexpected error listing models") from None
     if state.settings.strict_compat:
-        body = _owned_by_vllm(body)
+        body = await anyio.to_thread.run_sync(_owned_by_vllm, body)
     return Response(body, media_type="application/json")
 
 

@@ -161,9 +161,9 @@ class Application:
         for method, path, handler, access in (*described, openapi, *pages):
             actions.setdefault(path, {})[method] = Action(handler, access)
         url = state.settings.otlp_traces_endpoint
-        self._tracer = None if url is None else Tracer(url)
+        self.tracer = None if url is None else Tracer(url)
         endpoints = {
-            path: Endpoint(state, path, found, _error_body(path), self._tracer)
+            path: Endpoint(state, path, found, _error_body(path), self.tracer)
             for path, found in actions.items()
         }
         routes = [Route(form, endpoint) for path, endpoint in endpoints.items() for form in forms_of(path)]

@@ -88,7 +88,7 @@ class Generation:
         if isinstance(error, penstock.InvalidRequestError) and error.field == "prompt":
             return prompt_error(error, place or self._prompt, self.model.max_model_len)
         name = self.call.params.adapter
-        is_unloaded = name is not None and name not in self.model.adapters
+        is_unloaded = name is not None and str(error).endswith(" was unloaded")
         if is_unloaded and isinstance(error, penstock.GenerationError):
             return ApiError(503, f"the adapter {name!r} was unloaded", code="adapter_unloaded", retry_after=1)
         return api_error(error)

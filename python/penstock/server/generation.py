@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
 import penstock
-from penstock._client import deadline
+from penstock._client import client, deadline
 from penstock.server.calls import Generation
 from penstock.server.choices import LogprobCount
 from penstock.server.disconnects import (
@@ -31,8 +31,10 @@ from penstock.server.sse import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from typing import Self
 
     from anyio import CancelScope
+    from anyio.abc import TaskGroup
 
     from penstock.server.calls import Call
     from penstock.server.events import Events
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from penstock.server.models import Model
     from penstock.server.settings import ServerSettings
     from penstock.server.state import State
+
+_Work: TypeAlias = "Callable[[int, penstock.Request], Awaitable[None]]"
 
 __all__ = ["begin", "concurrency_of", "generate", "stream"]
 
@@ -78,29 +82,55 @@ def begin(
 class _Batch:
     """The requests of a generation: one for each prompt, a bounded number of them at the same time.
 
-    They are started one after another: if the engine has no room, a batch tries again with one of them.
+    They are started one after another: if the engine has no room, a batch tries again with one of them. The
+    batches of a client share the number of prompts at the same time, and clients take turns to start one, so
+    many batches leave the event loop to others.
     """
 
     def __init__(self, generation: Generation, logprobs: LogprobCount) -> None:
         self.generation = generation
         self._logprobs = logprobs
-        engine, call = generation.model.engine, generation.call
-        self.concurrency = 1 if len(call.prompts) == 1 else concurrency_of(engine.info, call)
+        self._model = generation.model
+        self._num_prompts = len(generation.call.prompts)
+        self._limit = min(concurrency_of(self._model.engine.info, generation.call), self._num_prompts)
+        self._client = client.get()
         #: By the index of the prompt.
         self.requests: dict[int, penstock.Request] = {}
         self._opening = anyio.Lock()
+        self._indices = iter(range(self._num_prompts))
+        self._errors: list[Exception] = []
+        #: Of the tasks. Not the scope of their group: AnyIO would keep the errors of cancelled tasks, and so
+        #: their frames.
+        self._scopes: list[CancelScope] = []
+
+    def __enter__(self) -> Self:
+        if self._num_prompts > 1:
+            self._model.num_batches[self._client] += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._num_prompts > 1:
+            self._model.num_batches[self._client] -= 1
+            if not self._model.num_batches[self._client]:
+                del self._model.num_batches[self._client]
+
+    @property
+    def _concurrency(self) -> int:
+        """The share of this batch in the prompts that are computed at the same time now."""
+        return max(self._limit // max(self._model.num_batches[self._client], 1), 1)
 
     async def open(self, index: int, stack: AsyncExitStack) -> None:
         """Start the request of a prompt. Raises `OverloadedError` if the engine has no room."""
         call = self.generation.call
-        opening = self.generation.model.engine.stream(call.prompts[index], call.params, **call.template)
-        self.requests[index] = request = await stack.enter_async_context(opening)
+        async with self._model.openings if self._num_prompts > 1 else nullcontext():
+            opening = self._model.engine.stream(call.prompts[index], call.params, **call.template)
+            self.requests[index] = request = await stack.enter_async_context(opening)
         self.generation.add(request)
         self._logprobs.add_prompt(request.usage.prompt_tokens)
 
     async def open_first(self, stack: AsyncExitStack) -> None:
         """Start as many requests as run at the same time, or as the engine has room for: at least one."""
-        for index in range(min(self.concurrency, len(self.generation.call.prompts))):
+        for index in range(self._concurrency):
             try:
                 await self.open(index, stack)
             except penstock.OverloadedError as error:
@@ -119,41 +149,45 @@ class _Batch:
                 except penstock.OverloadedError:
                     if not self.requests:
                         raise
-                    with _retrying(self.generation.model) as seconds:
+                    with _retrying(self._model) as seconds:
                         await anyio.sleep(seconds)
 
-    async def for_each(self, work: Callable[[int, penstock.Request], Awaitable[None]]) -> None:
+    async def for_each(self, work: _Work) -> None:
         """Run `work` for each request; the first error ends it."""
-        indices = iter(range(len(self.generation.call.prompts)))
-
-        async def run() -> None:
-            for index in indices:
-                async with AsyncExitStack() as stack:
-                    await self._open_when_possible(index, stack)
-                    await work(index, self.requests[index])
-
-        if self.concurrency == 1:
-            await run()
+        if self._num_prompts == 1:
+            await self._run_next(0, work)
             return
-        errors: list[Exception] = []
-        # Not the scope of the group: AnyIO would keep the errors of its cancelled tasks, and so their frames.
-        num_tasks = min(self.concurrency, len(self.generation.call.prompts))
-        scopes = [anyio.CancelScope() for _ in range(num_tasks)]
-
-        async def run_in_group(scope: CancelScope) -> None:
-            with scope:
-                try:
-                    await run()
-                except Exception as error:  # noqa: BLE001 - raised below, outside the task group
-                    errors.append(error)
-                    for other in scopes:
-                        other.cancel()
-
         async with anyio.create_task_group() as group:
-            for scope in scopes:
-                group.start_soon(run_in_group, scope)
-        if errors:
-            raise errors.pop(0)  # a variable here would keep it: its traceback has this frame
+            self._begin_task(group, work)
+        if self._errors:
+            raise self._errors.pop(0)  # a variable here would keep it: its traceback has this frame
+
+    def _begin_task(self, group: TaskGroup, work: _Work) -> None:
+        """Start a task for the next prompts, if the batch can have one more.
+
+        Each task starts the next one when its first request has begun: all at once would be too much work
+        without an interruption.
+        """
+        if len(self._scopes) < self._concurrency and not self._errors:
+            self._scopes.append(scope := anyio.CancelScope())
+            group.start_soon(self._run_task, group, scope, work)
+
+    async def _run_task(self, group: TaskGroup, scope: CancelScope, work: _Work) -> None:
+        with scope:
+            try:
+                for index in self._indices:
+                    await self._run_next(index, work, group)
+            except Exception as error:  # noqa: BLE001 - raised by `for_each`, outside the task group
+                self._errors.append(error)
+                for other in self._scopes:
+                    other.cancel()
+
+    async def _run_next(self, index: int, work: _Work, group: TaskGroup | None = None) -> None:
+        async with AsyncExitStack() as stack:
+            await self._open_when_possible(index, stack)
+            if group is not None:
+                self._begin_task(group, work)
+            await work(index, self.requests[index])
 
 
 @contextmanager
@@ -217,7 +251,8 @@ async def generate(state: State, generation: Generation, exchange: Exchange) -> 
                     logprobs.add_output(len(chunk.token_ids))
             results[index] = await request.result()
 
-        await _Batch(generation, logprobs).for_each(wait)
+        with _Batch(generation, logprobs) as batch:
+            await batch.for_each(wait)
 
     with state.calls.running(generation), _until(_deadline(state.settings), state.settings):
         await while_connected(exchange.receive, run)
@@ -341,5 +376,5 @@ async def stream(state: State, generation: Generation, events: Events, exchange:
             writer.is_open = False
             await exchange.send_rest(last)
 
-    with state.calls.running(generation):
+    with state.calls.running(generation), batch:
         await while_watched(writer.watch, run)

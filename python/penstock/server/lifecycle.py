@@ -232,3 +232,5 @@ def run(
     server = Server(config, application, context, drain_timeout)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(_serve(application, server, listener))
+    if application.tracer is not None:
+        application.tracer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ import anyio
 
 import penstock
 from penstock._chat_sampling import CHAT_MIN_P, CHAT_TEMPERATURE
+from penstock._client import TurnLimiter
 from penstock.server.errors import ApiError
 from penstock.server.measures import RequestMeasures
 
@@ -31,6 +33,8 @@ _PROBE_PARAMS = penstock.SamplingParams(
 _WATCH_INTERVAL = 0.02
 #: Seconds for which the result of a probe holds, so that probes of many clients cost little.
 _PROBE_MAX_AGE = 1.0
+#: The prompts of batches that are started at the same time; long texts wait for their tokenisation.
+_MAX_OPENINGS = 4
 
 
 class _Run:
@@ -137,6 +141,9 @@ class Model:
         self.probe = Probe()
         #: Requests with prompts that the engine has no room for, and that try again.
         self.num_retrying = 0
+        #: The unfinished requests with several prompts, by client, and the turns to start such a prompt.
+        self.num_batches = Counter[int | None]()
+        self.openings = TurnLimiter(_MAX_OPENINGS)
         #: Adapters that the server loads before the model is ready: their paths by name.
         self.modules: Mapping[str, str] = {}
         #: Of adapters that the server has loaded; the one that was used last is the last one.

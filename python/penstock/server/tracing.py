@@ -5,7 +5,9 @@ The names are those of vLLM. No span has a prompt or an output.
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +26,11 @@ __all__ = ["Tracer", "endpoint_of_environment"]
 
 _PROTOCOL = "http/protobuf"
 _PATH = "/v1/traces"
+#: The variables of the exporter for the time of a request, and that time without them, in seconds.
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_TIMEOUT = 10.0
+#: The variables that name a session of the operator, with credentials.
+_PROVIDERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{kind}CREDENTIAL_PROVIDER" for kind in ("", "TRACES_"))
 _PARAMS = ("max_tokens", "temperature", "top_p", "n")
 #: The time to parse a header grows with the square of its length. The standard asks for 512 characters.
 _MAX_HEADER = 512
@@ -41,7 +48,7 @@ def endpoint_of_environment() -> str | None:
 
 
 class Tracer:
-    """Sends spans to a collector, in a thread of OpenTelemetry's SDK, which the process's end flushes.
+    """Sends spans to a collector, in a thread of OpenTelemetry's SDK, until the server or the process ends.
 
     The other options are the environment variables of the SDK and of its exporter.
     """
@@ -52,6 +59,8 @@ class Tracer:
             from opentelemetry.sdk.resources import SERVICE_NAME, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+            from penstock.server.collector import bounded_session
         except ModuleNotFoundError as error:
             message = missing_extra("otlp_traces_endpoint", error.name, "tracing")
             raise penstock.ConfigError(message, "otlp_traces_endpoint", endpoint, "None") from error
@@ -66,8 +75,12 @@ class Tracer:
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
-        self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._timeout = _timeout()
+        session = None if any(map(os.environ.get, _PROVIDERS)) else bounded_session()
+        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=self._timeout, session=session)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        atexit.register(self.close)  # for applications
         self._tracer = self._provider.get_tracer("penstock.server", penstock.__version__)
 
     def add(self, exchange: Exchange, generation: Generation, seconds: float) -> None:
@@ -91,6 +104,30 @@ class Tracer:
     def flush(self) -> bool:
         """Send the spans so far; returns whether the collector has them."""
         return self._provider.force_flush()
+
+    def close(self) -> None:
+        """Send the other spans, and wait for that as long as for one request, if it does not end before.
+
+        The SDK alone waits for each of several requests, in some versions without an end.
+        """
+        atexit.unregister(self.close)
+        thread = threading.Thread(target=self._provider.shutdown, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # while the interpreter ends, no thread begins
+            self._provider.shutdown()
+        else:
+            thread.join(self._timeout)
+
+
+def _timeout() -> float:
+    """The time of a request to the collector in seconds."""
+    text = next((text for name in _TIMEOUTS if (text := os.environ.get(name))), "")
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _TIMEOUT
+    return seconds if 0 < seconds <= threading.TIMEOUT_MAX else _TIMEOUT
 
 
 def _invalid(endpoint: str, limit: str) -> penstock.ConfigError:

@@ -1,7 +1,8 @@
 """A small engine for the tests of the runtime's supervisor: `engine_script.py FOLDER MODEL --port=N ...`.
 
 It writes its arguments and requests to a file in the folder. While the folder has a file `not-ready`, it is
-not ready. If the folder has a file `child`, it has a child process, and with `deaf` it ignores SIGTERM.
+not ready. If the folder has a file `child`, it has a child process, and with `deaf` it ignores SIGTERM. Its
+metrics are those of the file `metrics`, if there is one.
 """
 
 import json
@@ -47,7 +48,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Whether it is ready; its metrics."""
         is_ready = not (FOLDER / "not-ready").exists()
-        metrics = SGLANG_METRICS if IS_SGLANG else METRICS
+        own = FOLDER / "metrics"
+        metrics = own.read_text() if own.exists() else SGLANG_METRICS if IS_SGLANG else METRICS
         self.answer(200 if is_ready else 503, metrics if self.path == "/metrics" else "")
 
     def do_POST(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import penstock
+from penstock._checks import invalid
 from penstock.compat.errors import refuse
 from penstock.compat.llama_cpp import chats, embeddings, hub
 from penstock.compat.llama_cpp.arguments import check_others, engine_options, names_of, with_hints
@@ -80,7 +82,7 @@ class Llama:
         self.model_path = os.fspath(model_path)
         self.n_batch = n_batch
         self.chat_format = chat_format
-        self._seed = seed or LLAMA_DEFAULT_SEED
+        self._seed = _checked(seed or LLAMA_DEFAULT_SEED)
         self._seed_lock = threading.Lock()
         self._embedding = embedding
         self._pooling_type = pooling_type
@@ -180,6 +182,8 @@ class Llama:
             stopping_criteria=stopping_criteria,
             grammar=grammar,
         )
+        if isinstance(prompt, (bytes, bytearray)):
+            raise invalid("prompt", prompt, "text or token ids")
         ids = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = self._request(ids, sampling, max_tokens, logprobs, model, offset=len(prompt))
         if stream:
@@ -362,6 +366,8 @@ class Llama:
 
         Names of special tokens in the text are these tokens; without `special`, they are refused.
         """
+        if not isinstance(text, (bytes, bytearray)):
+            raise invalid("text", text, "bytes in UTF-8")
         ids = self._tokenizer.encode(text.decode(), add_special_tokens=False)
         found = next(filter(self._is_special, ids), None)
         if found is not None and not special:
@@ -415,6 +421,7 @@ class Llama:
 
     def set_seed(self, seed: int) -> None:
         """Set the seed from which those of later requests follow."""
+        seed = _checked(seed)
         with self._seed_lock:
             self._seed = seed
 
@@ -466,6 +473,8 @@ class Llama:
 
     def _request_seed(self, seed: int | None) -> int:
         """The seed of a request. Without one, it follows from that of the request before."""
+        if seed is not None:
+            seed = _checked(seed)
         with self._seed_lock:
             self._seed = random.Random(self._seed).randint(0, 2**32) if seed is None else seed  # noqa: S311
             return self._seed
@@ -506,3 +515,10 @@ class Llama:
             model=self.model_path if model is None else model,
             offset=offset,
         )
+
+
+def _checked(seed: int) -> int:
+    """The seed, before later ones follow from it."""
+    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+        raise invalid("seed", seed, "an integer")
+    return operator.index(seed)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from penstock._checks import invalid
 from penstock.compat.errors import refuse
+from penstock.compat.llama_cpp.llama_grammar import LlamaGrammar
 from penstock.compat.llama_cpp.processors import with_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock import SamplingOptions
-    from penstock.compat.llama_cpp.llama_grammar import LlamaGrammar
     from penstock.compat.llama_cpp.processors import LogitsProcessor, StoppingCriteria
 
 __all__ = ["Sampling"]
@@ -70,5 +71,7 @@ class Sampling:
         if processors:
             values["logits_processors"] = processors
         if self.grammar is not None:
+            if not isinstance(self.grammar, LlamaGrammar):
+                raise invalid("grammar", self.grammar, "a LlamaGrammar")
             values |= self.grammar.options()
         return values

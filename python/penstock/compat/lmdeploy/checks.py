@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.compat.lmdeploy.errors import ArgumentError, shown
+from penstock._shown import shown
+from penstock.compat.lmdeploy.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

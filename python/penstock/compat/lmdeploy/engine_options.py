@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import penstock
+from penstock._shown import shown
 from penstock.compat.lmdeploy.adapters import adapters_of, add_adapters
 from penstock.compat.lmdeploy.checks import check_integer, refuse
 from penstock.compat.lmdeploy.engine_configs import (
@@ -20,7 +21,7 @@ from penstock.compat.lmdeploy.engine_configs import (
     QuantPolicy,
     TurbomindEngineConfig,
 )
-from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, message_of, shown
+from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, message_of
 from penstock.compat.lmdeploy.prompts import hint_of
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 
     from penstock import PenstockError
 
-__all__ = ["ArgumentError", "ErrorCode", "UnsupportedError", "message_of", "not_provided", "shown"]
+__all__ = ["ArgumentError", "ErrorCode", "UnsupportedError", "message_of", "not_provided"]
 
 #: The fields of LMDeploy's API that Penstock's options are made of.
 _FIELDS = {
@@ -72,11 +71,3 @@ def not_provided(module: str, alternatives: Mapping[str, str]) -> Callable[[str]
         raise AttributeError(message, name=name)
 
     return find
-
-
-def shown(value: object) -> str:
-    """A value in an error message, which is shortened if it is long."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python limits the digits of an integer in a text
-        return "a number with too many digits"

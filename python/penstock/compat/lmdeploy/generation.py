@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
+from penstock._shown import shown
 from penstock.compat.lmdeploy import sampling
-from penstock.compat.lmdeploy.errors import ErrorCode, UnsupportedError, message_of, shown
+from penstock.compat.lmdeploy.errors import ErrorCode, UnsupportedError, message_of
 from penstock.compat.lmdeploy.outputs import Part, Reader, torch
 from penstock.compat.lmdeploy.sessions import RequestFailed
 from penstock.compat.prompts import PromptTooLongError, encode_prompt

@@ -21,6 +21,8 @@ LogitsProcessor = Callable[[Any, Any], Any]
 #: `top_k` if it is not set and `do_sample` is.
 _SAMPLING_TOP_K = 50
 _MAX_LOGPROBS = 1024
+#: That of `penstock.SamplingParams`.
+_MAX_CHOICES = 128
 _FLAGS = (
     "ignore_eos",
     "skip_special_tokens",
@@ -78,7 +80,7 @@ class GenerationConfig:
 
     def check(self) -> None:
         """Raise `ArgumentError` for a value that is not valid; requests check values that were changed."""
-        check_integer(self, "n", low=1)
+        check_integer(self, "n", low=1, high=_MAX_CHOICES)
         check_integer(self, "max_new_tokens", "min_new_tokens", optional=True)
         check_number(self, "top_p", "min_p", low=0, high=1)
         check_integer(self, "top_k", optional=True)

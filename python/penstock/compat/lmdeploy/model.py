@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock._json import loads
+from penstock._shown import shown
 from penstock.compat.lmdeploy.chat_templates import ABSENT
 from penstock.compat.lmdeploy.checks import check_choice, refuse
-from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError, shown
+from penstock.compat.lmdeploy.errors import ArgumentError, UnsupportedError
 from penstock.compat.lmdeploy.template_classes import (
     CAPABILITIES,
     MODELS,

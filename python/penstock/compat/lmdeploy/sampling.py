@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from penstock._shown import shown
 from penstock.compat.lmdeploy.checks import refuse
-from penstock.compat.lmdeploy.errors import UnsupportedError, shown
+from penstock.compat.lmdeploy.errors import UnsupportedError
 from penstock.compat.lmdeploy.logits_processors import NgramStop, with_tensors
 
 if TYPE_CHECKING:

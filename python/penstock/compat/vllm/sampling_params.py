@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock._checks import invalid
 from penstock._json import MAX_SCHEMA, loads
 from penstock.compat.errors import refuse_all, renamed
 
@@ -205,6 +206,8 @@ class SamplingParams:
             "use_prefix_cache": not self.skip_reading_prefix_cache,
         }
         if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                raise invalid("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
             values |= self.structured_outputs.options()
         penstock.SamplingParams(**values)
         return values

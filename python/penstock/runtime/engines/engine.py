@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -227,7 +228,8 @@ class RunningEngine:
                 if sample.labels.get("model_name") == self.record.model_name
                 and sample.name.endswith((name, "_total", "_count"))
             ]
-            return int(sum(values)) if values else None
+            number = sum(values) if values else math.nan
+            return int(number) if math.isfinite(number) else None
 
         names = _SGLANG_NUMBERS if self.record.engine == "sglang" else _VLLM_NUMBERS
         running, waiting = map(total, names)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock import PenstockError
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError, as_error
 from penstock.compat.dashinfer.allspark.model_files import ADAPTER, locked, temporary_directory
-from penstock.compat.dashinfer.allspark.values import shown, to_path
+from penstock.compat.dashinfer.allspark.values import to_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import penstock
 from penstock import PenstockError
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark import adapters, environment
 from penstock.compat.dashinfer.allspark.enums import (
     AsCacheMode,
@@ -471,7 +472,7 @@ class Engine:
             if handle is None:
                 raise AsError(AsStatus.ALLSPARK_EMPTY_REQUEST, "the request handle is None")
             if not isinstance(handle, RequestHandle) or handle not in model.handles:
-                reason = f"{handle!r} was released, or is not a request of the model {model_name!r}"
+                reason = f"{shown(handle)} was released, or is not a request of the model {model_name!r}"
                 raise AsError(AsStatus.ALLSPARK_ILLEGAL_REQUEST_ID, reason)
             return handle
 

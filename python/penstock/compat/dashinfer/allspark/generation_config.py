@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock._json import loads
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark.enums import AsStatus
 from penstock.compat.dashinfer.allspark.errors import AsError
-from penstock.compat.dashinfer.allspark.values import shown
 
 if TYPE_CHECKING:
     from typing import Self

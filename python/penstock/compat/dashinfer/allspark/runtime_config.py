@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark import environment
 from penstock.compat.dashinfer.allspark.enums import (
     AsCacheMode,
@@ -23,7 +24,6 @@ from penstock.compat.dashinfer.allspark.model_files import ModelFiles
 from penstock.compat.dashinfer.allspark.values import (
     parse_compute_unit,
     read_mapping,
-    shown,
     to_enum,
     to_integer,
     to_path,

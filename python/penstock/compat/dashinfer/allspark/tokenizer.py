@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import penstock
-from penstock.compat.dashinfer.allspark.values import shown
+from penstock._shown import shown
 
 if TYPE_CHECKING:
     import os

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._install import missing_extra
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark.adapters import LoraSettings
 from penstock.compat.dashinfer.allspark.llm import ModelSerializerException, SerializerErrors
 from penstock.compat.dashinfer.allspark.model_files import DATA_TYPES, Conversion, ModelFiles
 from penstock.compat.dashinfer.allspark.quantization import read_settings
-from penstock.compat.dashinfer.allspark.values import shown
 
 if TYPE_CHECKING:
     import os

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import reprlib
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._install import missing_extra
 from penstock._json import loads
+from penstock._shown import shown
 from penstock.compat.dashinfer.allspark.enums import TargetDevice
 
 if TYPE_CHECKING:
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 _COMPUTE_UNIT = re.compile(r"(?P<device>[a-zA-Z_]+)(:(?P<ids>[0-9]{1,5}(,[0-9]{1,5})*))?")
 
 AnyEnum = TypeVar("AnyEnum", bound=Enum)
-
-
-def shown(value: object) -> str:
-    """A value in an error message, which is shortened if it is long."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python limits the digits of an integer in a text
-        return "a number with too many digits"
 
 
 def parse_compute_unit(text: str) -> tuple[TargetDevice, list[int]]:
