@@ -242,6 +242,7 @@ LEAVES = {
     "penstock._install",
     "penstock._json",
     "penstock._renderer",
+    "penstock._shown",
     "penstock._system",
     "penstock._threads",
 }

@@ -10,13 +10,19 @@ from penstock._shown import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["UnsupportedError", "refuse", "refuse_all", "renamed"]
+__all__ = ["UnsupportedError", "invalid", "refuse", "refuse_all", "renamed"]
 
 FieldError = TypeVar("FieldError", penstock.ConfigError, penstock.InvalidRequestError)
 
 
 class UnsupportedError(ValueError):
     """A value that Penstock does not support. The message names the field, the value and the reason."""
+
+
+def invalid(name: str, value: object, limit: str) -> penstock.InvalidRequestError:
+    """The error for the value of an argument, in the words of those of Penstock."""
+    message = f"{name}={shown(value)} is not allowed: it must be {limit}"
+    return penstock.InvalidRequestError(message, name, value, limit)
 
 
 def refuse(name: str, value: object, reason: str) -> NoReturn:

@@ -9,8 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import penstock
-from penstock._checks import invalid
-from penstock.compat.errors import refuse
+from penstock.compat.errors import invalid, refuse
 from penstock.compat.llama_cpp import chats, embeddings, hub
 from penstock.compat.llama_cpp.arguments import check_others, engine_options, names_of, with_hints
 from penstock.compat.llama_cpp.completions import Completion, usage

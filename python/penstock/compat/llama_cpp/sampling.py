@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from penstock._checks import invalid
-from penstock.compat.errors import refuse
+from penstock.compat.errors import invalid, refuse
 from penstock.compat.llama_cpp.llama_grammar import LlamaGrammar
 from penstock.compat.llama_cpp.processors import with_arrays
 

@@ -8,9 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock._checks import invalid
 from penstock._json import MAX_SCHEMA, loads
-from penstock.compat.errors import refuse_all, renamed
+from penstock.compat.errors import invalid, refuse_all, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
