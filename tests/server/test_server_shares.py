@@ -78,7 +78,7 @@ def test_batches_of_a_key_share_its_concurrency(tiny_model: Path) -> None:
 
         def numbers() -> list[int]:
             """The requests of the engine of each batch."""
-            return [len(found.requests()) for found in server.application.state.generations.values()]
+            return [len(found.requests()) for found in server.application.state.calls.generations.values()]
 
         def begin(key: str, *expected: int) -> None:
             stack.enter_context(closing(server.send(post_as(key, many))))
@@ -91,7 +91,7 @@ def test_batches_of_a_key_share_its_concurrency(tiny_model: Path) -> None:
         for _ in range(20):  # the event loop runs all tasks that it can
             server.ask("/v1/models", headers=header("b"))
         assert numbers() == [10, 5, 10, 3]
-    wait_until(lambda: not server.application.state.generations)
+    wait_until(lambda: not server.application.state.calls.generations)
 
 
 def test_batches_leave_the_event_loop_to_others(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,10 +112,10 @@ def test_batches_leave_the_event_loop_to_others(tiny_model: Path, monkeypatch: p
             with held(engine):
                 for _ in range(40):
                     stack.enter_context(closing(server.send(post_as("a", many))))
-                wait_until(lambda: len(server.application.state.generations) == 40)
+                wait_until(lambda: len(server.application.state.calls.generations) == 40)
                 wait_until(lambda: sum(counts) >= 40)
             stack.close()
-            wait_until(lambda: not server.application.state.generations)
+            wait_until(lambda: not server.application.state.calls.generations)
     assert max(counts) <= 8
 
 

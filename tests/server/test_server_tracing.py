@@ -33,8 +33,9 @@ PATH = "/v1/completions"
 SHORT = {"prompt": "Hidden", "max_tokens": 3, "ignore_eos": True, "temperature": 0.5, "top_p": 0.9, "n": 2}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TOKEN = 78
-MOST_PIECES = 2000
-INTERIM = b"HTTP/1.1 100 Continue\r\n" + (b"a: " + b"b" * 10_000 + b"\r\n") * 10 + b"\r\n"
+#: Bytes after which a collector that answers without end gives up: a client without bounds reads them all.
+MOST_BYTES = 1 << 30
+INTERIM = b"HTTP/1.1 100 Continue\r\nX: " + bytes(30_000).replace(b"\0", b"x") + b"\r\n\r\n"
 
 
 class Collector:
@@ -266,7 +267,7 @@ class HostileCollector:
 
     def __init__(self, head: bytes, piece: bytes) -> None:
         self._answer = (head, piece)
-        #: By the connections, the number of pieces that were sent.
+        #: By the connections, the number of bytes that were sent.
         self.counts: list[int] = []
         self._connections: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -286,9 +287,9 @@ class HostileCollector:
         head, piece = self._answer
         with suppress(OSError):  # the client closes the connection
             connection.sendall(head)
-            while piece and self.counts[-1] < MOST_PIECES:
+            while piece and self.counts[-1] < MOST_BYTES:
                 connection.sendall(piece)
-                self.counts[-1] += 1
+                self.counts[-1] += len(piece)
 
     def close(self) -> None:
         """Close the listener and the connections."""
@@ -319,7 +320,7 @@ def test_endless_answer_of_a_collector_is_ended(
         application.tracer.flush()
         application.tracer.close()
     assert len(collector.counts) == 1
-    assert collector.counts[0] < MOST_PIECES
+    assert collector.counts[0] < MOST_BYTES
 
 
 @pytest.mark.needs("signals")
