@@ -6,6 +6,7 @@ import concurrent.futures.thread
 import os
 import threading
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -81,7 +82,8 @@ class Lookup:
         After an error, the process can end before the other transfers do.
         """
         if isinstance(self._outcome, BaseException):
-            self.abandon()
+            if set(_pool_threads()) - self._other_threads:
+                self.abandon()
             raise self._outcome
         return self._outcome
 
@@ -89,17 +91,19 @@ class Lookup:
         """Let the process end while the download runs."""
         # Called before the threads of pools are joined; until then the library can start more of them.
         with suppress(AttributeError, RuntimeError):  # not in this version of Python, or the exit has begun
-            threading._register_atexit(self._forget_threads)  # type: ignore[attr-defined]  # noqa: SLF001
+            threading._register_atexit(partial(_forget_threads, self._other_threads))  # type: ignore[attr-defined]  # noqa: SLF001
 
-    def _forget_threads(self) -> None:
-        pools: Any = concurrent.futures.thread
-        # A pool holds the lock while it starts and registers a thread. After `_shutdown` it starts none.
-        with getattr(pools, "_global_shutdown_lock", nullcontext()):
-            pools._shutdown = True  # noqa: SLF001 - as the standard library does next
-            threads = _pool_threads()
-            for thread in set(threads) - self._other_threads:
-                if thread.daemon:
-                    threads.pop(thread, None)
+
+def _forget_threads(others: set[threading.Thread]) -> None:
+    """Remove the daemon threads of pools, but for `others`, from those that the exit joins."""
+    pools: Any = concurrent.futures.thread
+    # A pool holds the lock while it starts and registers a thread. After `_shutdown` it starts none.
+    with getattr(pools, "_global_shutdown_lock", nullcontext()):
+        pools._shutdown = True  # noqa: SLF001 - as the standard library does next
+        threads = _pool_threads()
+        for thread in set(threads) - others:
+            if thread.daemon:
+                threads.pop(thread, None)
 
 
 @overload

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -177,3 +179,13 @@ def test_adapters_have_no_aliases(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (default_alias(), "qwen3-06b", "acme/m:Q4_0", "acme/m/x.gguf"):
         with pytest.raises(penstock.ModelLoadError, match=r"no such file or directory$"):
             _hub.resolve(name, ADAPTER_FILES)
+
+
+def test_engine_that_cannot_be_opened_is_dropped() -> None:
+    engine = penstock.Engine("no such model")
+    with pytest.raises(penstock.ModelLoadError):
+        engine.blocking.start()
+    dropped = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert dropped() is None

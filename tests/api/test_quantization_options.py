@@ -201,7 +201,7 @@ def test_mapping_is_a_value_of_the_configuration() -> None:
     assert config.replace(quantization=None).quantization == "auto"
 
 
-def test_command_line_takes_a_name_or_a_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_takes_a_name_or_a_json_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[Any] = []
 
     def record(_model: str, **options: Any) -> penstock.Engine:
@@ -211,6 +211,6 @@ def test_command_line_takes_a_name_or_a_json_object(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("penstock.Engine", record)
     mapping = {"type": "int4", "group_size": 128}
     for value in ("int4", json.dumps(mapping), '{"type": '):
-        result = CliRunner().invoke(main, ["bench", "model", "--quantization", value])
+        result = CliRunner().invoke(main, ["bench", str(tmp_path), "--quantization", value])
     assert given == ["int4", mapping]
     assert "a JSON object is expected" in result.output
