@@ -246,9 +246,9 @@ class FakeHub:
         #: While this is clear, nothing is downloaded.
         self.may_answer = threading.Event()
         self.may_answer.set()
-        monkeypatch.setattr("penstock._hub_download.download", self.download)
+        monkeypatch.setattr("penstock._hub_download.plan", self.plan)
 
-    def download(self, _name: str, source: HubModel, files: FileSet) -> str:
+    def plan(self, _name: str, source: HubModel, files: FileSet) -> str:
         """The folder of a repository; an error has the cause that the hub's library raises."""
         self.asked.append(source.name)
         self.may_answer.wait(60)
