@@ -291,7 +291,7 @@ from penstock import _hub
 from penstock._core import Port
 
 is_started, is_forgotten = threading.Event(), threading.Event()
-start, forget = threading.Thread.start, _hub.Lookup._forget_threads
+start, forget = threading.Thread.start, _hub._forget_threads
 
 def start_pool(_model, _files):
     ThreadPoolExecutor().submit(threading.Event().wait)
@@ -302,13 +302,13 @@ def start_slowly(thread):
         is_started.set()
         is_forgotten.wait(0.5)  # with the lock of the pool, for which `forget` must wait
 
-def forget_and_set(lookup):
-    forget(lookup)
+def forget_and_set(others):
+    forget(others)
     is_forgotten.set()
 
 _hub.resolve = start_pool
 threading.Thread.start = start_slowly
-_hub.Lookup._forget_threads = forget_and_set
+_hub._forget_threads = forget_and_set
 lookup = _hub.Lookup("model", Port(blocking=True))
 is_started.wait()
 lookup.abandon()
