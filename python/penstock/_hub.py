@@ -95,7 +95,7 @@ class Lookup:
 
 
 def _forget_threads(others: set[threading.Thread]) -> None:
-    """Remove the daemon threads of pools, but for `others`, from those that the exit joins."""
+    """Let the exit not join the daemon threads of pools, except `others`."""
     pools: Any = concurrent.futures.thread
     # A pool holds the lock while it starts and registers a thread. After `_shutdown` it starts none.
     with getattr(pools, "_global_shutdown_lock", nullcontext()):

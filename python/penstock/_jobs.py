@@ -145,7 +145,7 @@ class Jobs(Generic[Item]):
         self.watches: dict[int, Watch] = {}
 
     def __enter__(self) -> Self:
-        """Begin to read. There is one reader at a time, whose exceptions end the batch."""
+        """Begin to read. There is one reader at a time; an exception in it ends the batch."""
         if self._is_read:
             message = "the batch is already being read; only one reader at a time is allowed"
             raise RuntimeError(message)

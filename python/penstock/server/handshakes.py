@@ -139,7 +139,7 @@ class TlsListener:
         task = asyncio.create_task(connecting)
         try:
             while not (await asyncio.wait({task}, timeout=_PATIENCE))[0]:
-                if handshakes.is_in_the_way(handshake):
+                if handshakes.must_end(handshake):
                     raise TimeoutError
         finally:
             task.cancel()

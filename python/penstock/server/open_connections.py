@@ -53,7 +53,7 @@ class Handshakes:
             del self._running[connection]
             self._slots.release()
 
-    def is_in_the_way(self, connection: Connection) -> bool:
+    def must_end(self, connection: Connection) -> bool:
         """Whether a running handshake has to end for one that waits: each ends the oldest one."""
         return connection in islice(self._running, self._num_waiting)
 

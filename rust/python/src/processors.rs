@@ -15,10 +15,11 @@
 //! handler closes a gate and waits, for a limited time, until no call is in progress; later calls fail.
 
 use std::cell::Cell;
+use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
-use std::{process, thread};
 
 use penstock_engine::request::LogitsProcessor;
 use penstock_frontend::field::{Field, Read, ReadError};
@@ -38,10 +39,10 @@ const REQUEST_GONE: &str = "the request was dropped";
 /// Maximum time that the exit of the interpreter waits for calls, and the interval at which it checks for signals.
 const MAX_EXIT_WAIT: Duration = Duration::from_secs(5);
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-/// The interval at which the exit looks for the end of calls.
-const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 static GATE: CallGate = CallGate(AtomicU64::new(0));
+/// The thread in which the interpreter exits. The end of a call unparks it.
+static EXIT_THREAD: OnceLock<Thread> = OnceLock::new();
 
 thread_local! {
     /// Whether this thread is calling a processor.
@@ -103,6 +104,9 @@ impl CallGate {
     /// Counts the end of a call that `process` began.
     fn leave(&self, process: u32) {
         self.change(|state| (state.process() == process && state.num_calls() > 0).then(|| state.0 - 1));
+        if let Some(thread) = EXIT_THREAD.get() {
+            thread.unpark();
+        }
     }
 
     /// Registers the exit handler, once.
@@ -118,6 +122,7 @@ impl CallGate {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let _ = EXIT_THREAD.set(thread::current()); // an interpreter exits once
         self.change(|state| Some(state.0 | GateState::CLOSED));
         let begin = Instant::now();
         while !py.detach(|| self.wait()) && begin.elapsed() < MAX_EXIT_WAIT {
@@ -126,16 +131,13 @@ impl CallGate {
         Ok(())
     }
 
-    /// Waits up to [`SIGNAL_INTERVAL`]. Returns whether no call is in progress.
+    /// Waits up to [`SIGNAL_INTERVAL`] for the end of a call. Returns whether no call is in progress.
     fn wait(&self) -> bool {
-        let end = Instant::now() + SIGNAL_INTERVAL;
-        while GateState(self.0.load(Ordering::Acquire)).num_calls() > 0 {
-            if Instant::now() >= end {
-                return false;
-            }
-            thread::sleep(POLL_INTERVAL);
+        let has_calls = || GateState(self.0.load(Ordering::Acquire)).num_calls() > 0;
+        if has_calls() {
+            thread::park_timeout(SIGNAL_INTERVAL);
         }
-        true
+        !has_calls()
     }
 }
 
