@@ -4,7 +4,7 @@ use crate::limits::InvalidRequest;
 use crate::request::StopCause;
 
 /// The reason why a request was not sent to the engine. A request that is sent may still be rejected, by
-/// [`Event::Rejected`].
+/// [`Event::Rejected`](crate::request::Event::Rejected).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StartError {
     /// The engine can never run it.
