@@ -13,14 +13,14 @@ from support.server.browser import new_page
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from playwright.sync_api import Browser, Locator, Page, Request
+    from playwright.sync_api import Browser, Locator, Page, Request, Route
 
     import penstock
     from support.server.serving import Served
 
 QUESTION = "Why is the sky blue?"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
-#: The answer lasts until it is stopped.
+#: The answer lasts until it is stopped: `opened` adds a parameter that the page does not have.
 ENDLESS: dict[str, Any] = {"temperature": 0}
 COMPLETIONS = "**/v1/chat/completions"
 
@@ -34,9 +34,16 @@ def opened(
         key = json.dumps(f"penstock:{path}:parameters")
         value = json.dumps(json.dumps(parameters))
         page.add_init_script(f"if (!localStorage[{key}]) localStorage[{key}] = {value}")
+        if parameters is ENDLESS:
+            page.route(COMPLETIONS, _without_end)
         page.goto(server.url + path)
         expect(page.get_by_label("Model", exact=True)).to_be_enabled()
         yield page
+
+
+def _without_end(route: Route) -> None:
+    """Send a request with ``ignore_eos``."""
+    route.continue_(post_data=json.dumps({**sent_fields(route.request), "ignore_eos": True}))
 
 
 def ask(page: Page, text: str = QUESTION) -> None:
