@@ -110,6 +110,12 @@ def child_of(server: Served) -> templates.Child | None:
     return found
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates that loop run until their test ends them, also on a busy machine."""
+    monkeypatch.setattr(templates, "MAX_SECONDS", 100.0)
+
+
 def is_busy(server: Served) -> bool:
     """Whether a template is being rendered that takes long."""
     child = child_of(server)
@@ -281,6 +287,7 @@ def test_template_that_takes_much_memory_is_ended(server: Served) -> None:
     assert ask(server, "{{ 1 }}")[0] == 200
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.needs("memory_limit", "proc")
 def test_process_that_dies_ends_only_its_request(server: Served) -> None:
     with asked(server, LOOP) as answers:
@@ -318,6 +325,7 @@ def test_process_that_cannot_start_is_an_error_of_the_server(
 # ---- other clients
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.needs("memory_limit", "proc")
 @pytest.mark.parametrize("path", [PATH, "/tokenize"])
 def test_client_that_leaves_ends_its_rendering(server: Served, engine: penstock.Engine, path: str) -> None:
@@ -328,6 +336,7 @@ def test_client_that_leaves_ends_its_rendering(server: Served, engine: penstock.
     wait_until(lambda: at_rest(engine))
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.needs("memory_limit")
 def test_waiting_for_the_process_holds_no_thread_of_others(
     server: Served, monkeypatch: pytest.MonkeyPatch
@@ -343,6 +352,7 @@ def test_waiting_for_the_process_holds_no_thread_of_others(
         wait_until(lambda: not turns._is_taken)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.needs("memory_limit", "proc")
 def test_waiting_requests_of_a_client_have_a_bound(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "MAX_WAITING_OF_CLIENT", 1)
