@@ -14,9 +14,7 @@ use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::testing::{Reader, result_queue};
-use penstock_engine::{
-    Event, Limits, Port, PreemptionMode, PreemptionVictim, Request, RequestId, RowOutput, StepDone, Token,
-};
+use penstock_engine::{Event, Limits, Port, Request, RequestId, RowOutput, StepDone, Token};
 use penstock_types::Sampling;
 
 struct Counting;
@@ -65,24 +63,14 @@ fn run(num_streams: usize, num_speculative_tokens: usize) -> (usize, usize) {
         max_num_seqs: num_streams,
         max_num_batched_tokens: 2048,
         max_waiting: 0,
-        max_unfinished: 1000,
-        max_output_bytes: 1 << 30,
         max_paused: 1,
         block_size: 16,
         num_blocks: 32768,
         vocabulary_size: 8,
         queue_capacity: 16,
         prefix_cache_ttl: Some(Duration::from_secs(300)),
-        max_shared_len: usize::MAX,
-        preemption_mode: PreemptionMode::Recompute,
-        preemption_victim: PreemptionVictim::Newest,
-        host_blocks: 0,
-        host_prefixes: true,
         num_speculative_tokens,
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
-        max_registered_bytes: u64::MAX,
+        ..Limits::small()
     };
     let (port, now) = (Port::with_descriptor().unwrap(), Instant::now());
     let shared_stats = Arc::new(SharedStats::default());

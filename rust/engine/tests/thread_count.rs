@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use penstock_engine::{Engine, Executor, Limits, PreemptionMode, PreemptionVictim, StepOutput, StepPlan};
+use penstock_engine::{Engine, Executor, Limits, StepOutput, StepPlan};
 
 struct Nothing;
 
@@ -33,24 +33,12 @@ fn closed_engines_leave_no_thread() {
         max_num_seqs: 1,
         max_num_batched_tokens: 1,
         max_waiting: 0,
-        max_unfinished: 1000,
-        max_output_bytes: 1 << 30,
         max_paused: 1,
         block_size: 16,
         num_blocks: 1,
         vocabulary_size: 1,
         queue_capacity: 1,
-        prefix_cache_ttl: None,
-        max_shared_len: usize::MAX,
-        preemption_mode: PreemptionMode::Recompute,
-        preemption_victim: PreemptionVictim::Newest,
-        host_blocks: 0,
-        host_prefixes: true,
-        num_speculative_tokens: 0,
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
-        max_registered_bytes: u64::MAX,
+        ..Limits::small()
     };
     let before = num_threads();
     for _ in 0..10 {

@@ -59,6 +59,35 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The limits of a small engine without prefix cache, host tier and adapters, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn small() -> Self {
+        Self {
+            max_model_len: 64,
+            max_num_seqs: 4,
+            max_num_batched_tokens: 16,
+            max_waiting: 8,
+            max_unfinished: 1000,
+            max_output_bytes: 1 << 30,
+            max_paused: 100,
+            block_size: 4,
+            num_blocks: 64,
+            vocabulary_size: 100,
+            queue_capacity: 64,
+            prefix_cache_ttl: None,
+            max_shared_len: usize::MAX,
+            preemption_mode: PreemptionMode::Recompute,
+            preemption_victim: PreemptionVictim::Newest,
+            host_blocks: 0,
+            host_prefixes: true,
+            num_speculative_tokens: 0,
+            max_adapters: 0,
+            adapter_bytes: 0,
+            max_registered_adapters: 0,
+            max_registered_bytes: u64::MAX,
+        }
+    }
+
     /// Checks whether an engine can run with these limits.
     pub fn validate(&self) -> Result<(), FieldError> {
         let sizes = [

@@ -12,8 +12,8 @@ use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
 use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, NewAdapter, Outbox, SchedulingKey, Start};
 use penstock_engine::{
-    AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port,
-    PreemptionMode, PreemptionVictim, Request, RequestId, Stats, StepDone, Token,
+    AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port, Request,
+    RequestId, Stats, StepDone, Token,
 };
 
 use crate::device::Device;
@@ -43,30 +43,7 @@ pub struct Client {
 }
 
 pub fn limits() -> Limits {
-    Limits {
-        max_model_len: 64,
-        max_num_seqs: 4,
-        max_num_batched_tokens: 16,
-        max_waiting: 8,
-        max_unfinished: 1000,
-        max_output_bytes: 1 << 30,
-        max_paused: 100,
-        block_size: 4,
-        num_blocks: 64,
-        vocabulary_size: VOCABULARY as usize,
-        queue_capacity: 64,
-        prefix_cache_ttl: None,
-        max_shared_len: usize::MAX,
-        preemption_mode: PreemptionMode::Recompute,
-        preemption_victim: PreemptionVictim::Newest,
-        host_blocks: 0,
-        host_prefixes: true,
-        num_speculative_tokens: 0,
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
-        max_registered_bytes: u64::MAX,
-    }
+    Limits { vocabulary_size: VOCABULARY as usize, ..Limits::small() }
 }
 
 /// With a prefix cache.

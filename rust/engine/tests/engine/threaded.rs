@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
 use penstock_engine::{
-    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, PreemptionMode,
-    PreemptionVictim, Rejection, Request, StepOutput, StepPlan, StopCause, Token,
+    Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, Rejection, Request,
+    StepOutput, StepPlan, StopCause, Token,
 };
 
 use crate::device::Device;
@@ -23,23 +23,11 @@ pub fn limits() -> Limits {
         max_num_batched_tokens: 128,
         max_waiting: 1_000,
         max_unfinished: 10_000,
-        max_output_bytes: 1 << 30,
         max_paused: 1_000,
         block_size: 16,
         num_blocks: 200,
         vocabulary_size: VOCABULARY as usize,
-        queue_capacity: 64,
-        prefix_cache_ttl: None,
-        max_shared_len: usize::MAX,
-        preemption_mode: PreemptionMode::Recompute,
-        preemption_victim: PreemptionVictim::Newest,
-        host_blocks: 0,
-        host_prefixes: true,
-        num_speculative_tokens: 0,
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
-        max_registered_bytes: u64::MAX,
+        ..Limits::small()
     }
 }
 

@@ -9,8 +9,7 @@ use std::time::Duration;
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
 use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
 use penstock_engine::{
-    Completions, Engine, Executor, Limits, Port, PreemptionMode, PreemptionVictim, RowOutput, StepDone,
-    StepOutput, StepPlan,
+    Completions, Engine, Executor, Limits, Port, RowOutput, StepDone, StepOutput, StepPlan,
 };
 use penstock_frontend::Error;
 use penstock_frontend::adapters::Adapters;
@@ -55,24 +54,14 @@ pub fn with_limits(
         max_num_seqs: 32,
         max_num_batched_tokens: 64,
         max_waiting: 64,
-        max_unfinished: 1000,
-        max_output_bytes: 1 << 30,
         max_paused: 64,
         block_size: 16,
         num_blocks: 128,
         vocabulary_size: VOCABULARY_SIZE,
         queue_capacity: 8,
         prefix_cache_ttl: Some(Duration::from_secs(300)),
-        max_shared_len: usize::MAX,
-        preemption_mode: PreemptionMode::Recompute,
-        preemption_victim: PreemptionVictim::Newest,
-        host_blocks: 0,
         host_prefixes: false,
-        num_speculative_tokens: 0,
-        max_adapters: 0,
-        adapter_bytes: 0,
-        max_registered_adapters: 0,
-        max_registered_bytes: u64::MAX,
+        ..Limits::small()
     };
     change(&mut limits);
     penstock_engine::check_when_idle();

@@ -33,7 +33,6 @@ pub fn random_limits(random: &mut Random) -> Limits {
         max_num_batched_tokens: max_num_seqs + random.below(20),
         max_waiting: random.below(6),
         max_unfinished: if random.chance(85) { 1000 } else { random.between(4, 12) },
-        max_output_bytes: 1 << 30,
         max_paused: if random.chance(50) { 100 } else { random.between(1, 4) },
         block_size,
         num_blocks: random.between(blocks_of_one.div_ceil(2), blocks_of_one + 6),
@@ -50,6 +49,7 @@ pub fn random_limits(random: &mut Random) -> Limits {
         max_registered_adapters: 6,
         max_registered_bytes: random.between(10, 40) as u64,
         num_speculative_tokens: if random.chance(50) { random.between(1, 8) } else { 0 },
+        ..Limits::small()
     };
     limits.validate().unwrap();
     limits
