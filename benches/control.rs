@@ -19,8 +19,8 @@ use penstock_checkpoint::Checkpoint;
 use penstock_engine::{
     Grammar, GrammarState, Limits, NewSequence, Request, Sample, ScheduledRow, StepOutput, StepPlan,
 };
-use penstock_runner::{BareRunner, EngineConfig};
-use penstock_types::{BlockId, RequestedOutputs, Sampling};
+use penstock_runner::BareRunner;
+use penstock_types::{BlockId, EngineConfig, RequestedOutputs, Sampling};
 
 const PROMPT: usize = 256;
 const SCORED: usize = 512;
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_num_seqs: Some(MOST_ROWS),
         ..EngineConfig::default()
     };
-    let (runner, limits) = BareRunner::open(&checkpoint, &options)?;
+    let (runner, limits) = BareRunner::open(&checkpoint, &options.into())?;
     let mut model = Model { runner, limits };
 
     println!("{:<36}{:>12}{:>18}", "", "ms per step", "relative to plain");

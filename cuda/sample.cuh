@@ -17,34 +17,84 @@ constexpr int SPAN = 4 * TILE;                       // the ids of a warp in ker
 constexpr int ROW_THREADS = 256;                     // of those kernels
 constexpr int BLOCK_IDS = ROW_THREADS / 32 * SPAN;  // and the ids of a block
 
+// begin generated: Entry
 enum : uint32_t {
-    IS_PROCESSED = 1,       // the scores are not the logits: they are in Batch::scores
-    IS_GREEDY = 2,          // the most likely id has all the probability
-    HAS_ALLOWED = 4,        // the slot has a bitmap of the ids that can be sampled
-    HAS_STOPS = 8,          // the slot has a bitmap of the ids that end the request
-    IS_SUPPRESSED = 16,     // and they are masked
-    IS_COUNTED = 32,        // the slot counts its tokens: a penalty is set
-    IS_RECORDED = 64,       // the slot keeps its tokens
-    COUNTS_PROMPT = 128,    // the repetition penalty applies to the tokens of the prompt
-    HAS_LOGPROBS = 256,     // log probabilities are returned
-    HAS_RAW_LOGPROBS = 512  // and they are those of the logits
+    // The scores are not the logits: they are in `Batch::scores`.
+    IS_PROCESSED = 1,
+    // The most likely id has all the probability.
+    IS_GREEDY = 2,
+    // The slot has a bitmap of the ids that can be sampled.
+    HAS_ALLOWED = 4,
+    // The slot has a bitmap of the ids that end the request.
+    HAS_STOPS = 8,
+    // The ids that end the request are masked.
+    IS_SUPPRESSED = 16,
+    // The slot counts its tokens: a penalty is set.
+    IS_COUNTED = 32,
+    // The slot keeps its tokens.
+    IS_RECORDED = 64,
+    // The repetition penalty applies to the tokens of the prompt.
+    COUNTS_PROMPT = 128,
+    // Log probabilities are returned.
+    HAS_LOGPROBS = 256,
+    // The returned log probabilities are those of the logits.
+    HAS_RAW_LOGPROBS = 512,
 };
 
+// A row of logits from which a token is sampled, or of which the log probability of a token is computed.
 struct Entry {
+    // Random seed of the request.
     uint64_t seed;
-    uint32_t row, slot, index, draft, given, mask, processed;  // as in `SamplingEntry`, NONE if not given
-    uint32_t position;  // the number of entries before it that belong to the same slot
-    uint32_t length;    // of the first entry of a slot, the number of its entries; of the others 0
+    // Index of the row of logits.
+    uint32_t row;
+    // Slot of the sequence.
+    uint32_t slot;
+    // Position of the token in the output.
+    uint32_t index;
+    // Draft token that is verified; `NONE` without one.
+    uint32_t draft;
+    // Token whose log probability is computed; `NONE` if a token is sampled.
+    uint32_t given;
+    // Index of the mask of a grammar; `NONE` without one.
+    uint32_t mask;
+    // Index of the row of processed logits; `NONE` without one.
+    uint32_t processed;
+    // Number of the entries before this one that belong to the same slot.
+    uint32_t position;
+    // Number of the entries of the slot in its first entry; 0 in the others.
+    uint32_t length;
+    // Sum of flags.
     uint32_t flags;
-    float factor;       // of the scores: 1 / temperature
+    // Factor of the scores: 1 / temperature.
+    float factor;
+    // Sample among tokens whose logit is at most this many standard deviations below the highest one.
     float top_n_sigma;
+    // Sample among this many most likely tokens; 0 and -1 disable the filter.
     uint32_t top_k;
-    float top_p, min_p, typical_p;
-    float repetition_penalty, frequency_penalty, presence_penalty;
+    // Sample among the fewest most likely tokens whose probabilities sum to at least this.
+    float top_p;
+    // Sample among tokens whose probability is at least this fraction of the highest one.
+    float min_p;
+    // Sample among the most typical tokens whose probabilities sum to at least this.
+    float typical_p;
+    // Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
+    float repetition_penalty;
+    // Value subtracted from the logits of tokens once per occurrence in the output.
+    float frequency_penalty;
+    // Value subtracted from the logits of tokens that occur in the output.
+    float presence_penalty;
+    // Length of the token n-grams that occur at most once in prompt and output; 0 disables the rule.
     uint32_t no_repeat_ngram_size;
-    uint32_t num_biases, num_sequences;
-    uint32_t num_top, first_top;  // the most likely ids that are returned, and their place in Batch::tops
+    // Number of the biases of the slot.
+    uint32_t num_biases;
+    // Number of the bad sequences of the slot.
+    uint32_t num_sequences;
+    // Number of the most likely ids that are returned.
+    uint32_t num_top;
+    // Index of the first of them in `Batch::tops`.
+    uint32_t first_top;
 };
+// end generated: Entry
 
 enum : uint32_t { IS_TOKEN = 0, NO_CANDIDATES = 1, IS_REJECTED = 2 };
 

@@ -10,7 +10,7 @@ sampling_params.toml and engine_config.toml describe a class of options each. Th
 - `enum`: a table of enums.toml; `auto`: whether `"auto"` is a value, too; `mapping`: whether a
   mapping is, for which the field has the type `rust`, with a default, and a `reader`.
 - `default`: its absence means `None`; `default_text` says in words what `None` means; `engine_default`: the
-  number that it means.
+  number that it means, and `default_at_most` a field that bounds that number.
 - `model_default`: the key of generation_config.json; `neutral`: the value if there is none there either.
 - `rust`: the Rust type of an `int` or a `custom` field; `reader`: a hand-written reader in place of the
   generated one. It gets the limits that the entry has: of items, of characters, `min` and `max`.
@@ -36,6 +36,8 @@ of the Rust type `beside` besides. `field_defaults` has keys of each field that 
 `first_of`, a field of `first_class` objects, the class also has the properties of the first one. `own_json`
 describes the dict of a class for which Rust code has a hand-written `ToJson`.
 
+sampling_entry.toml describes itself.
+
 enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python
 and its documentation.
 
@@ -50,9 +52,10 @@ from definitions import ROOT, Definition, source_of
 from guide import filters_step, options_table, values_table
 from python_files import stub_option_class, stub_value_classes, typed_dict
 from rust_classes import rust_constructor, rust_option_class, rust_value_class
-from rust_options import rust_config
+from rust_options import rust_config, rust_config_setter
 from rust_sampling import rust_params, rust_resolved
 from rust_types import rust_enums, rust_limits, rust_struct, rust_structs
+from sampling_entry import SamplingEntry, cuda_entry, python_entry, rust_entry
 from values import ValueClass, stats_table
 
 #: The classes of results.toml that the guide has a table of.
@@ -67,7 +70,7 @@ def notice(*stems: str) -> str:
 
 def with_region(text: str, path: str, name: str, content: str) -> str:
     """The text of a file with the region between the two markers of this name replaced."""
-    left, right = {"md": ("<!-- ", " -->"), "rs": ("// ", "")}.get(path.rpartition(".")[2], ("# ", ""))
+    left, right = {"md": ("<!-- ", " -->"), "cuh": ("// ", ""), "rs": ("// ", "")}.get(path.rpartition(".")[2], ("# ", ""))
     begin, end = (f"{left}{word} generated: {name}{right}\n" for word in ("begin", "end"))
     if text.count(begin) != 1 or text.count(end) != 1:
         sys.exit(f"{path}: expected one line {begin!r} and one line {end!r}")
@@ -86,10 +89,10 @@ def rust_classes(options: list[Definition], values: list[ValueClass]) -> str:
         "",
         "use penstock_checkpoint::{EmbeddingConfig, GenerationConfig};",
         "use penstock_engine::Limits;",
-        "use penstock_frontend::config::EngineConfig;",
         f"use penstock_frontend::output::{{{', '.join(results)}}};",
         "use penstock_frontend::params::SamplingParams;",
         *(f"use {path};" for path in paths),
+        "use penstock_types::EngineConfig;",
         "use pyo3::prelude::*;",
         "use pyo3::pyclass::{PyTraverseError, PyVisit};",
         "",
@@ -119,18 +122,22 @@ def generated() -> dict[str, str]:
     """The content of every file that is generated or has a generated region."""
     config, params = Definition.load("engine_config"), Definition.load("sampling_params")
     results, info, health = (ValueClass.load(stem) for stem in ("results", "model_info", "stats"))
-    stats = health[0]
+    stats, entry = health[0], SamplingEntry.load(params)
     structs = ["use std::sync::Arc;", "", "use super::{FloatArray, StopReason, TopLogprobs};"]
     files = {
-        "rust/frontend/src/config/engine_config.rs": rust_config(config, notice("engine_config")),
+        "rust/frontend/src/config/set.rs": rust_config_setter(config, notice("engine_config")),
         "rust/frontend/src/output/result_types.rs": rust_structs(results, notice("results"), structs),
         "rust/frontend/src/params/sampling_params.rs": rust_params(params, notice("sampling_params")),
+        "rust/device/src/cuda/sampling/entry.rs": rust_entry(entry, notice("sampling_entry")),
         "rust/python/src/classes.rs": rust_classes([config, params], [*results, *health, *info]),
+        "rust/types/src/engine_config/fields.rs": rust_config(config, notice("engine_config")),
         "rust/types/src/config_limits.rs": rust_limits(config, notice("engine_config")),
         "rust/types/src/enums.rs": rust_enums(notice("enums")),
         "rust/types/src/sampling.rs": rust_resolved(params, notice("sampling_params")),
     }
     regions = [
+        ("cuda/sample.cuh", entry.name, cuda_entry(entry)),
+        ("tests/support/kernels/sampling.py", entry.name, python_entry(entry)),
         ("rust/engine/src/stats.rs", stats.name, stats_table(stats)),
         ("python/penstock/_core.pyi", config.name, stub_option_class(config)),
         ("python/penstock/_core.pyi", params.name, stub_option_class(params)),

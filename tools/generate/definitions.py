@@ -107,6 +107,7 @@ class Field:
     default: Any = None
     default_text: str = ""
     engine_default: Any = None
+    default_at_most: str = ""
     model_default: str = ""
     neutral: Any = None
     rust: str = ""

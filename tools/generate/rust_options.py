@@ -1,4 +1,4 @@
-"""The Rust struct of an option class: fields, defaults, readers, conflicts."""
+"""Option classes in Rust: fields, defaults, ranges, readers, conflicts."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def rust_conflicts(definition: Definition) -> list[str]:
 
 
 def rust_options(definition: Definition, header: list[str]) -> list[str]:
-    """The struct, its default, and the methods of every option class."""
+    """The struct of an option class, and its default."""
     fields = definition.fields
     lines = [
         *header,
@@ -169,49 +169,115 @@ def rust_options(definition: Definition, header: list[str]) -> list[str]:
         "        Self {",
     ]
     lines += [f"            {entry.name}: {rust_default(entry)}," for entry in fields]
-    lines += ["        }", "    }", "}", "", f"impl {definition.name} {{"]
-    lines += [
-        "    /// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
-        "    #[allow(clippy::too_many_lines)]",
-        "    pub fn set<V: Value>(&mut self, name: &str, value: Option<&V>) -> Read<bool, V> {",
-        "        let default = Self::default;",
-        "        match (name, value) {",
-    ]
-    for entry in fields:
+    return [*lines, "        }", "    }", "}"]
+
+
+def rust_setter(definition: Definition, receiver: str) -> list[str]:
+    """The body of the function that sets a field of `receiver`; its arguments are `name` and `value`."""
+    lines = [f"    let default = {definition.name}::default;", "    match (name, value) {"]
+    for entry in definition.fields:
         if entry.binding:
             continue
         read = rust_reader(entry)
         value = f"Some({read})" if entry.is_optional else read
         lines += [
-            f'            ("{entry.name}", None) => self.{entry.name} = default().{entry.name},',
-            f'            ("{entry.name}", Some(value)) => {{',
-            f'                let field = Field::new("{entry.name}");',
-            f"                self.{entry.name} = {value};",
-            "            }",
+            f'        ("{entry.name}", None) => {receiver}.{entry.name} = default().{entry.name},',
+            f'        ("{entry.name}", Some(value)) => {{',
+            f'            let field = Field::new("{entry.name}");',
+            f"            {receiver}.{entry.name} = {value};",
+            "        }",
         ]
-    lines += ["            _ => return Ok(false),", "        }", "        Ok(true)", "    }", ""]
-    lines += [
+    return [*lines, "        _ => return Ok(false),", "    }", "    Ok(true)"]
+
+
+def rust_declared_conflict(definition: Definition) -> list[str]:
+    """The method that looks for conflicts."""
+    return [
         "    /// The first of the declared conflicts: a field, and its limit in words.",
         "    #[allow(clippy::too_many_lines)]",
         "    pub fn declared_conflict(&self) -> Option<(&'static str, String)> {",
+        *rust_conflicts(definition),
+        "        None",
+        "    }",
     ]
-    return [*lines, *rust_conflicts(definition), "        None", "    }"]
 
 
 def rust_config(definition: Definition, notice: str) -> str:
-    """`EngineConfig`."""
-    enums = sorted({entry.rust or entry.enum for entry in definition.fields if entry.enum})
-    header = [
-        f"//! `{definition.name}`. {notice}",
-        "",
-        f"use penstock_types::{{Auto, {', '.join(enums)}}};",
-        "",
-        "use super::readers::*;",
-        "use crate::field::{Field, Read};",
-        "use crate::params::Json;",
-        "use crate::value::Value;",
+    """`EngineConfig` with its defaults and ranges."""
+    enums = {entry.rust or entry.enum for entry in definition.fields if entry.enum}
+    names = sorted({*enums, "Auto", "Device", "FieldError", "Json"})
+    lines = rust_options(
+        definition,
+        [
+            f"//! The fields of `{definition.name}`. {notice}",
+            "",
+            "use super::{check_above, check_choice, check_range};",
+            "use crate::config_limits::*;",
+            f"use crate::{{{', '.join(names)}}};",
+        ],
+    )
+    lines += ["", f"impl {definition.name} {{"]
+    for entry in definition.fields:
+        if entry.engine_default is None:
+            continue
+        default = f"DEFAULT_{entry.name.upper()}"
+        words = f"; by default {entry.default_in_words()}"
+        if entry.default_at_most:
+            default += f".min(self.{entry.default_at_most}())"
+            words += f", but not more than `{entry.default_at_most}`"
+        lines += [
+            *rust_doc(f"{entry.summary}{words}.", "    "),
+            f"    pub fn {entry.name}(&self) -> {number_type(entry)} {{",
+            f"        self.{entry.name}.unwrap_or({default})",
+            "    }",
+            "",
+        ]
+    lines += [
+        "    /// Checks the ranges of the numbers that are set.",
+        "    pub(super) fn check_ranges(&self) -> Result<(), FieldError> {",
     ]
-    return "\n".join([*rust_options(definition, header), "}", ""])
+    for entry in definition.fields:
+        value = f"self.{entry.name}" if entry.is_optional else f"Some(self.{entry.name})"
+        if entry.one_of:
+            lines.append(f'        check_choice("{entry.name}", {value}, &{entry.name.upper()}_CHOICES)?;')
+        elif entry.min_exclusive:
+            lines.append(f'        check_above("{entry.name}", {value}, {entry.min}, {maximum(entry)})?;')
+        elif entry.type == "int":
+            lines.append(f'        check_range("{entry.name}", {value}, {entry.min}, {maximum(entry)})?;')
+    lines += ["        Ok(())", "    }", "", *rust_declared_conflict(definition), "}", ""]
+    return "\n".join(lines)
+
+
+def rust_config_setter(definition: Definition, notice: str) -> str:
+    """The function that reads a field of `EngineConfig`."""
+    return "\n".join(
+        [
+            f"//! The values of the fields of `{definition.name}`. {notice}",
+            "",
+            f"use penstock_types::{definition.name};",
+            "",
+            "use super::readers::*;",
+            "use crate::field::{Field, Read};",
+            "use crate::value::Value;",
+            "",
+            "/// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
+            "#[allow(clippy::too_many_lines)]",
+            f"pub fn set<V: Value>(config: &mut {definition.name}, name: &str, value: Option<&V>) "
+            "-> Read<bool, V> {",
+            *rust_setter(definition, "config"),
+            "}",
+            "",
+        ]
+    )
+
+
+def number_type(entry: Field) -> str:
+    return RUST_TYPES.get(entry.type) or entry.rust
+
+
+def maximum(entry: Field) -> str:
+    """The name of the constant that has the maximum of a number."""
+    return f"MAX_{entry.name.upper().removeprefix('MAX_')}"
 
 
 def rust_quote(definition: Definition) -> list[str]:

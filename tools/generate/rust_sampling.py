@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from definitions import INFINITY, Definition, Field
-from rust_options import rust_default, rust_given, rust_options, rust_quote
+from rust_options import (
+    rust_declared_conflict,
+    rust_default,
+    rust_given,
+    rust_options,
+    rust_quote,
+    rust_setter,
+)
 
 from text import rust_doc
 
@@ -134,6 +141,17 @@ def rust_params(definition: Definition, notice: str) -> str:
             "use crate::value::Value;",
         ],
     )
+    lines += [
+        "",
+        f"impl {definition.name} {{",
+        "    /// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
+        "    #[allow(clippy::too_many_lines)]",
+        "    pub fn set<V: Value>(&mut self, name: &str, value: Option<&V>) -> Read<bool, V> {",
+        *(f"    {line}" for line in rust_setter(definition, "self")),
+        "    }",
+        "",
+        *rust_declared_conflict(definition),
+    ]
     bindings = [entry for entry in fields if entry.binding]
     for entry in bindings:
         lines += ["", f"    /// Maximum number of items of `{entry.name}`."]

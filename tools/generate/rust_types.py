@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from definitions import ENUMS, INFINITY, Definition
+from rust_options import maximum, number_type
 from values import ValueClass
 
 from text import rust_doc
@@ -67,14 +68,15 @@ def rust_limits(definition: Definition, notice: str) -> str:
     """The maxima and defaults of numbers."""
     lines = [f"//! The limits and defaults of the fields of `{definition.name}`. {notice}", ""]
     for entry in definition.fields:
-        name, rust = entry.name.upper(), {"int": entry.rust, "float": "f64"}.get(entry.type)
-        if rust is None:
+        name = entry.name.upper()
+        if entry.type not in ("int", "float"):
             lines += [f"pub const MAX_{name}: usize = {entry.max_items};"] if entry.max_items else []
             continue
+        rust = number_type(entry)
         if entry.one_of:
             lines.append(f"pub const {name}_CHOICES: [{rust}; {len(entry.one_of)}] = {list(entry.one_of)};")
         elif entry.max != INFINITY:
-            lines.append(f"pub const MAX_{name.removeprefix('MAX_')}: {rust} = {entry.max:_};")
+            lines.append(f"pub const {maximum(entry)}: {rust} = {entry.max:_};")
         if entry.engine_default is not None:
             lines.append(f"pub const DEFAULT_{name}: {rust} = {entry.engine_default};")
     return "\n".join([*lines, ""])

@@ -2,7 +2,6 @@
 
 use penstock_checkpoint::{EmbeddingConfig, GenerationConfig};
 use penstock_engine::Limits;
-use penstock_frontend::config::EngineConfig;
 use penstock_frontend::output::{Choice, Chunk, RequestOutput, Score, Timings, ToolCall, ToolCallDelta, Usage};
 use penstock_frontend::params::SamplingParams;
 use crate::adapters::AdapterInfo;
@@ -16,6 +15,7 @@ use penstock_runner::MemoryInfo;
 use penstock_runner::NumaInfo;
 use penstock_runner::ProfileRow;
 use penstock_runner::WeightFormatInfo;
+use penstock_types::EngineConfig;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use penstock_frontend::output::{FloatArray, StopReason};
-use penstock_frontend::params::{Json, LogitBias, ResponseFormat, ToolChoice, Tools};
+use penstock_frontend::params::{LogitBias, ResponseFormat, ToolChoice, Tools};
 use penstock_types::{
-    Auto, Device, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
+    Auto, Device, Json, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
     Quantization, Speculation, Unread, WeightScheme,
 };
 use pyo3::exceptions::PyTypeError;

@@ -12,7 +12,6 @@ use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::{AdapterLoader, LaunchError, Profile};
 use penstock_text::{TextError, Tokenizer as TextTokenizer};
-use penstock_types::config_limits::DEFAULT_MAX_LOGPROBS;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -267,7 +266,7 @@ impl Engine {
     pub fn load(
         py: Python<'_>,
         model: ModelFiles,
-        runner_config: penstock_runner::EngineConfig,
+        runner_config: penstock_runner::LaunchConfig,
         config: &PyEngineConfig,
         host: &Host,
         progress: Option<Py<PyAny>>,
@@ -300,7 +299,7 @@ impl Engine {
                 grammars: Grammars::default(),
                 generation: text.generation().clone(),
                 hidden_size: info.hidden_size,
-                max_logprobs: match config.config.max_logprobs.unwrap_or(DEFAULT_MAX_LOGPROBS) {
+                max_logprobs: match config.config.max_logprobs() {
                     -1 => u32::MAX,
                     most => most as u32,
                 },

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use penstock_checkpoint::{Checkpoint, GenerationConfig};
 use penstock_frontend::FakeExecutor;
-use penstock_frontend::config::EngineConfig;
+use penstock_frontend::config;
 use penstock_frontend::params::ModelLimits;
-use penstock_runner::{CudaSettings, EngineConfig as RunnerConfig, Faults};
-use penstock_types::{Dtype, GridRows, KvDtype, Named, WeightFormat};
+use penstock_runner::{CudaSettings, Faults, LaunchConfig};
+use penstock_types::{Auto, Dtype, EngineConfig, GridRows, KvDtype, Named, WeightFormat};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -121,18 +121,16 @@ pub fn logits<'py>(
     threads: usize,
     chunk: usize,
 ) -> Result<Bound<'py, PyBytes>, Error> {
-    let mut options = EngineConfig::default();
-    options.set("quantization", quantization.map(PyValue).as_ref()).map_err(config_error)?;
-    let config = RunnerConfig {
-        dtype: Dtype::from_name(dtype),
-        quantization: options.quantization,
-        kv_cache_dtype: KvDtype::from_name(kv_cache_dtype),
+    let mut options = EngineConfig {
+        dtype: Auto(Dtype::from_name(dtype)),
+        kv_cache_dtype: Auto(KvDtype::from_name(kv_cache_dtype)),
         threads: Some(threads),
-        ..RunnerConfig::default()
+        ..EngineConfig::default()
     };
+    config::set(&mut options, "quantization", quantization.map(PyValue).as_ref()).map_err(config_error)?;
     let logits = detach(py, || {
         let checkpoint = Checkpoint::open(&path)?;
-        penstock_runner::logits(&checkpoint, &token_ids, &config, chunk).map_err(Error::Launch)
+        penstock_runner::logits(&checkpoint, &token_ids, &options, chunk).map_err(Error::Launch)
     })??;
     Ok(little_endian(py, &logits))
 }
@@ -183,7 +181,7 @@ pub fn failing_engine(
 ) -> Result<Engine, Error> {
     let faults =
         Faults { token: failing_token, position: failing_position, refused_details, ..Faults::default() };
-    let runner_config = RunnerConfig { faults, ..config.with_environment(cuda_folders)? };
+    let runner_config = LaunchConfig { faults, ..config.with_environment(cuda_folders)? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None, None)
 }
 
@@ -196,7 +194,7 @@ pub fn losing_engine(
     losing_token: u32,
 ) -> Result<Engine, Error> {
     let faults = Faults { losing_token: Some(losing_token), ..Faults::default() };
-    let runner_config = RunnerConfig { faults, ..config.with_environment(Vec::new())? };
+    let runner_config = LaunchConfig { faults, ..config.with_environment(Vec::new())? };
     Engine::load(py, ModelFiles::Path(path), runner_config, config, &Host::default(), None, None)
 }
 

@@ -10,20 +10,18 @@ use penstock_engine::{AdapterError, AdapterId, AdapterUse, Engine};
 use penstock_models::{
     AdapterLimits, ModelConfig, ModelError, ProgressCallback, adapted_matrices, adapter_bytes, pack_adapter,
 };
-use penstock_types::{Dtype, PackedAdapter};
-
-use crate::EngineConfig;
+use penstock_types::{Dtype, EngineConfig, PackedAdapter};
 
 /// The rank for which there is room by default.
 const DEFAULT_RANK: usize = 16;
 
 /// The adapters on the device that a configuration asks for; `None` without adapters.
-pub(crate) fn adapter_spec<B: Backend>(config: &EngineConfig, model: &ModelConfig) -> Option<AdapterSpec> {
-    let (adapters, rank) = (config.max_adapters, config.max_adapter_rank());
+pub(crate) fn adapter_spec<B: Backend>(options: &EngineConfig, model: &ModelConfig) -> Option<AdapterSpec> {
+    let (adapters, rank) = (options.max_adapters, options.max_adapter_rank());
     // Published adapters are float32.
     let bytes = |rank| adapter_bytes::<B>(model, rank, Dtype::F32);
     let default = || bytes(rank).max(adapters as u64 * bytes(rank.min(DEFAULT_RANK)));
-    let bytes = B::adapter_bytes(config.adapter_cache_bytes.unwrap_or_else(default));
+    let bytes = B::adapter_bytes(options.adapter_cache_bytes.unwrap_or_else(default));
     let matrices = adapted_matrices(model);
     (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank, matrices })
 }

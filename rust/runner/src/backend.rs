@@ -14,7 +14,7 @@ use penstock_types::{Device, FieldError};
 
 use crate::cuda::UsableDevice;
 use crate::environment::CUBLAS;
-use crate::{CudaSettings, CudaUnavailable, EngineConfig, LaunchError, NumaInfo};
+use crate::{CudaSettings, CudaUnavailable, LaunchConfig, LaunchError, NumaInfo};
 
 /// The devices of the PCI bus, a folder for each, with the files `vendor` and `class`.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -104,16 +104,16 @@ pub(crate) fn enter_thread(found: &UsableDevice) -> Result<CallerThread, LaunchE
 /// Opens a CUDA device for a valid configuration, and makes it current in the calling thread.
 pub(crate) fn open_cuda(
     found: UsableDevice,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Arc<DefaultHost>,
 ) -> Result<(Cuda, DeviceInfo), LaunchError> {
     let index = found.device.index;
-    if let Some(nodes) = &config.numa_nodes {
+    if let Some(nodes) = &config.options.numa_nodes {
         let limit = format!("None with device='cuda:{index}'");
         return Err(FieldError::new("numa_nodes", format!("{nodes:?}"), limit).into());
     }
-    let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &[]));
-    let cublas = if config.deterministic() { None } else { find_cublas(config, &found)? };
+    let threads = config.options.threads.unwrap_or_else(|| default_threads(usable_cpus(), &[]));
+    let cublas = if config.options.deterministic { None } else { find_cublas(config, &found)? };
     let opened = Cuda::open(&found.driver, &found.device, found.compiler, host, threads, cublas);
     let backend = opened.map_err(|error| match error {
         DeviceError::Start(reason) | DeviceError::Lost(reason) => unusable(index, &reason),
@@ -125,7 +125,7 @@ pub(crate) fn open_cuda(
 }
 
 /// cuBLASLt for a device, or a warning that it is not available; an error if the environment names another library.
-fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Result<Option<Cublas>, FieldError> {
+fn find_cublas(config: &LaunchConfig, found: &UsableDevice) -> Result<Option<Cublas>, FieldError> {
     let error = match config.cuda.cublas(Some(&found.driver)) {
         Ok(cublas) => return Ok(Some(cublas)),
         Err(error) => error,
@@ -139,13 +139,13 @@ fn find_cublas(config: &EngineConfig, found: &UsableDevice) -> Result<Option<Cub
 
 /// Opens the CPU for a valid configuration.
 pub(crate) fn open_cpu(
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Arc<DefaultHost>,
 ) -> Result<(DefaultBackend, DeviceInfo), LaunchError> {
-    let nodes = config.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
+    let nodes = config.options.numa_nodes.as_deref().map_or(Ok(Vec::new()), |ids| {
         numa_nodes(ids).map_err(|error| FieldError::new("numa_nodes", format!("{ids:?}"), error.to_string()))
     })?;
-    let threads = config.threads.unwrap_or_else(|| default_threads(usable_cpus(), &nodes));
+    let threads = config.options.threads.unwrap_or_else(|| default_threads(usable_cpus(), &nodes));
     let backend = Cpu::open(host, threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
     let info =

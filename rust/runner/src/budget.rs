@@ -2,7 +2,7 @@
 
 use penstock_types::FieldError;
 
-use crate::EngineConfig;
+use crate::LaunchConfig;
 use crate::environment::MEMORY_LEFTOVER;
 
 /// The memory that the engine may take.
@@ -16,15 +16,15 @@ pub(crate) struct MemoryBudget {
 
 impl MemoryBudget {
     /// The budget of a configuration on a device with `available` bytes.
-    pub fn new(config: &EngineConfig, available: u64) -> Result<Self, FieldError> {
-        let leftover = config.memory_leftover_bytes.unwrap_or(0);
+    pub fn new(config: &LaunchConfig, available: u64) -> Result<Self, FieldError> {
+        let leftover = config.memory_leftover_bytes;
         if leftover >= available {
             // The field has no other name for users.
             let limit = format!("less than the {} MiB that are available", available >> 20);
             return Err(FieldError::new(MEMORY_LEFTOVER, leftover >> 20, limit));
         }
         let usable = available - leftover;
-        Ok(Self { usable, limit: share(usable, config.memory_ratio()) })
+        Ok(Self { usable, limit: share(usable, config.options.memory_ratio()) })
     }
 }
 
@@ -50,16 +50,15 @@ pub(crate) fn display_bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use penstock_types::EngineConfig;
+
     use super::*;
 
     #[test]
     fn limit_is_a_share_of_the_available_memory() {
         let budget = |memory_ratio, leftover, available| {
-            let config = EngineConfig {
-                memory_ratio,
-                memory_leftover_bytes: Some(leftover),
-                ..EngineConfig::default()
-            };
+            let options = EngineConfig { memory_ratio, ..EngineConfig::default() };
+            let config = LaunchConfig { memory_leftover_bytes: leftover, ..options.into() };
             MemoryBudget::new(&config, available)
         };
         assert_eq!(budget(Some(0.5), 200, 1000), Ok(MemoryBudget { usable: 800, limit: 400 }));

@@ -7,24 +7,25 @@ use penstock_models::{ConvertOptions, ModelError, ProgressCallback, WeightFormat
 use penstock_types::FieldError;
 
 use crate::launch::model_config;
-use crate::{EngineConfig, Host, LaunchError, backend};
+use crate::{Host, LaunchConfig, LaunchError, backend};
 
 /// Writes a converted model with the `dtype` and the `quantization` of a configuration. Nothing is left behind on
 /// failure.
 pub fn convert(
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Host,
     output: &Path,
     overwrite: bool,
     progress: ProgressCallback<'_>,
 ) -> Result<(), LaunchError> {
-    config.check()?;
+    let options = &config.options;
+    options.check()?;
     let (backend, _) = backend::open_cpu(config, host.device())?;
-    let model = model_config(checkpoint, config)?;
-    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
-    let quantization = &config.quantization.to_string();
+    let model = model_config(checkpoint, options)?;
+    let dtype = options.dtype.0.unwrap_or_else(|| checkpoint.dtype());
+    let formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &options.quantization)?;
+    let quantization = &options.quantization.to_string();
     let options = ConvertOptions { output, overwrite, dtype, quantization };
     penstock_models::convert(&backend, checkpoint, &model, &formats, options, progress).map_err(output_error)
 }

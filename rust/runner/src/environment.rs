@@ -1,13 +1,16 @@
-//! The environment variables that set fields of an [`EngineConfig`], and those of CUDA.
+//! The environment variables that set fields of a [`LaunchConfig`], and those of CUDA.
 
 use std::env;
 use std::path::PathBuf;
 
-use penstock_types::FieldError;
+use penstock_types::config_limits::MAX_MEMORY_RATIO;
+use penstock_types::engine_config::{check_above, check_threads};
+use penstock_types::{EngineConfig, FieldError};
 
-use crate::config::{check_ratio, check_thread_multiple, check_threads};
+#[cfg(feature = "testing")]
+use crate::Faults;
 use crate::cuda::CUDA_ARCH;
-use crate::{CudaSettings, EngineConfig};
+use crate::{CudaSettings, LaunchConfig};
 
 const THREADS: &str = "PENSTOCK_THREADS";
 const ISA: &str = "PENSTOCK_ISA";
@@ -26,48 +29,51 @@ const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
 /// DashInfer's name; in mebibytes.
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
-impl EngineConfig {
-    /// Sets the fields that are `None` from the environment; `cuda_folders` are the `library_folders` of
-    /// [`CudaSettings`]. Another thread must not change the environment meanwhile: a thread of a Python program is
-    /// attached to the interpreter here.
-    pub fn with_environment(mut self, cuda_folders: Vec<PathBuf>) -> Result<Self, FieldError> {
-        if self.threads.is_none() {
-            self.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
-            check_threads(THREADS, self.threads)?;
-            check_thread_multiple(THREADS, self.threads, self.num_numa_nodes())?;
-        }
-        if self.isa.is_none() {
-            self.isa = text(ISA);
+impl LaunchConfig {
+    /// The options, of which the environment sets those that are `None`, and the settings of the process.
+    /// `cuda_folders` are the `library_folders` of [`CudaSettings`]. Another thread must not change the environment
+    /// meanwhile: a thread of a Python program is attached to the interpreter here.
+    pub fn from_environment(
+        mut options: EngineConfig,
+        cuda_folders: Vec<PathBuf>,
+    ) -> Result<Self, FieldError> {
+        if options.threads.is_none() {
+            options.threads = read(THREADS, "an integer", |text| text.parse().ok())?;
+            check_threads(THREADS, options.threads, options.num_numa_nodes())?;
         }
         // The first variable that is set counts.
         let variable = MEMORY_RATIO.into_iter().find(|variable| env::var_os(variable).is_some());
-        if let (None, Some(variable)) = (self.memory_ratio, variable) {
-            self.memory_ratio = read(variable, "a number above 0 and at most 1", |text| text.parse().ok())?;
-            check_ratio(variable, self.memory_ratio)?;
+        if let (None, Some(variable)) = (options.memory_ratio, variable) {
+            options.memory_ratio =
+                read(variable, "a number above 0 and at most 1", |text| text.parse().ok())?;
+            check_above(variable, options.memory_ratio, 0.0, MAX_MEMORY_RATIO)?;
         }
-        if self.memory_leftover_bytes.is_none() {
-            let parse = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);
-            self.memory_leftover_bytes = read(MEMORY_LEFTOVER, "an integer number of mebibytes", parse)?;
+        let mebibytes = |text: &str| text.parse::<u64>().ok()?.checked_mul(1 << 20);
+        let leftover = read(MEMORY_LEFTOVER, "an integer number of mebibytes", mebibytes)?;
+        let bytes = options.weights_cache_bytes.unwrap_or_default();
+        let cache_directory = if bytes > 0 { cache_directory("weights") } else { None };
+        if bytes > 0 && cache_directory.is_none() {
+            let limit = format!("0, because {CACHE} is not set and {HOME} is not an absolute path");
+            return Err(FieldError::new("weights_cache_bytes", bytes, limit));
         }
-        if self.weights_cache_bytes.is_some_and(|bytes| bytes > 0) && self.cache_directory.is_none() {
-            self.cache_directory = cache_directory("weights");
-            if self.cache_directory.is_none() {
-                let limit = format!("0, because {CACHE} is not set and {HOME} is not an absolute path");
-                let bytes = self.weights_cache_bytes.unwrap_or_default();
-                return Err(FieldError::new("weights_cache_bytes", bytes, limit));
-            }
-        }
-        self.cuda = CudaSettings::from_environment(cuda_folders);
         #[cfg(feature = "testing")]
         if env::var_os(CHECK_INTEGRITY).is_some() {
             penstock_engine::check_when_idle();
         }
-        Ok(self)
+        Ok(Self {
+            options,
+            isa: text(ISA),
+            memory_leftover_bytes: leftover.unwrap_or_default(),
+            cuda: CudaSettings::from_environment(cuda_folders),
+            cache_directory,
+            #[cfg(feature = "testing")]
+            faults: Faults::default(),
+        })
     }
 }
 
 impl CudaSettings {
-    /// The settings of the environment, as for [`EngineConfig::with_environment`]. The compiler and cuBLASLt are
+    /// The settings of the environment, as for [`LaunchConfig::from_environment`]. The compiler and cuBLASLt are
     /// searched in `library_folders` first.
     pub fn from_environment(library_folders: Vec<PathBuf>) -> Self {
         let path = |variable| env::var_os(variable).filter(|path| !path.is_empty()).map(PathBuf::from);

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
 use penstock_models::{ModelConfig, WeightFormats};
+use penstock_types::EngineConfig;
 
 use crate::launch::check_cache;
 use crate::memory::{CacheSize, KvCacheSize, MemoryPlan, MemoryRequest};
 use crate::resolve::longest_sequence;
-use crate::{EngineConfig, Host, LaunchError, backend};
+use crate::{Host, LaunchConfig, LaunchError, backend};
 
 /// The result of [`inspect`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,13 +68,13 @@ fn unsupported_types(checkpoint: &Checkpoint) -> Option<String> {
 }
 
 fn needed_memory(checkpoint: &Checkpoint, model: &ModelConfig) -> Result<NeededMemory, LaunchError> {
-    let config = EngineConfig::default();
-    let (backend, _) = backend::open_cpu(&config, Host::new(None).device())?;
-    check_cache(&backend, checkpoint, &config)??;
+    let options = EngineConfig::default();
+    let (backend, _) = backend::open_cpu(&LaunchConfig::default(), Host::new(None).device())?;
+    check_cache(&backend, checkpoint, &options)??;
     let dtype = checkpoint.dtype();
-    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, model, dtype, &config.quantization)?);
+    let formats = Arc::new(WeightFormats::new(&backend, checkpoint, model, dtype, &options.quantization)?);
     let max_model_len = longest_sequence(model);
-    let request = MemoryRequest::new(&config, dtype, &formats, None, max_model_len);
+    let request = MemoryRequest::new(&options, dtype, &formats, None, max_model_len);
     let kv_cache = KvCacheSize::Requested(CacheSize::Blocks(request.least_blocks()));
     let request = MemoryRequest { kv_cache, ..request };
     let plan = MemoryPlan::new(&backend, model, &request, u64::MAX)

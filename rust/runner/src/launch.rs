@@ -8,7 +8,8 @@ use penstock_checkpoint::Checkpoint;
 use penstock_device::{Backend, CacheSpec, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ModelError, ProgressCallback};
-use penstock_types::{Device, FieldError, KvDtype};
+use penstock_types::{Device, EngineConfig, FieldError, Json, KvDtype};
+use serde_json::{Map, Value};
 
 use crate::adapters::AdapterLoader;
 use crate::backend::{self, DeviceInfo};
@@ -20,22 +21,23 @@ use crate::resolve::{ResolvedConfig, reserve};
 use crate::runner::Runner;
 use crate::warm_up::WarmUp;
 use crate::weights_cache::WeightsCache;
-use crate::{EngineConfig, Host, LaunchError, MemoryInfo, ModelInfo, WeightFormatInfo};
+use crate::{Host, LaunchConfig, LaunchError, MemoryInfo, ModelInfo, WeightFormatInfo};
 
 /// Opens a model on a host and starts its engine. Blocks until the weights are loaded and the warm-up has run.
 pub fn launch(
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
-    config.check()?;
-    if let Some(found) = backend::find_device(config.device, &config.cuda)? {
-        let is_auto = config.device == Device::Auto;
+    let options = &config.options;
+    options.check()?;
+    if let Some(found) = backend::find_device(options.device, &config.cuda)? {
+        let is_auto = options.device == Device::Auto;
         let _caller = backend::enter_thread(&found)?; // the thread's own context is current again in the end
         let opened = backend::open_cuda(found, config, host.device()).and_then(|(backend, device)| {
             if is_auto {
-                check_cache(&backend, checkpoint, config)?
+                check_cache(&backend, checkpoint, options)?
                     .map_err(|error| LaunchError::DeviceUnavailable(error.to_string()))?;
             }
             Ok((backend, device))
@@ -65,11 +67,11 @@ pub fn launch(
 pub(crate) fn check_cache<B: Backend>(
     backend: &B,
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    options: &EngineConfig,
 ) -> Result<Result<(), FieldError>, LaunchError> {
-    let model = model_config(checkpoint, config)?;
-    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    Ok(backend.check_cache(model.heads, config.kv_cache_dtype.unwrap_or(dtype.into())))
+    let model = model_config(checkpoint, options)?;
+    let dtype = options.dtype.0.unwrap_or_else(|| checkpoint.dtype());
+    Ok(backend.check_cache(model.heads, options.kv_cache_dtype.0.unwrap_or(dtype.into())))
 }
 
 /// The same on a backend, with a profile if the configuration asks for it.
@@ -77,11 +79,11 @@ fn start_profiled<B: Backend>(
     backend: B,
     device: DeviceInfo,
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
-    if !config.profile {
+    if !config.options.profile {
         return start(backend, device, checkpoint, config, host, progress);
     }
     let backend = Timed::new(backend);
@@ -96,7 +98,7 @@ pub(crate) fn start<B: Backend>(
     backend: B,
     device: DeviceInfo,
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
@@ -120,15 +122,16 @@ pub(crate) fn open<B: Backend>(
     mut backend: B,
     device: DeviceInfo,
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
     host: &Host,
     progress: ProgressCallback<'_>,
 ) -> Result<Opened<B>, LaunchError> {
-    let model = model_config(checkpoint, config)?;
-    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let kv_dtype = config.kv_cache_dtype.unwrap_or(dtype.into());
-    check_cache(&backend, checkpoint, config)??;
-    let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+    let options = &config.options;
+    let model = model_config(checkpoint, options)?;
+    let dtype = options.dtype.0.unwrap_or_else(|| checkpoint.dtype());
+    let kv_dtype = options.kv_cache_dtype.0.unwrap_or(dtype.into());
+    check_cache(&backend, checkpoint, options)??;
+    let mut formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &options.quantization)?;
     let mut total = 0;
     let mut counted = |done, of| {
         total = of;
@@ -137,17 +140,17 @@ pub(crate) fn open<B: Backend>(
     let cached = match WeightsCache::new(config) {
         None => None,
         Some(cache) => {
-            cache.open(&backend, checkpoint, config, (&model, &formats), device.threads, &mut counted)?
+            cache.open(&backend, checkpoint, options, (&model, &formats), device.threads, &mut counted)?
         }
     };
     let checkpoint = cached.as_ref().unwrap_or(checkpoint);
     if cached.is_some() {
-        formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?;
+        formats = WeightFormats::new(&backend, checkpoint, &model, dtype, &options.quantization)?;
     } else {
         total = 0;
     }
     let formats = Arc::new(formats);
-    prepare(&mut backend, &model, &formats, config, kv_dtype)?;
+    prepare(&mut backend, &model, &formats, options, kv_dtype)?;
     let deterministic = backend.is_deterministic();
     let planning = host.plan_memory();
     let (available, reserved) = (backend.available_memory()?, host.reserved_bytes());
@@ -161,7 +164,7 @@ pub(crate) fn open<B: Backend>(
     let (resolved, inputs) = planned.map_err(explained)?;
     drop(planning);
     let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;
-    if config.max_cpu_adapter_bytes.is_none() {
+    if options.max_cpu_adapter_bytes.is_none() {
         let adapters = memory_plan.shared_adapters + memory_plan.copied_adapters;
         limits.max_registered_bytes = adapters.saturating_add(host.available_bytes());
     }
@@ -179,10 +182,10 @@ pub(crate) fn open<B: Backend>(
     let MemoryPlan { step, cache, adapter_spec, .. } = &memory_plan;
     let masks = mask_threads(device.threads)?;
     let mut runner = Runner::new(backend, decoder, (cache, adapter_spec.as_ref()), step, inputs, masks)?;
-    let WarmUp { seconds, host_tier } = runner.warm_up(cache, config.prefix_cache_ttl.is_some())?;
+    let WarmUp { seconds, host_tier } = runner.warm_up(cache, options.prefix_cache)?;
     // Swapping uses the host tier at any cost; prefixes only if loading them is faster than computing them.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
-    if !limits.host_prefixes && config.preemption_mode != PreemptionMode::Swap {
+    if !limits.host_prefixes && options.preemption_mode != PreemptionMode::Swap {
         limits.host_blocks = 0;
     }
     let adapters = adapter_spec.map(|spec| AdapterLoader::new::<B>(model.clone(), spec));
@@ -206,7 +209,7 @@ pub(crate) fn open<B: Backend>(
             adapters: adapter_bytes,
             peak,
         },
-        memory_ratio: config.memory_ratio(),
+        memory_ratio: options.memory_ratio(),
         host_tier,
         warm_up_seconds: seconds,
         device: device.device,
@@ -229,7 +232,7 @@ fn prepare<B: Backend>(
     backend: &mut B,
     model: &ModelConfig,
     formats: &WeightFormats,
-    config: &EngineConfig,
+    options: &EngineConfig,
     kv_dtype: KvDtype,
 ) -> Result<(), LaunchError> {
     let matrices = penstock_models::planned_matrices(backend, model, formats);
@@ -237,20 +240,20 @@ fn prepare<B: Backend>(
         layers: model.num_layers(),
         blocks: 0,
         host_blocks: 0,
-        block_size: config.block_size(),
+        block_size: options.block_size(),
         heads: model.heads,
         dtype: kv_dtype,
     };
-    Ok(backend.prepare(&matrices, &cache, config.max_adapters > 0)?)
+    Ok(backend.prepare(&matrices, &cache, options.max_adapters > 0)?)
 }
 
 /// The model's configuration with the overrides. Errors of overridden fields name `config_overrides`.
 pub(crate) fn model_config(
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    options: &EngineConfig,
 ) -> Result<ModelConfig, LaunchError> {
-    let overrides = &config.config_overrides;
-    ModelConfig::with_overrides(checkpoint.config(), overrides).map_err(|error| {
+    let overrides = options.config_overrides.as_ref().map(members).unwrap_or_default();
+    ModelConfig::with_overrides(checkpoint.config(), &overrides).map_err(|error| {
         let name = error.field().and_then(|field| field.split('.').next());
         match name.and_then(|name| Some((name, overrides.get(name)?))) {
             Some((name, value)) => {
@@ -264,6 +267,11 @@ pub(crate) fn model_config(
             None => error.into(),
         }
     })
+}
+
+/// The members of a JSON object.
+fn members(json: &Json) -> Map<String, Value> {
+    serde_json::from_str(&json.0).unwrap_or_default()
 }
 
 fn log_launch(info: &ModelInfo, limits: &Limits) {

@@ -36,9 +36,9 @@ mod weights_cache;
 
 pub use adapters::{AdapterLoader, LoadAdapterError, LoadedAdapter};
 pub use backend::{DefaultBackend, DeviceInfo, resolve_device};
-pub use config::EngineConfig;
 #[cfg(feature = "testing")]
 pub use config::Faults;
+pub use config::LaunchConfig;
 pub use convert::{check_output, convert};
 pub use cuda::{CudaDevice, CudaInfo, CudaSettings, CudaUnavailable};
 pub use error::LaunchError;

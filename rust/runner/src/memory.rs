@@ -4,10 +4,9 @@
 use penstock_device::{AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
 use penstock_models::{ModelConfig, WeightBytes, WeightFormats, Workspace, weight_bytes};
-use penstock_types::{Dtype, KvDtype};
+use penstock_types::{Dtype, EngineConfig, KvDtype};
 use std::sync::Arc;
 
-use crate::EngineConfig;
 use crate::budget::{display_bytes, share};
 
 /// A KV cache, or a host tier, takes one part in four of the remaining memory of a host by default, because other
@@ -92,7 +91,7 @@ impl CacheSize {
 
 impl MemoryRequest {
     pub fn new(
-        config: &EngineConfig,
+        options: &EngineConfig,
         dtype: Dtype,
         weights: &Arc<WeightFormats>,
         adapters: Option<AdapterSpec>,
@@ -101,25 +100,25 @@ impl MemoryRequest {
         Self {
             dtype,
             weights: Arc::clone(weights),
-            kv_dtype: config.kv_cache_dtype,
+            kv_dtype: options.kv_cache_dtype.0,
             max_model_len,
-            max_num_seqs: config.max_num_seqs(),
-            max_num_batched_tokens: config.max_num_batched_tokens(),
-            block_size: config.block_size(),
-            kv_cache: match CacheSize::requested(config.kv_cache_bytes, config.kv_cache_blocks) {
+            max_num_seqs: options.max_num_seqs(),
+            max_num_batched_tokens: options.max_num_batched_tokens(),
+            block_size: options.block_size(),
+            kv_cache: match CacheSize::requested(options.kv_cache_bytes, options.kv_cache_blocks) {
                 Some(size) => KvCacheSize::Requested(size),
-                None => match (config.kv_cache_ratio, config.memory_ratio) {
+                None => match (options.kv_cache_ratio, options.memory_ratio) {
                     (Some(ratio), _) => KvCacheSize::Ratio(ratio),
                     (None, Some(_)) => KvCacheSize::ALL,
                     (None, None) => KvCacheSize::DefaultFraction,
                 },
             },
-            host_cache: match CacheSize::requested(config.host_cache_bytes, config.host_cache_blocks) {
+            host_cache: match CacheSize::requested(options.host_cache_bytes, options.host_cache_blocks) {
                 Some(size) => HostCacheSize::Requested(size),
-                None if config.preemption_mode == PreemptionMode::Swap => HostCacheSize::SameAsDevice,
+                None if options.preemption_mode == PreemptionMode::Swap => HostCacheSize::SameAsDevice,
                 None => HostCacheSize::Requested(CacheSize::Blocks(0)),
             },
-            has_prefix_cache: config.prefix_cache_ttl.is_some(),
+            has_prefix_cache: options.prefix_cache,
             adapters,
         }
     }

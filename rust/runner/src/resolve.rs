@@ -7,13 +7,13 @@ use penstock_device::{Backend, DeviceError, StepInputs};
 use penstock_engine::Limits;
 use penstock_models::{ModelConfig, RopeScaling, WeightFormats};
 use penstock_types::config_limits::MAX_MODEL_LEN;
-use penstock_types::{Dtype, FieldError};
+use penstock_types::{Dtype, EngineConfig, FieldError};
 
 use crate::adapters::adapter_spec;
 use crate::budget::{MemoryBudget, display_bytes};
 use crate::memory::{CacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 use crate::suggestions::{SETTINGS, suggestions};
-use crate::{EngineConfig, LaunchError};
+use crate::{LaunchConfig, LaunchError};
 
 /// Events that a consumer may leave unread before its sequence pauses.
 const QUEUE_CAPACITY: usize = 128;
@@ -35,30 +35,31 @@ impl ResolvedConfig {
     pub fn new<B: Backend>(
         backend: &B,
         model: &ModelConfig,
-        config: &EngineConfig,
+        config: &LaunchConfig,
         dtype: Dtype,
         weights: &Arc<WeightFormats>,
         available: u64,
     ) -> Result<Self, LaunchError> {
+        let options = &config.options;
         let budget = MemoryBudget::new(config, available)?;
         let longest = longest_sequence(model);
-        if let Some(max_model_len) = config.max_model_len.filter(|len| *len > longest) {
+        if let Some(max_model_len) = options.max_model_len.filter(|len| *len > longest) {
             let limit = format!("at most {longest}, the maximum of the model{}", scaling_text(model));
             return Err(FieldError::new("max_model_len", max_model_len, limit).into());
         }
-        let adapters = adapter_spec::<B>(config, model);
-        let request_of = |max_model_len| MemoryRequest::new(config, dtype, weights, adapters, max_model_len);
-        check_host_cache(backend, model, config, &request_of(longest))?;
-        let max_model_len = config
+        let adapters = adapter_spec::<B>(options, model);
+        let request_of = |max_model_len| MemoryRequest::new(options, dtype, weights, adapters, max_model_len);
+        check_host_cache(backend, model, options, &request_of(longest))?;
+        let max_model_len = options
             .max_model_len
             .unwrap_or_else(|| longest_fitting(backend, model, &request_of(longest), budget.limit));
         let memory_request = request_of(max_model_len);
         let memory_plan = MemoryPlan::new(backend, model, &memory_request, budget.limit)
             .map_err(|error| out_of_memory(&error, &suggestions(backend, model, &memory_request, budget)))?;
-        if config.max_model_len.is_none() && max_model_len < longest {
+        if options.max_model_len.is_none() && max_model_len < longest {
             let advice = match memory_request.kv_cache {
                 KvCacheSize::Requested(CacheSize::Blocks(_)) => "; raise kv_cache_blocks to get more",
-                KvCacheSize::Ratio(_) if config.kv_cache_ratio.is_some() => {
+                KvCacheSize::Ratio(_) if options.kv_cache_ratio.is_some() => {
                     "; raise kv_cache_ratio to get more"
                 }
                 KvCacheSize::Ratio(_) => ", which has all memory that remains",
@@ -71,7 +72,7 @@ impl ResolvedConfig {
             };
             log::warn!("max_model_len reduced from {longest} to {max_model_len} to fit the KV cache{advice}");
         }
-        let limits = limits(&memory_plan, config, model.rope.shared_len());
+        let limits = limits(&memory_plan, options, model.rope.shared_len());
         Ok(Self { dtype, memory_limit: budget.limit, memory_request, memory_plan, limits })
     }
 }
@@ -80,11 +81,11 @@ impl ResolvedConfig {
 fn check_host_cache<B: Backend>(
     backend: &B,
     model: &ModelConfig,
-    config: &EngineConfig,
+    options: &EngineConfig,
     request: &MemoryRequest,
 ) -> Result<(), FieldError> {
     let block = request.least_host_bytes(backend, model);
-    match config.host_cache_bytes {
+    match options.host_cache_bytes {
         Some(bytes @ 1..) if bytes < block => {
             let limit = format!("at least {block}, the size of one block");
             Err(FieldError::new("host_cache_bytes", bytes, limit))
@@ -142,31 +143,31 @@ fn out_of_memory(error: &dyn Display, suggestions: &[String]) -> LaunchError {
     LaunchError::OutOfMemory(format!("{error}; {fitting}"))
 }
 
-fn limits(plan: &MemoryPlan, config: &EngineConfig, max_shared_len: usize) -> Limits {
+fn limits(plan: &MemoryPlan, options: &EngineConfig, max_shared_len: usize) -> Limits {
     let MemoryPlan { step, cache, .. } = plan;
     Limits {
         max_model_len: step.positions,
         max_num_seqs: step.sequences,
         max_num_batched_tokens: step.tokens,
-        max_waiting: config.max_waiting(),
-        max_unfinished: config.max_unfinished(),
-        max_output_bytes: config.max_output_bytes(),
-        max_paused: config.max_paused(),
+        max_waiting: options.max_waiting.unwrap_or(usize::MAX),
+        max_unfinished: options.max_unfinished(),
+        max_output_bytes: options.max_output_bytes(),
+        max_paused: options.max_paused(),
         block_size: step.block_size,
         num_blocks: cache.blocks,
         vocabulary_size: step.vocabulary,
         queue_capacity: QUEUE_CAPACITY,
-        prefix_cache_ttl: config.prefix_cache_ttl,
+        prefix_cache_ttl: options.prefix_cache_lifetime(),
         max_shared_len,
-        preemption_mode: config.preemption_mode,
-        preemption_victim: config.preemption_victim,
+        preemption_mode: options.preemption_mode,
+        preemption_victim: options.preemption_victim,
         host_blocks: cache.host_blocks,
         host_prefixes: false,
-        num_speculative_tokens: config.num_speculative_tokens.unwrap_or(0),
-        max_adapters: config.max_adapters,
+        num_speculative_tokens: options.num_draft_tokens(),
+        max_adapters: options.max_adapters,
         adapter_bytes: plan.adapter_spec.map_or(0, |adapters| adapters.bytes),
-        max_registered_adapters: config.max_cpu_adapters(),
-        max_registered_bytes: config.max_cpu_adapter_bytes.unwrap_or(u64::MAX),
+        max_registered_adapters: options.max_cpu_adapters(),
+        max_registered_bytes: options.max_cpu_adapter_bytes.unwrap_or(u64::MAX),
     }
 }
 
@@ -196,10 +197,9 @@ fn scaling_text(model: &ModelConfig) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::time::Duration;
 
     use penstock_engine::PreemptionMode;
-    use penstock_types::Named;
+    use penstock_types::{Auto, Named};
     use serde_json::json;
 
     use super::*;
@@ -227,8 +227,9 @@ mod tests {
         available: u64,
     ) -> Result<ResolvedConfig, LaunchError> {
         config.check()?;
-        let dtype = config.dtype.unwrap_or(Dtype::F32);
-        ResolvedConfig::new(backend, &small_model(), config, dtype, &plain(dtype), available)
+        let dtype = config.dtype.0.unwrap_or(Dtype::F32);
+        let config = config.clone().into();
+        ResolvedConfig::new(backend, &small_model(), &config, dtype, &plain(dtype), available)
     }
 
     /// The configuration with a suggestion applied.
@@ -243,7 +244,7 @@ mod tests {
             "host_cache_blocks" => changed.host_cache_blocks = value.parse().ok(),
             "max_model_len" => changed.max_model_len = value.parse().ok(),
             "adapter_cache_bytes" => changed.adapter_cache_bytes = value.parse().ok(),
-            "dtype" => changed.dtype = Dtype::from_name(value),
+            "dtype" => changed.dtype = Auto(Dtype::from_name(value)),
             "memory_ratio" => changed.memory_ratio = value.parse().ok(),
             other => panic!("{other} is not suggested"),
         }
@@ -258,7 +259,6 @@ mod tests {
             max_num_seqs: Some(8),
             max_num_batched_tokens: Some(32),
             max_model_len: Some(512),
-            prefix_cache_ttl: Some(Duration::from_secs(300)),
             ..EngineConfig::default()
         };
         let mut suggested = BTreeSet::new();
@@ -318,6 +318,7 @@ mod tests {
         let config = EngineConfig {
             threads: Some(1),
             preemption_mode: PreemptionMode::Swap,
+            prefix_cache: false,
             block_size: Some(128),
             host_cache_bytes: Some(1 << 49),
             kv_cache_bytes: Some(128 << 20),
@@ -325,8 +326,14 @@ mod tests {
             ..EngineConfig::default()
         };
         let mut reserved = |config: &EngineConfig| {
-            let resolved =
-                ResolvedConfig::new(&backend, &model, config, Dtype::F32, &plain(Dtype::F32), 1 << 50)?;
+            let resolved = ResolvedConfig::new(
+                &backend,
+                &model,
+                &config.clone().into(),
+                Dtype::F32,
+                &plain(Dtype::F32),
+                1 << 50,
+            )?;
             reserve(&mut backend, &model, &resolved.memory_request, &resolved.memory_plan)
         };
         let error = reserved(&config).expect_err("too large").to_string();

@@ -8,8 +8,8 @@ use penstock_device::{Backend, DeviceError};
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Limits, NewSequence, StepOutput, StepPlan};
 use penstock_models::{ModelConfig, WeightFormats};
-use penstock_types::FieldError;
 use penstock_types::config_limits::DEFAULT_BLOCK_SIZE;
+use penstock_types::{EngineConfig, FieldError};
 
 use crate::backend::{self, DefaultBackend, DeviceInfo};
 use crate::grammar::KeptGrammars;
@@ -18,15 +18,15 @@ use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryReq
 use crate::resolve::reserve;
 use crate::runner::Runner;
 use crate::slot::{HostSlot, slot_params};
-use crate::{EngineConfig, Host, LaunchError, ModelInfo};
+use crate::{Host, LaunchConfig, LaunchError, ModelInfo};
 
 /// A runner on the caller's thread, without an engine.
 pub struct BareRunner<B: Backend = DefaultBackend>(Runner<B>);
 
 impl BareRunner {
     /// Opens a model as [`crate::launch()`] does.
-    pub fn open(checkpoint: &Checkpoint, config: &EngineConfig) -> Result<(Self, Limits), LaunchError> {
-        config.check()?;
+    pub fn open(checkpoint: &Checkpoint, config: &LaunchConfig) -> Result<(Self, Limits), LaunchError> {
+        config.options.check()?;
         let (backend, device) = backend::open_cpu(config, Host::default().device())?;
         Self::open_on(backend, device, checkpoint, config)
     }
@@ -38,7 +38,7 @@ impl<B: Backend> BareRunner<B> {
         backend: B,
         device: DeviceInfo,
         checkpoint: &Checkpoint,
-        config: &EngineConfig,
+        config: &LaunchConfig,
     ) -> Result<(Self, Limits), LaunchError> {
         let opened = launch::open(backend, device, checkpoint, config, &Host::default(), &mut |_, _| {
             ControlFlow::Continue(())
@@ -81,9 +81,9 @@ pub fn launch_on<B: Backend>(
     backend: B,
     device: DeviceInfo,
     checkpoint: &Checkpoint,
-    config: &EngineConfig,
+    config: &LaunchConfig,
 ) -> Result<(Engine, ModelInfo), LaunchError> {
-    config.check()?;
+    config.options.check()?;
     launch::start(
         backend,
         device,
@@ -94,16 +94,17 @@ pub fn launch_on<B: Backend>(
     )
 }
 
-/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `config`,
+/// Logits of every position of `tokens`, computed in chunks of `chunk` tokens with the dtypes and threads of `options`,
 /// without an engine and without sampling.
 pub fn logits(
     checkpoint: &Checkpoint,
     tokens: &[u32],
-    config: &EngineConfig,
+    options: &EngineConfig,
     chunk: usize,
 ) -> Result<Vec<f32>, LaunchError> {
-    let config = EngineConfig { threads: config.threads.or(Some(1)), ..config.clone() };
-    config.check()?;
+    let mut config = LaunchConfig::from(options.clone());
+    config.options.threads = options.threads.or(Some(1));
+    config.options.check()?;
     if chunk == 0 {
         return Err(FieldError::new("chunk", chunk, "at least 1").into());
     }
@@ -112,12 +113,12 @@ pub fn logits(
         return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
     }
     let (mut backend, _) = backend::open_cpu(&config, Host::default().device())?;
-    let dtype = config.dtype.unwrap_or_else(|| checkpoint.dtype());
-    let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &config.quantization)?);
+    let dtype = options.dtype.0.unwrap_or_else(|| checkpoint.dtype());
+    let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &options.quantization)?);
     let mut request = MemoryRequest {
         dtype,
         weights: Arc::clone(&weights),
-        kv_dtype: config.kv_cache_dtype,
+        kv_dtype: options.kv_cache_dtype.0,
         max_model_len: tokens.len().max(1),
         max_num_seqs: 1,
         max_num_batched_tokens: chunk,

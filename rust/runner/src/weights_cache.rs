@@ -17,9 +17,10 @@ use penstock_device::Backend;
 use penstock_models::{
     ConvertOptions, ModelConfig, ModelError, ProgressCallback, WeightFormats, weight_bytes,
 };
+use penstock_types::EngineConfig;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::{EngineConfig, LaunchError};
+use crate::{LaunchConfig, LaunchError};
 
 /// The file in an entry. Its modification time is the time of the last use.
 const USED: &str = "model.penstock";
@@ -36,8 +37,8 @@ pub(crate) struct WeightsCache<'a> {
 
 impl<'a> WeightsCache<'a> {
     /// `None` if the cache is not enabled.
-    pub(crate) fn new(config: &'a EngineConfig) -> Option<Self> {
-        let most_bytes = config.weights_cache_bytes.filter(|bytes| *bytes > 0)?;
+    pub(crate) fn new(config: &'a LaunchConfig) -> Option<Self> {
+        let most_bytes = config.options.weights_cache_bytes.filter(|bytes| *bytes > 0)?;
         Some(Self { directory: config.cache_directory.as_deref()?, most_bytes })
     }
 
@@ -47,7 +48,7 @@ impl<'a> WeightsCache<'a> {
         &self,
         backend: &B,
         checkpoint: &Checkpoint,
-        config: &EngineConfig,
+        options: &EngineConfig,
         (model, formats): (&ModelConfig, &WeightFormats),
         threads: usize,
         progress: ProgressCallback<'_>,
@@ -56,7 +57,7 @@ impl<'a> WeightsCache<'a> {
             return Ok(None);
         }
         let layout = backend.packed_layout().name;
-        let Ok(name) = entry_name(checkpoint, config, layout) else { return Ok(None) };
+        let Ok(name) = entry_name(checkpoint, options, layout) else { return Ok(None) };
         if let Err(error) = own_folder(self.directory) {
             log::warn!("weights are not cached in {}: {error}", self.directory.display());
             return Ok(None);
@@ -77,8 +78,8 @@ impl<'a> WeightsCache<'a> {
         let options = ConvertOptions {
             output: &path,
             overwrite: false,
-            dtype: config.dtype.unwrap_or_else(|| checkpoint.dtype()),
-            quantization: &config.quantization.to_string(),
+            dtype: options.dtype.0.unwrap_or_else(|| checkpoint.dtype()),
+            quantization: &options.quantization.to_string(),
         };
         match penstock_models::convert(backend, checkpoint, model, formats, options, progress) {
             Ok(()) | Err(ModelError::Write(WriteError::Refused { .. })) => {
@@ -169,13 +170,13 @@ fn check_own(path: &Path) -> io::Result<()> {
 }
 
 /// The name of an entry: a digest of the inputs of the packed weights.
-fn entry_name(checkpoint: &Checkpoint, config: &EngineConfig, layout: &str) -> io::Result<String> {
+fn entry_name(checkpoint: &Checkpoint, options: &EngineConfig, layout: &str) -> io::Result<String> {
     let mut key = format!(
         "{layout} {} {:?} {:?} {:?} {}",
         env!("CARGO_PKG_VERSION"),
-        config.dtype,
-        config.quantization,
-        config.config_overrides,
+        options.dtype,
+        options.quantization,
+        options.config_overrides,
         checkpoint.config()
     );
     for file in checkpoint.description().files {

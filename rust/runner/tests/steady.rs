@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 
 use common::{LONGEST, TinyModel, request, run};
 use penstock_engine::Port;
-use penstock_runner::{EngineConfig, MemoryInfo};
+use penstock_runner::MemoryInfo;
+use penstock_types::EngineConfig;
 
 struct Counting;
 
@@ -51,6 +52,7 @@ fn requests_at_the_limits_allocate_no_more_than_the_warm_up() {
         max_num_batched_tokens: Some(64),
         max_adapters: 2,
         adapter_cache_bytes: Some(ADAPTER_BYTES),
+        prefix_cache: false,
         ..EngineConfig::default()
     };
     let (engine, info) = model.launch(&config).unwrap();

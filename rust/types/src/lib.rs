@@ -14,12 +14,14 @@ mod block;
 pub mod config_limits;
 mod device;
 mod dtype;
+pub mod engine_config;
 #[rustfmt::skip]
 mod enums;
 mod epilogue;
 mod field_error;
 mod generation;
 mod head_shape;
+mod json;
 mod low_rank;
 mod named;
 mod outputs;
@@ -32,6 +34,7 @@ pub use attention::{AttentionParams, AttentionRow};
 pub use block::{BlockCopy, BlockId, HostBlockId};
 pub use device::Device;
 pub use dtype::f16_to_f32;
+pub use engine_config::EngineConfig;
 pub use enums::{
     Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
     ReasoningParser, Speculation, ToolParser, Unread, WeightType,
@@ -40,6 +43,7 @@ pub use epilogue::Epilogue;
 pub use field_error::FieldError;
 pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
+pub use json::Json;
 pub use low_rank::{LowRankShape, LowRankUpdate, PackedAdapter};
 pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};

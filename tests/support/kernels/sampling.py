@@ -17,42 +17,54 @@ NONE = 2**32 - 1
 TILE, SPAN, BLOCK_IDS = 128, 512, 4096
 LIST = 16
 
-IS_PROCESSED, IS_GREEDY, HAS_ALLOWED, HAS_STOPS, IS_SUPPRESSED = 1, 2, 4, 8, 16
-IS_COUNTED, IS_RECORDED, COUNTS_PROMPT, HAS_LOGPROBS, HAS_RAW_LOGPROBS = 32, 64, 128, 256, 512
-
 WORD, FLOAT = np.uint32, np.float32
 
+# begin generated: Entry
+# fmt: off
+IS_PROCESSED = 1
+IS_GREEDY = 2
+HAS_ALLOWED = 4
+HAS_STOPS = 8
+IS_SUPPRESSED = 16
+IS_COUNTED = 32
+IS_RECORDED = 64
+COUNTS_PROMPT = 128
+HAS_LOGPROBS = 256
+HAS_RAW_LOGPROBS = 512
 #: ``Entry`` of ``cuda/sample.cuh``.
 ENTRY = np.dtype(
     [
         ("seed", np.uint64),
-        ("row", WORD),
-        ("slot", WORD),
-        ("index", WORD),
-        ("draft", WORD),
-        ("given", WORD),
-        ("mask", WORD),
-        ("processed", WORD),
-        ("position", WORD),
-        ("length", WORD),
-        ("flags", WORD),
-        ("factor", FLOAT),
-        ("top_n_sigma", FLOAT),
-        ("top_k", WORD),
-        ("top_p", FLOAT),
-        ("min_p", FLOAT),
-        ("typical_p", FLOAT),
-        ("repetition_penalty", FLOAT),
-        ("frequency_penalty", FLOAT),
-        ("presence_penalty", FLOAT),
-        ("no_repeat_ngram_size", WORD),
-        ("num_biases", WORD),
-        ("num_sequences", WORD),
-        ("num_top", WORD),
-        ("first_top", WORD),
+        ("row", np.uint32),
+        ("slot", np.uint32),
+        ("index", np.uint32),
+        ("draft", np.uint32),
+        ("given", np.uint32),
+        ("mask", np.uint32),
+        ("processed", np.uint32),
+        ("position", np.uint32),
+        ("length", np.uint32),
+        ("flags", np.uint32),
+        ("factor", np.float32),
+        ("top_n_sigma", np.float32),
+        ("top_k", np.uint32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("typical_p", np.float32),
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("no_repeat_ngram_size", np.uint32),
+        ("num_biases", np.uint32),
+        ("num_sequences", np.uint32),
+        ("num_top", np.uint32),
+        ("first_top", np.uint32),
     ],
     align=True,
 )
+# fmt: on
+# end generated: Entry
+
 #: ``Result`` of ``cuda/sample.cuh``.
 RESULT = np.dtype(
     [

@@ -1,8 +1,8 @@
-//! The configuration of an engine as a caller gives it.
+//! The options of an engine as a caller gives them.
 
-#[rustfmt::skip]
-mod engine_config;
 mod quantization;
 mod readers;
+#[rustfmt::skip]
+mod set;
 
-pub use engine_config::EngineConfig;
+pub use set::set;

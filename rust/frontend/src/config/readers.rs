@@ -1,10 +1,10 @@
 //! Readers of the fields whose form does not follow from their type.
 
-pub use penstock_types::Device;
+use penstock_types::{Device, Json};
 
 pub use super::quantization::read_quantization;
 use crate::field::{Field, Read, ReadError};
-use crate::params::Json;
+use crate::params::read_json;
 use crate::value::{Kind, Value};
 
 /// Linux has at most 1024 nodes.
@@ -21,14 +21,14 @@ pub fn read_device<V: Value>(field: Field, value: &V) -> Read<Device, V> {
         .ok_or_else(|| field.refuse(value, "'auto', 'cpu', 'cuda', or 'cuda:1' with another index"))
 }
 
-pub fn read_numa_nodes<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<u32>, V> {
-    let read = |field: Field, node: &V| field.integer(node, 0..=MAX_NUMA_NODE).map(|node| node as u32);
+pub fn read_numa_nodes<V: Value>(field: Field, value: &V, max_items: usize) -> Read<Vec<usize>, V> {
+    let read = |field: Field, node: &V| field.integer(node, 0..=MAX_NUMA_NODE).map(|node| node as usize);
     field.items(value, max_items, "nodes", "a sequence of NUMA nodes (integers from 0)", read)
 }
 
 pub fn read_overrides<V: Value>(field: Field, value: &V) -> Read<Json, V> {
     match value.kind() {
-        Kind::Map => Json::read(field, value),
+        Kind::Map => read_json(field, value),
         _ => Err(field.refuse(value, "a mapping of names in config.json to values")),
     }
 }

@@ -3,6 +3,8 @@
 
 use std::fmt::Write;
 
+use penstock_types::Json;
+
 use crate::field::{Field, Read, ReadError};
 use crate::value::{Kind, Value};
 
@@ -11,17 +13,11 @@ const MAX_BYTES: usize = 1 << 20;
 /// Maximum nesting of arrays and objects.
 const MAX_DEPTH: usize = 64;
 
-/// A JSON text.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Json(pub String);
-
-impl Json {
-    /// The text of `value`, which is part of the value of `field`.
-    pub fn read<V: Value>(field: Field, value: &V) -> Read<Self, V> {
-        let mut text = String::new();
-        write(field, value, MAX_DEPTH, &mut text)?;
-        Ok(Self(text))
-    }
+/// The text of `value`, which is part of the value of `field`.
+pub fn read_json<V: Value>(field: Field, value: &V) -> Read<Json, V> {
+    let mut text = String::new();
+    write(field, value, MAX_DEPTH, &mut text)?;
+    Ok(Json(text))
 }
 
 /// Appends the text of `value`, which may have `depth` more levels.

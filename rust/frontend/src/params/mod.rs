@@ -18,7 +18,7 @@ mod structured;
 #[cfg(test)]
 mod tests;
 
-pub use json::Json;
+pub(crate) use json::read_json;
 pub use readers::LogitBias;
 pub use resolve::{ModelLimits, ResolvedParams};
 pub use sampling_params::SamplingParams;

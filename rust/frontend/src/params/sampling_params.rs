@@ -183,7 +183,7 @@ impl SamplingParams {
     /// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.
     #[allow(clippy::too_many_lines)]
     pub fn set<V: Value>(&mut self, name: &str, value: Option<&V>) -> Read<bool, V> {
-        let default = Self::default;
+        let default = SamplingParams::default;
         match (name, value) {
             ("n", None) => self.n = default().n,
             ("n", Some(value)) => {

@@ -1,8 +1,10 @@
 //! `response_format`, `tools` and `tool_choice`, in the format of OpenAI's API. The caller gets back the JSON that was
 //! passed.
 
+use penstock_types::Json;
+
 use super::close_schema::{Closing, close_schema};
-use super::json::Json;
+use super::json::read_json;
 use crate::field::{Field, Read, ReadError};
 use crate::value::{Kind, Value};
 
@@ -74,7 +76,7 @@ impl ResponseFormat {
             Some("json_object") => ResponseKind::JsonObject,
             Some("json_schema") => read_schema(field, value)?,
             _ if is_schema(value)? => {
-                let json = Json::read(field, value)?;
+                let json = read_json(field, value)?;
                 let schema = Json(close_schema(&json.0, Closing::Default));
                 let kind = ResponseKind::JsonSchema { schema, ignores_unsupported: false };
                 return Ok(Self { kind, json });
@@ -83,7 +85,7 @@ impl ResponseFormat {
         };
         let is_schema = matches!(kind, ResponseKind::JsonSchema { .. });
         check_keys(field, value, if is_schema { &["type", "json_schema"] } else { &["type"] })?;
-        Ok(Self { kind, json: Json::read(field, value)? })
+        Ok(Self { kind, json: read_json(field, value)? })
     }
 
     /// Whether it constrains the output.
@@ -206,7 +208,7 @@ fn read_schema<V: Value>(field: Field, format: &V) -> Read<ResponseKind, V> {
     if schema.kind() != Kind::Map {
         return Err(refuse());
     }
-    let schema = Json(close_schema(&Json::read(field, &schema)?.0, closing));
+    let schema = Json(close_schema(&read_json(field, &schema)?.0, closing));
     Ok(ResponseKind::JsonSchema { schema, ignores_unsupported })
 }
 
@@ -241,7 +243,7 @@ impl Tools {
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(field.refuse(value, format!("tools with different names ({} occurs twice)", pair[0])));
         }
-        Ok(Self { functions, json: Json::read(field, value)? })
+        Ok(Self { functions, json: read_json(field, value)? })
     }
 
     /// Whether a tool has this name.
@@ -265,7 +267,7 @@ impl Function {
         let closing = closing(field, &function)?;
         let parameters = match get(&function, "parameters")? {
             Some(parameters) if parameters.kind() == Kind::Map => {
-                close_schema(&Json::read(field, &parameters)?.0, closing)
+                close_schema(&read_json(field, &parameters)?.0, closing)
             }
             Some(other) if other.kind() != Kind::Null => {
                 return Err(field.refuse(&other, "tools whose parameters are a JSON schema"));
@@ -300,7 +302,7 @@ impl ToolChoice {
         }
         let function = function_of(value)?.ok_or_else(refuse)?;
         let name = field.text_within(&get(&function, "name")?.ok_or_else(refuse)?, MAX_NAME_CHARS)?;
-        Ok(Self::Function { name, json: Json::read(field, value)? })
+        Ok(Self::Function { name, json: read_json(field, value)? })
     }
 
     /// Whether the output has to call a tool.

@@ -56,10 +56,10 @@ impl ModelFormats {
 
 #[cfg(test)]
 mod tests {
-    use penstock_types::Named;
+    use penstock_types::{Json, Named};
 
     use super::*;
-    use crate::params::{Function, Json, Tools};
+    use crate::params::{Function, Tools};
 
     const TEMPLATE: &str = r#"<think> <tool_call>{"name": "f", "arguments": {}}</tool_call>"#;
 

@@ -104,9 +104,10 @@ fn quoted(literal: &str) -> String {
 #[cfg(test)]
 mod tests {
     use penstock_text::parsers::{ReasoningFormat, ToolFormat};
+    use penstock_types::Json;
 
     use super::*;
-    use crate::params::{Json, ResponseFormat};
+    use crate::params::ResponseFormat;
 
     const HERMES: OutputFormats = OutputFormats {
         reasoning: Some((ReasoningFormat::ThinkTags, false)),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use penstock_engine::Port;
 use penstock_frontend::output::{Choice, ChoiceEnd, Milestone, StopReason};
-use penstock_frontend::params::{Function, Json, SamplingParams, Tools};
+use penstock_frontend::params::{Function, SamplingParams, Tools};
 use penstock_frontend::prompt::Mode;
+use penstock_types::Json;
 
 use crate::support::{END, THINK, bytes, only, saying, wait, with_model};
 

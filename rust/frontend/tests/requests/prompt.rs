@@ -2,8 +2,9 @@
 
 use penstock_engine::{Port, StartError};
 use penstock_frontend::Error;
-use penstock_frontend::params::{Json, ResponseFormat, ResponseKind, SamplingParams};
+use penstock_frontend::params::{ResponseFormat, ResponseKind, SamplingParams};
 use penstock_frontend::prompt::{Mode, Prompt};
+use penstock_types::Json;
 
 use crate::support::{END, Setup, VOCABULARY_SIZE, bytes, saying};
 

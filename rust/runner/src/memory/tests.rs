@@ -18,7 +18,7 @@ pub(crate) fn large_model() -> ModelConfig {
 }
 
 pub(crate) fn backend() -> DefaultBackend {
-    let config = EngineConfig { threads: Some(1), ..EngineConfig::default() };
+    let config = EngineConfig { threads: Some(1), ..EngineConfig::default() }.into();
     backend::open_cpu(&config, crate::Host::default().device()).expect("a thread").0
 }
 

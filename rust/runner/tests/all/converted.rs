@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use penstock_checkpoint::{Checkpoint, Conversion, ConvertedWriter, FusedMatrix, NewTensor};
-use penstock_runner::{EngineConfig, Host, LaunchError, convert, logits};
+use penstock_runner::{Host, LaunchError, convert, logits};
 use penstock_types::{
-    Activations, Auto, CodeBits, Dtype, Grid, Minimum, ScaleFormat, WeightFormat, WeightType,
+    Activations, Auto, CodeBits, Dtype, EngineConfig, Grid, Minimum, ScaleFormat, WeightFormat, WeightType,
 };
 
 use crate::common::TinyModel;
@@ -45,12 +45,17 @@ impl Drop for Scratch {
 }
 
 fn config(quantization: Option<WeightType>) -> EngineConfig {
-    EngineConfig { threads: Some(2), quantization: Auto(quantization).into(), ..EngineConfig::default() }
+    EngineConfig {
+        threads: Some(2),
+        quantization: Auto(quantization).into(),
+        prefix_cache: false,
+        ..EngineConfig::default()
+    }
 }
 
 fn write(model: &TinyModel, quantization: Option<WeightType>, output: &Path) -> Result<(), LaunchError> {
     let checkpoint = Checkpoint::open(model.path()).unwrap();
-    convert(&checkpoint, &config(quantization), &Host::default(), output, false, &mut |_, _| {
+    convert(&checkpoint, &config(quantization).into(), &Host::default(), output, false, &mut |_, _| {
         ControlFlow::Continue(())
     })
 }
@@ -92,9 +97,10 @@ fn mapped_weights_are_counted_but_not_in_the_arena() {
     write(&model, None, &path).unwrap();
     let config = EngineConfig { kv_cache_blocks: Some(32), max_model_len: Some(256), ..config(None) };
     let launch = |checkpoint: &Checkpoint, config: &EngineConfig| {
-        let (_, info) = penstock_runner::launch(checkpoint, config, &Host::default(), &mut |_, _| {
-            ControlFlow::Continue(())
-        })?;
+        let (_, info) =
+            penstock_runner::launch(checkpoint, &config.clone().into(), &Host::default(), &mut |_, _| {
+                ControlFlow::Continue(())
+            })?;
         Ok::<_, LaunchError>(info.memory)
     };
     let (_, direct) = model.launch(&config).unwrap();
@@ -125,13 +131,17 @@ fn options_that_contradict_the_conversion_are_errors() {
         "quantization=int4 is not allowed: it must be auto or int8, as the model was converted"
     );
     assert_eq!(
-        error(EngineConfig { dtype: Some(Dtype::Bf16), ..config(None) }),
+        error(EngineConfig { dtype: Auto(Some(Dtype::Bf16)), ..config(None) }),
         "dtype=bfloat16 is not allowed: it must be auto or float32, the type of the converted model"
     );
-    let again =
-        convert(&converted, &config(None), &Host::default(), &scratch.path("again"), false, &mut |_, _| {
-            ControlFlow::Continue(())
-        });
+    let again = convert(
+        &converted,
+        &config(None).into(),
+        &Host::default(),
+        &scratch.path("again"),
+        false,
+        &mut |_, _| ControlFlow::Continue(()),
+    );
     assert!(again.unwrap_err().to_string().ends_with("is converted already; convert the original model"));
     assert_eq!(scratch.names(), ["model"]);
 }
@@ -141,9 +151,14 @@ fn output_that_exists_is_refused_unless_it_is_overwritten() {
     let (model, scratch) = (TinyModel::write(), Scratch::new("output"));
     let checkpoint = Checkpoint::open(model.path()).unwrap();
     let run = |name: &str, overwrite| {
-        convert(&checkpoint, &config(None), &Host::default(), &scratch.path(name), overwrite, &mut |_, _| {
-            ControlFlow::Continue(())
-        })
+        convert(
+            &checkpoint,
+            &config(None).into(),
+            &Host::default(),
+            &scratch.path(name),
+            overwrite,
+            &mut |_, _| ControlFlow::Continue(()),
+        )
     };
     run("model", false).unwrap();
     let error = run("model", false).unwrap_err().to_string();
@@ -183,7 +198,7 @@ fn names_left_by_a_killed_process_are_skipped() {
     }
     for output in ["model", "model.tar"] {
         let path = scratch.path(output);
-        convert(&checkpoint, &config(None), &Host::default(), &path, false, &mut |_, _| {
+        convert(&checkpoint, &config(None).into(), &Host::default(), &path, false, &mut |_, _| {
             ControlFlow::Continue(())
         })
         .unwrap();
@@ -197,11 +212,17 @@ fn cancelled_or_failed_conversion_leaves_nothing() {
     let checkpoint = Checkpoint::open(model.path()).unwrap();
     for name in ["model", "model.tar"] {
         let mut calls = 0;
-        let cancelled =
-            convert(&checkpoint, &config(None), &Host::default(), &scratch.path(name), false, &mut |_, _| {
+        let cancelled = convert(
+            &checkpoint,
+            &config(None).into(),
+            &Host::default(),
+            &scratch.path(name),
+            false,
+            &mut |_, _| {
                 calls += 1;
                 if calls == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
+            },
+        );
         assert!(matches!(cancelled, Err(LaunchError::Cancelled)));
         assert_eq!(scratch.names(), [""; 0]);
     }

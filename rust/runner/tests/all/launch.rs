@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use penstock_engine::Port;
-use penstock_runner::{EngineConfig, LaunchError};
-use penstock_types::{Dtype, PreemptionMode};
+use penstock_runner::LaunchError;
+use penstock_types::{Auto, Dtype, EngineConfig, PreemptionMode};
 
 use crate::common::{LAYERS, LONGEST, TinyModel, VOCABULARY, request, run};
 
@@ -13,7 +13,7 @@ use crate::common::{LAYERS, LONGEST, TinyModel, VOCABULARY, request, run};
 const BLOCK: u64 = 16 * 2 * 2 * 16 * 4 * LAYERS as u64;
 
 fn config() -> EngineConfig {
-    EngineConfig { threads: Some(1), max_num_seqs: Some(4), ..EngineConfig::default() }
+    EngineConfig { threads: Some(1), max_num_seqs: Some(4), prefix_cache: false, ..EngineConfig::default() }
 }
 
 #[test]
@@ -24,17 +24,16 @@ fn kv_cache_has_the_useful_size_twice_with_prefix_cache() {
     assert_eq!((engine.limits().num_blocks, info.memory.kv_cache), (blocks, blocks as u64 * BLOCK));
     assert_eq!((engine.limits().host_blocks, info.host_tier, info.memory.host_cache), (0, None, 0));
     let ttl = Some(Duration::from_secs(300));
-    let (engine, _) = model.launch(&EngineConfig { prefix_cache_ttl: ttl, ..config() }).unwrap();
+    let (engine, _) = model.launch(&EngineConfig { prefix_cache: true, ..config() }).unwrap();
     assert_eq!((engine.limits().num_blocks, engine.limits().prefix_cache_ttl), (2 * blocks, ttl));
 }
 
 #[test]
 fn host_tier_is_measured_and_disabled_if_it_is_not_faster() {
     let model = TinyModel::write();
-    let prefix_cache_ttl = Some(Duration::from_secs(300));
     let host_cache_bytes = Some(10 * BLOCK + 1);
     let (engine, info) =
-        model.launch(&EngineConfig { prefix_cache_ttl, host_cache_bytes, ..config() }).unwrap();
+        model.launch(&EngineConfig { prefix_cache: true, host_cache_bytes, ..config() }).unwrap();
     let tier = info.host_tier.unwrap();
     assert!(tier.save_seconds > 0.0 && tier.load_seconds > 0.0 && tier.recompute_seconds > 0.0, "{tier:?}");
     assert_eq!(tier.keeps_prefixes, tier.load_seconds < tier.recompute_seconds, "{tier:?}");
@@ -57,7 +56,7 @@ fn host_tier_is_measured_and_disabled_if_it_is_not_faster() {
     assert_eq!(info.memory.host_cache, info.memory.kv_cache);
     assert_eq!(engine.limits().preemption_mode, preemption_mode);
     assert!(!engine.limits().host_prefixes && !info.host_tier.unwrap().keeps_prefixes, "no prefix cache");
-    let both = EngineConfig { preemption_mode, prefix_cache_ttl, ..config() };
+    let both = EngineConfig { preemption_mode, prefix_cache: true, ..config() };
     let (engine, info) = model.launch(&both).unwrap();
     assert_eq!(engine.limits().host_blocks, engine.limits().num_blocks, "swapping keeps the host tier");
     assert_eq!(engine.limits().host_prefixes, info.host_tier.unwrap().keeps_prefixes);
@@ -94,7 +93,7 @@ fn weight_bytes_are_exact() {
     let expected = 2 * padded(VOCABULARY * 64) + padded(64) + LAYERS as u64 * layer;
     let (_, info) = model.launch(&config()).unwrap();
     assert_eq!(info.memory.weights, expected);
-    let (_, half) = model.launch(&EngineConfig { dtype: Some(Dtype::Bf16), ..config() }).unwrap();
+    let (_, half) = model.launch(&EngineConfig { dtype: Auto(Some(Dtype::Bf16)), ..config() }).unwrap();
     assert!(half.memory.weights < expected * 3 / 5 && half.memory.kv_cache == info.memory.kv_cache / 2);
 }
 

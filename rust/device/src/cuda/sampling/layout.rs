@@ -5,6 +5,7 @@ use std::mem::size_of;
 use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Parameter};
 
+use super::entry::{Entry, flags};
 use crate::step::StepSpec;
 
 /// In an entry, there is no such value.
@@ -22,50 +23,6 @@ const USUAL_TOP: usize = 32;
 /// Rows of processed logits in a launch.
 const MOST_PROCESSED: usize = 4;
 const ALIGNMENT: usize = 256;
-
-pub(super) mod flags {
-    pub const IS_PROCESSED: u32 = 1;
-    pub const IS_GREEDY: u32 = 2;
-    pub const HAS_ALLOWED: u32 = 4;
-    pub const HAS_STOPS: u32 = 8;
-    pub const IS_SUPPRESSED: u32 = 16;
-    pub const IS_COUNTED: u32 = 32;
-    pub const IS_RECORDED: u32 = 64;
-    pub const COUNTS_PROMPT: u32 = 128;
-    pub const HAS_LOGPROBS: u32 = 256;
-    pub const HAS_RAW_LOGPROBS: u32 = 512;
-}
-
-/// `Entry`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(super) struct Entry {
-    pub seed: u64,
-    pub row: u32,
-    pub slot: u32,
-    pub index: u32,
-    pub draft: u32,
-    pub given: u32,
-    pub mask: u32,
-    pub processed: u32,
-    pub position: u32,
-    pub length: u32,
-    pub flags: u32,
-    pub factor: f32,
-    pub top_n_sigma: f32,
-    pub top_k: u32,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub typical_p: f32,
-    pub repetition_penalty: f32,
-    pub frequency_penalty: f32,
-    pub presence_penalty: f32,
-    pub no_repeat_ngram_size: u32,
-    pub num_biases: u32,
-    pub num_sequences: u32,
-    pub num_top: u32,
-    pub first_top: u32,
-}
 
 impl Entry {
     pub fn has(&self, flags: u32) -> bool {

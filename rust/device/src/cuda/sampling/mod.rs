@@ -6,6 +6,7 @@
 //!
 //! All memory is taken when the slots are allocated: lists have fixed sizes.
 
+mod entry;
 mod layout;
 mod slot;
 mod ticket;
@@ -23,7 +24,8 @@ use crate::arena::Region;
 use crate::error::DeviceError;
 use crate::sample::{SamplingBatch, SlotParams};
 use crate::step::StepSpec;
-use layout::{Admission, BLOCK_IDS, BatchArrays, Entry, NONE, RawResult, Sizes, Top, flags};
+use entry::{Entry, flags};
+use layout::{Admission, BLOCK_IDS, BatchArrays, NONE, RawResult, Sizes, Top};
 use slot::{Lists, Slot};
 pub use ticket::CudaTicket;
 use ticket::{BufferPool, PartBuffers, Waiter};

@@ -1,9 +1,9 @@
 //! The host's part of a slot: the parameters that every entry of it has, and the lists that are copied to the device.
 
-use bytemuck::Zeroable;
 use penstock_types::{LogprobsRequest, PenaltyScope, Sampling};
 
-use super::layout::{Bias, Entry, MOST_LISTED, NONE, Sizes, flags};
+use super::entry::{Entry, flags};
+use super::layout::{Bias, MOST_LISTED, NONE, Sizes};
 use crate::error::DeviceError;
 use crate::sample::{SamplingEntry, SlotParams, factor, has_penalty, is_greedy};
 
@@ -24,18 +24,9 @@ impl Slot {
             seed: params.seed,
             flags: plain_flags(params),
             factor: factor(sampling),
-            top_n_sigma: sampling.top_n_sigma,
-            top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            typical_p: sampling.typical_p,
-            repetition_penalty: sampling.repetition_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            presence_penalty: sampling.presence_penalty,
-            no_repeat_ngram_size: sampling.no_repeat_ngram_size,
             num_biases: lists.biases.len() as u32,
             num_sequences: lists.num_sequences as u32,
-            ..Entry::zeroed()
+            ..Entry::with_sampling(sampling)
         };
         Self {
             plain,

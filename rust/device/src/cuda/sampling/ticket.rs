@@ -10,7 +10,8 @@ use std::thread::{self, JoinHandle};
 use bytemuck::{cast_slice, from_bytes};
 use penstock_cuda::{Context, Event, PinnedMemory};
 
-use super::layout::{Entry, IS_TOKEN, NO_CANDIDATES, RawResult, Sizes, Top, flags};
+use super::entry::{Entry, flags};
+use super::layout::{IS_TOKEN, NO_CANDIDATES, RawResult, Sizes, Top};
 use crate::cuda::pinned::{Counted, HostMemory};
 use crate::cuda::queue::Queue;
 use crate::cuda::{lost, start};

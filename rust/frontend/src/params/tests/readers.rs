@@ -1,8 +1,9 @@
 //! Types and ranges of the parameters.
 
+use penstock_types::Json;
 use serde_json::json;
 
-use super::super::{Json, ResponseKind, ToolChoice};
+use super::super::{ResponseKind, ToolChoice};
 use super::{params, read};
 use crate::params::SamplingParams;
 use crate::value::Value;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use penstock_device::DeviceError;
 use penstock_device::cpu::Cpu;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, Request};
-use penstock_runner::EngineConfig;
+use penstock_types::EngineConfig;
 use penstock_types::Sampling;
 
 use super::async_cpu::{AsyncCpu, Control};
@@ -18,12 +18,12 @@ use crate::common::{TinyModel, request};
 const TOKENS: usize = 60;
 
 fn config() -> EngineConfig {
-    EngineConfig { threads: Some(2), max_num_seqs: Some(4), ..EngineConfig::default() }
+    EngineConfig { threads: Some(2), max_num_seqs: Some(4), prefix_cache: false, ..EngineConfig::default() }
 }
 
 fn engine() -> (Engine, Arc<Control>) {
     let (device, control) = AsyncCpu::new(2);
-    (TinyModel::write().launch_on(device, &config()).unwrap().0, control)
+    (TinyModel::write().launch_on(device, &config().into()).unwrap().0, control)
 }
 
 /// Four requests with the longest outputs.
@@ -100,7 +100,7 @@ fn submitted_ahead(requests: Vec<Request>) -> (usize, usize, Vec<Vec<u32>>) {
 }
 
 fn on_cpu(requests: Vec<Request>) -> Vec<Vec<u32>> {
-    let engine = TinyModel::write().launch_on(Cpu::new(2).unwrap(), &config()).unwrap().0;
+    let engine = TinyModel::write().launch_on(Cpu::new(2).unwrap(), &config().into()).unwrap().0;
     Running::start(&engine, requests).read_to_end()
 }
 
@@ -108,7 +108,7 @@ fn on_cpu(requests: Vec<Request>) -> Vec<Vec<u32>> {
 fn warm_up_of_large_steps_computes_few_rows() {
     let (device, control) = AsyncCpu::new(2);
     let config = EngineConfig { max_num_seqs: Some(64), max_num_batched_tokens: Some(512), ..config() };
-    TinyModel::write().launch_on(device, &config).unwrap();
+    TinyModel::write().launch_on(device, &config.into()).unwrap();
     let rows = control.num_rows.load(SeqCst);
     assert!((1..50).contains(&rows), "{rows} rows in all matrix products");
 }
@@ -146,7 +146,7 @@ fn grammars_and_processors_delay_only_the_next_sampling() {
 fn prompt_chunk_is_in_flight_until_the_device_has_computed_it() {
     let (device, control) = AsyncCpu::new(2);
     let config = EngineConfig { max_num_batched_tokens: Some(16), ..config() };
-    let engine = TinyModel::write().launch_on(device, &config).unwrap().0;
+    let engine = TinyModel::write().launch_on(device, &config.into()).unwrap().0;
     control.hold();
     let before = control.num_steps.load(SeqCst);
     let running = Running::start(&engine, vec![request(1, 200, 4)]);

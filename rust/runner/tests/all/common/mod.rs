@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use penstock_checkpoint::Checkpoint;
 use penstock_device::Backend;
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Limits, Port, Request};
-use penstock_runner::{BareRunner, DeviceInfo, EngineConfig, Host, LaunchError, ModelInfo};
-use penstock_types::{Device, Sampling};
+use penstock_runner::{BareRunner, DeviceInfo, Host, LaunchConfig, LaunchError, ModelInfo};
+use penstock_types::{Device, EngineConfig, Sampling};
 use serde_json::{Value, json};
 
 pub const VOCABULARY: usize = 320;
@@ -45,7 +45,7 @@ impl TinyModel {
     pub fn open_on<B: Backend>(
         &self,
         backend: B,
-        config: &EngineConfig,
+        config: &LaunchConfig,
     ) -> Result<(BareRunner<B>, Limits), LaunchError> {
         BareRunner::open_on(backend, DEVICE, &Checkpoint::open(&self.0).unwrap(), config)
     }
@@ -53,16 +53,17 @@ impl TinyModel {
     pub fn launch_on<B: Backend>(
         &self,
         backend: B,
-        config: &EngineConfig,
+        config: &LaunchConfig,
     ) -> Result<(Engine, ModelInfo), LaunchError> {
         penstock_engine::check_when_idle();
         penstock_runner::launch_on(backend, DEVICE, &Checkpoint::open(&self.0).unwrap(), config)
     }
 
-    pub fn launch(&self, config: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {
+    pub fn launch(&self, options: &EngineConfig) -> Result<(Engine, ModelInfo), LaunchError> {
         penstock_engine::check_when_idle();
         let checkpoint = Checkpoint::open(&self.0).unwrap();
-        penstock_runner::launch(&checkpoint, config, &Host::default(), &mut |_, _| ControlFlow::Continue(()))
+        let config = options.clone().into();
+        penstock_runner::launch(&checkpoint, &config, &Host::default(), &mut |_, _| ControlFlow::Continue(()))
     }
 }
 

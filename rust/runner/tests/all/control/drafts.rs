@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_engine::Request;
-use penstock_runner::EngineConfig;
+use penstock_types::EngineConfig;
 
 use super::rules::{Fault, Thirds, with_everything};
 use super::steps::{Row, Sequence, Steps, bits_of};
@@ -58,7 +58,7 @@ fn rows_with_drafts_can_span_tiles() {
         max_num_batched_tokens: Some(100),
         ..EngineConfig::default()
     };
-    let mut steps = Steps::new(&config);
+    let mut steps = Steps::new(config);
     let requests = || {
         (0..4).map(|number| {
             let grammar = (number % 2 == 0).then(|| Arc::new(Thirds(Fault::Never)) as _);

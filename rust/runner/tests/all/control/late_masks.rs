@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use penstock_engine::request::{Grammar, GrammarState};
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, Request};
-use penstock_runner::{EngineConfig, Faults};
+use penstock_runner::{Faults, LaunchConfig};
+use penstock_types::EngineConfig;
 
 use super::device;
 use super::rules::{Fault, Thirds};
@@ -184,13 +185,9 @@ fn late_failure_of_a_grammar_ends_its_request() {
 }
 
 fn engine(mask_wait: Duration) -> Engine {
-    let config = EngineConfig {
-        threads: Some(2),
-        max_num_seqs: Some(8),
-        prefix_cache_ttl: Some(Duration::from_secs(300)),
-        faults: Faults { mask_wait: Some(mask_wait), ..Faults::default() },
-        ..EngineConfig::default()
-    };
+    let options = EngineConfig { threads: Some(2), max_num_seqs: Some(8), ..EngineConfig::default() };
+    let faults = Faults { mask_wait: Some(mask_wait), ..Faults::default() };
+    let config = LaunchConfig { faults, ..options.into() };
     TinyModel::write().launch_on(device(2), &config).unwrap().0
 }
 

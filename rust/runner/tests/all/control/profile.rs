@@ -1,7 +1,7 @@
 //! The profile of an engine's device.
 
 use penstock_engine::{Port, Request};
-use penstock_runner::EngineConfig;
+use penstock_types::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::common::{HIDDEN, LAYERS, TinyModel, VOCABULARY, request, run};

@@ -2,7 +2,7 @@
 
 use penstock_checkpoint::Checkpoint;
 use penstock_engine::{PromptPosition, Request};
-use penstock_runner::EngineConfig;
+use penstock_types::EngineConfig;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use super::steps::{Row, Sequence, Steps, bits_of};

@@ -8,7 +8,8 @@ use penstock_device::DeviceError;
 use penstock_engine::{
     Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
 };
-use penstock_runner::{BareRunner, EngineConfig, Faults};
+use penstock_runner::{BareRunner, Faults, LaunchConfig};
+use penstock_types::EngineConfig;
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use super::{Device, device};
@@ -80,13 +81,13 @@ pub struct Steps {
 }
 
 impl Steps {
-    pub fn new(config: &EngineConfig) -> Self {
-        Self::open(device(2), config, Duration::MAX)
+    pub fn new(options: EngineConfig) -> Self {
+        Self::open(device(2), options, Duration::MAX)
     }
 
-    fn open(device: Device, config: &EngineConfig, mask_wait: Duration) -> Self {
-        let faults = Faults { mask_wait: Some(mask_wait), ..config.faults };
-        let config = EngineConfig { faults, ..config.clone() };
+    fn open(device: Device, options: EngineConfig, mask_wait: Duration) -> Self {
+        let faults = Faults { mask_wait: Some(mask_wait), ..Faults::default() };
+        let config = LaunchConfig { faults, ..options.into() };
         let (runner, limits) = TinyModel::write().open_on(device, &config).unwrap();
         Self { runner, limits, freed: vec![] }
     }
@@ -97,12 +98,12 @@ impl Steps {
     }
 
     pub fn of_four_on(device: Device) -> Self {
-        Self::open(device, &four_slots(), Duration::MAX)
+        Self::open(device, four_slots(), Duration::MAX)
     }
 
     /// The same, with steps that do not wait for masks.
     pub fn of_four_that_do_not_wait() -> Self {
-        Self::open(device(2), &four_slots(), Duration::ZERO)
+        Self::open(device(2), four_slots(), Duration::ZERO)
     }
 
     /// Refuses memory for the details of a row from this number of values on.

@@ -1,10 +1,9 @@
 //! Everything together: requests do not influence others in the batch or in their slot.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, PromptPosition, Request, Token};
-use penstock_runner::EngineConfig;
+use penstock_types::{EngineConfig, Speculation};
 use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 
 use super::device;
@@ -92,11 +91,11 @@ fn engine(num_speculative_tokens: usize) -> Engine {
         threads: Some(2),
         max_num_seqs: Some(32),
         max_num_batched_tokens: Some(100),
-        prefix_cache_ttl: Some(Duration::from_secs(300)),
+        speculation: (num_speculative_tokens > 0).then_some(Speculation::Ngram),
         num_speculative_tokens: (num_speculative_tokens > 0).then_some(num_speculative_tokens),
         ..EngineConfig::default()
     };
-    TinyModel::write().launch_on(device(2), &config).unwrap().0
+    TinyModel::write().launch_on(device(2), &config.into()).unwrap().0
 }
 
 #[test]
