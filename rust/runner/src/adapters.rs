@@ -1,4 +1,7 @@
 //! Adapters: the memory that they may take, and loading one for an engine.
+//!
+//! A loaded adapter is in host memory once. The CPU uses it there, so `adapter_cache_bytes` is in the memory plan but not
+//! in the arena. Another device copies an adapter into its arena when it is put on the device.
 
 use std::fmt;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! The device thread: launches plans in order and returns each when it is finished.
 //!
 //! Up to [`DEPTH`] steps are in flight. A queued plan is launched without waiting for the tokens of the step before it,
-//! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread
-//! continues. Once the device is lost, every step ends with the loss, and the backend is not called again.
+//! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread flushes
+//! the operations that the step has submitted and continues. Once the device is lost, every step ends with the loss, and
+//! the backend is not called again.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,7 +9,8 @@ use crate::budget::display_bytes;
 /// The compute threads and the memory that engines share.
 ///
 /// Engines whose threads do not fit the CPUs together take turns, a step each, in the order in which the steps are
-/// ready. The memory of an engine is counted in full when it is opened, also the part that was not used yet.
+/// ready. Engines plan their memory one after the other. The memory of an engine is counted in full when it is opened,
+/// also the part that was not used yet.
 #[derive(Debug, Default)]
 pub struct Host {
     device: Arc<DefaultHost>,

@@ -3,6 +3,10 @@
 //! A grammar goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its masks filled
 //! in. In between it belongs to that thread alone. Grammars that are expected to take long have a queue of their own,
 //! in which clients take turns: the threads prefer the others, and no step waits for them while it has other rows.
+//!
+//! A step waits for the other masks about as long as it has computed before. A row whose mask is late is deferred: it
+//! returns no token, its grammar stays with its thread, and the engine discards the rows behind it and plans its last
+//! token again.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

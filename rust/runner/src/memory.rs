@@ -1,5 +1,7 @@
 //! The memory plan: weights, workspace and adapters first, then the KV cache and its host tier. Only arithmetic; the
 //! backend and the models define the sizes.
+//!
+//! Mapped weights are in the plan, but not in the arena; with `numa_nodes` they are copied into the arena.
 
 use penstock_device::{AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;

@@ -1,5 +1,8 @@
 //! The host's state of each slot: the request, its grammar and processors, and why it failed. All other state that
 //! sampling depends on is in the backend's slots.
+//!
+//! A slot is rebuilt when a sequence is admitted to it. A grammar that accepts the tokens of a preempted sequence again
+//! reaches the same state.
 
 use std::mem;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! Checksums of the weights: one for each chunk of the file, so that several threads compare them.
+//! Checksums of the weights: one for each chunk of the file, so that several threads compare them. They are compared
+//! before the weights are used.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,7 @@
 //! The completion of a step: its outputs are delivered, and the sequences that it ends leave.
+//!
+//! A failed step ends the sequences in it. Its copies between the KV cache and the host tier count as not made, unless
+//! the output says that they are done.
 
 use std::time::Instant;
 

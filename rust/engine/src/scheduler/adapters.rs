@@ -2,7 +2,8 @@
 //!
 //! An adapter is pinned while a sequence with it has a slot. It stays on the device afterwards until its room is
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
-//! the rows of the plan: so a row always finds its adapter, and never another one in its place.
+//! the rows of the plan: so a row always finds its adapter, and never another one in its place. A step that fails before
+//! its changes are made stops the engine.
 //!
 //! If the adapter of the first waiting sequence has no room, sequences without an adapter overtake it, and sequences
 //! with adapters that are loaded or have room. After [`OVERTAKING_STEPS`], only those adapters take more sequences that

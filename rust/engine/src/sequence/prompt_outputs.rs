@@ -1,4 +1,5 @@
-//! The positions of its prompt that a request gets outputs of, and the number of delivered ones.
+//! The positions of its prompt that a request gets outputs of, and the number of delivered ones. These positions are
+//! computed, never taken from the prefix cache.
 
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 //!
 //! Token ids and the length are checked by the rules of the engine (`stop.rs` there), which ends its own sequences.
 //! Stop strings are found in the text, on this side. If the same token completes a stop string and is a stop token, the
-//! string is reported.
+//! string is reported. The outputs of requests and the beams of a beam search share these rules.
 
 use std::sync::Arc;
 
