@@ -27,8 +27,8 @@ pub struct Description {
     pub bytes: u64,
     /// Number of elements by stored type, largest first. Types that cannot be read as weights are left out.
     pub storage: Vec<(String, u64)>,
-    /// The method and the parameters of a quantised Hugging Face checkpoint, such as "GPTQ, 4 bits, groups of 128", or the
-    /// quantised types of a GGUF file, such as "Q4_K, Q6_K", largest first.
+    /// The method and the parameters of a quantised Hugging Face checkpoint, such as "GPTQ, 4 bits, groups of 128", or
+    /// the quantised types of a GGUF file, such as "Q4_K, Q6_K", largest first.
     pub quantization: Option<String>,
 }
 

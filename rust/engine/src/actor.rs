@@ -18,8 +18,8 @@ use crate::request::StopCause;
 
 static CHECKS_WHEN_IDLE: AtomicBool = AtomicBool::new(false);
 
-/// Lets all engines of the process check their parts against each other whenever they are idle. That takes time for each
-/// cached block.
+/// Lets all engines of the process check their parts against each other whenever they are idle. That takes time for
+/// each cached block.
 #[cfg(feature = "testing")]
 pub fn check_when_idle() {
     CHECKS_WHEN_IDLE.store(true, Ordering::Relaxed); // nothing else depends on it

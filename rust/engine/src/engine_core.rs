@@ -30,7 +30,7 @@ use crate::sequence::{Arrival, GENERATED_AHEAD, SchedulingKey, Sequence};
 use crate::stats::SharedStats;
 use crate::step::{DEPTH, StepOutput, StepPlan};
 
-/// See the module. To be shut down before it is dropped.
+/// The state machine that the module describes. It must be shut down before it is dropped.
 pub struct EngineCore {
     limits: Limits,
     scheduler: Scheduler,
@@ -212,8 +212,8 @@ impl EngineCore {
         }
     }
 
-    /// Ends the cancelled sequences and resumes those whose consumers have read, if the flag of the cancel set was raised since
-    /// the last call; stops if the gate was closed. Removes expired prefixes.
+    /// Ends the cancelled sequences and resumes those whose consumers have read, if the flag of the cancel set was
+    /// raised since the last call; stops if the gate was closed. Removes expired prefixes.
     pub fn attend(&mut self, now: Instant) {
         if self.next_expiry().is_some_and(|expiry| expiry <= now) {
             self.scheduler.expire(now);

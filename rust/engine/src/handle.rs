@@ -90,13 +90,13 @@ impl Engine {
         Ok(Self { inner, process: Process::current() })
     }
 
-    /// A handle as the child of a fork has it.
+    /// A handle that behaves as in the child of a fork.
     #[cfg(any(test, feature = "testing"))]
     pub fn in_child(&self) -> Self {
         Self { inner: Arc::clone(&self.inner), process: self.process.in_child() }
     }
 
-    /// The limits it was started with.
+    /// The limits that the engine was started with.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
@@ -375,7 +375,7 @@ pub struct Consumer {
     cancelled: CancelFlag,
     letterbox: Letterbox,
     process: Process,
-    /// Until the last event is popped.
+    /// The memory for requested outputs, which stays reserved until the last event is popped.
     reservation: Option<Arc<Reservation>>,
 }
 
@@ -398,7 +398,7 @@ impl Consumer {
         event
     }
 
-    /// The consumer as the child of a fork has it.
+    /// A consumer that behaves as in the child of a fork.
     #[cfg(any(test, feature = "testing"))]
     pub fn in_child(mut self) -> Self {
         self.process = self.process.in_child();

@@ -24,11 +24,11 @@ impl Histogram {
 /// The most buckets of a histogram, that of the values above every bound included.
 const MAX_BUCKETS: usize = 32;
 
-/// The [`Histogram`] of the engine thread.
+/// A histogram that the engine thread fills and any thread reads.
 pub(crate) struct SharedHistogram {
     buckets: &'static [f64],
     counts: [AtomicU64; MAX_BUCKETS],
-    /// The bits of an `f64`.
+    /// The sum of the values, as the bits of an `f64`.
     sum: AtomicU64,
 }
 

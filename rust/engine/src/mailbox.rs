@@ -31,7 +31,7 @@ pub struct CancelSet {
 }
 
 impl Default for CancelSet {
-    /// Not raised.
+    /// An empty set, whose flag is not raised.
     fn default() -> Self {
         Self { raised: AtomicBool::new(false), keys: unbounded() }
     }
@@ -70,21 +70,21 @@ impl CancelSet {
 /// Whether the engine takes requests, and if not, why.
 pub struct Gate {
     is_open: AtomicBool,
-    /// Set before the gate closes.
+    /// The reason why it is closed, which is set before it closes.
     cause: OnceLock<StopCause>,
     /// The number of [`Hold`](crate::Hold)s.
     num_holds: AtomicUsize,
 }
 
 impl Default for Gate {
-    /// Open.
+    /// An open gate.
     fn default() -> Self {
         Self { is_open: AtomicBool::new(true), cause: OnceLock::new(), num_holds: AtomicUsize::new(0) }
     }
 }
 
 impl Gate {
-    /// Whether it was open a moment ago.
+    /// Whether the gate was open a moment ago; it may close at any time.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire) // pairs with the release in `close`: the cause is set
     }
@@ -111,7 +111,7 @@ impl Gate {
         self.num_holds.fetch_add(1, Ordering::Relaxed); // carries no data
     }
 
-    /// To be followed by a nudge.
+    /// Ends a hold. The caller sends a nudge afterwards.
     pub fn release(&self) {
         self.num_holds.fetch_sub(1, Ordering::Relaxed); // the nudge's message orders it before `is_held`
     }
@@ -121,7 +121,7 @@ impl Gate {
         self.num_holds.load(Ordering::Relaxed) > 0
     }
 
-    /// To be called after sending: if true, the message will be taken out.
+    /// Whether the engine will take out a message that was sent before this call.
     pub fn is_open_after_sending(&self) -> bool {
         fence(Ordering::SeqCst); // see `close`
         self.is_open.load(Ordering::Acquire) // see `is_open`
@@ -260,7 +260,7 @@ impl Letterbox {
         let _ = self.messages.send(Message::HoldAdapter(id));
     }
 
-    /// May wait, as `reset_prefix_cache`.
+    /// Ends a hold of an adapter. May wait, as `reset_prefix_cache`.
     pub(crate) fn release_adapter(&self, id: AdapterId) {
         let _ = self.messages.send(Message::ReleaseAdapter(id));
     }

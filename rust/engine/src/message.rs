@@ -25,7 +25,7 @@ pub enum Message {
     LoadAdapter(NewAdapter, Sender<Result<(), AdapterError>>),
     /// Keep an adapter until as many `ReleaseAdapter` have come, also if it is unloaded.
     HoldAdapter(AdapterId),
-    /// See `HoldAdapter`.
+    /// End one `HoldAdapter`.
     ReleaseAdapter(AdapterId),
     /// Take no more requests with an adapter, unless it is held; with a reason, end the open ones for it and ignore
     /// what holds it. The value is dropped when it is neither used nor held. An adapter can be unloaded again while its

@@ -34,7 +34,7 @@ impl Process {
         Self { num_forks: self.num_forks.wrapping_sub(1), ..self }
     }
 
-    /// An error in the child of a fork.
+    /// Returns an error in the child of a fork.
     pub fn check(self) -> Result<(), StopCause> {
         if self.is_current() { Ok(()) } else { Err(StopCause::Forked(self.id)) }
     }

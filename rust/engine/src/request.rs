@@ -70,9 +70,9 @@ pub struct Request {
     pub sampling: Sampling,
     /// Outputs besides the tokens.
     pub outputs: RequestedOutputs,
-    /// Constrains the output.
+    /// The grammar that constrains the output.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Called in this order.
+    /// The processors, which are called in this order.
     pub processors: Vec<Arc<dyn LogitsProcessor>>,
     /// Lower values are scheduled first and preempted last. They do not help against a full queue: see
     /// [`Rejection::Overloaded`].
@@ -167,8 +167,8 @@ pub enum FinishReason {
     Cancelled,
     /// It was preempted with `PreemptionMode::Interrupt`.
     Interrupted,
-    /// Its consumer did not read, and more than `max_paused` sequences were paused. It was the one paused for longest of
-    /// the client with the most.
+    /// Its consumer did not read, and more than `max_paused` sequences were paused. It was the one paused for longest
+    /// of the client with the most.
     Unread,
     /// Its step failed, with this message. Other requests continue.
     Failed(String),
@@ -205,15 +205,14 @@ pub struct CachedTokens {
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
-    /// The reason for its end.
     pub reason: FinishReason,
     /// Prompt tokens that the prefix cache had when the request was first scheduled.
     pub cached: CachedTokens,
-    /// From arrival to the first step that computed a token of it; zero if none did.
+    /// The time from arrival to the first step that computed a token of the request; zero if none did.
     pub queued: Duration,
-    /// From arrival to its first generated token; `None` if there was none.
+    /// The time from arrival to the first generated token; `None` if there was none.
     pub first_token: Option<Duration>,
-    /// From arrival to the end.
+    /// The time from arrival to the end.
     pub total: Duration,
 }
 
@@ -224,7 +223,7 @@ pub struct Token {
     pub id: u32,
     /// Natural logarithm of its probability; NaN unless requested.
     pub logprob: f32,
-    /// Other requested outputs.
+    /// The other outputs that were requested of this position.
     pub details: Option<Box<TokenDetails>>,
 }
 
@@ -234,7 +233,7 @@ impl Token {
         Self { id, logprob, details: None }
     }
 
-    /// Moves it out, with its details.
+    /// Takes the token with its details, and leaves it without.
     pub(crate) fn take(&mut self) -> Self {
         Self { details: self.details.take(), ..*self }
     }
@@ -245,12 +244,12 @@ impl Token {
 pub struct PromptPosition {
     /// Natural logarithm of the probability of the next prompt token; NaN unless requested, or if there is none.
     pub logprob: f32,
-    /// Other requested outputs.
+    /// The other outputs that were requested of this position.
     pub details: Option<Box<TokenDetails>>,
 }
 
 impl PromptPosition {
-    /// Moves it out, with its details.
+    /// Takes the position with its details, and leaves it without.
     pub(crate) fn take(&mut self) -> Self {
         Self { details: self.details.take(), ..*self }
     }
@@ -282,7 +281,7 @@ pub enum Event {
     Prompt(Vec<PromptPosition>),
     /// The next generated token.
     Token(Token),
-    /// Nothing follows.
+    /// The last event: nothing follows it.
     Finished(Finish),
 }
 
@@ -332,9 +331,9 @@ pub enum Rejection {
 /// The bound that a new request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overload {
-    /// `max_waiting`
+    /// More requests would wait than `max_waiting` allows.
     Waiting,
-    /// `max_unfinished`
+    /// More sequences would be unfinished than `max_unfinished` allows.
     Unfinished,
 }
 

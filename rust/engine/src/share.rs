@@ -1,4 +1,4 @@
-//! Shares of what the clients of an engine compete for.
+//! The bound of a client on something that is bounded for all clients together, such as the requests that wait.
 
 /// The bound for a client that has `own` of what `num_clients` have, and adds some: `limit`, which is that of all, or
 /// twice as much for a client with less than its share.

@@ -240,7 +240,7 @@ struct OverloadEntry {
     code: AtomicU8,
 }
 
-/// In codes: the client has an id.
+/// The bit of a code that says that the client has an id.
 const HAS_ID: u8 = 1;
 
 impl Overloads {
@@ -268,7 +268,7 @@ impl Overloads {
     }
 }
 
-/// No step is in flight.
+/// The value of `step_progress` while no step is in flight.
 const NO_STEP: u64 = u64::MAX;
 
 impl SharedStats {

@@ -58,7 +58,7 @@ pub enum AdapterChange {
     Load {
         /// Below `Limits::max_adapters`.
         number: u32,
-        /// The adapter.
+        /// The updates of the adapter.
         weights: Arc<PackedAdapter>,
     },
     /// Free a number.
@@ -79,7 +79,6 @@ pub struct Sample {
 /// A sequence that gets a slot. The executor forgets the slot's previous state.
 #[derive(Clone, Debug)]
 pub struct NewSequence {
-    /// The slot.
     pub slot: u32,
     /// The request of the sequence.
     pub request: Arc<Request>,
@@ -102,9 +101,9 @@ pub struct RowOutput {
     pub num_positions: u32,
     /// Range of [`StepOutput::forced`] with the only tokens the grammar allows next; the engine drafts them.
     pub forced: Range<u32>,
-    /// The row was computed, and its token is not sampled yet: the mask of its grammar was late. The engine computes the
-    /// last token of the row that is not a draft again, in a later step, and samples after it. A row that follows the
-    /// sample of a deferred row is deferred, too.
+    /// The row was computed, and its token is not sampled yet: the mask of its grammar was late. The engine computes
+    /// the last token of the row that is not a draft again, in a later step, and samples after it. A row that follows
+    /// the sample of a deferred row is deferred, too.
     pub is_deferred: bool,
     /// Set if the request of this row fails while the step succeeds; both counts are 0 then.
     pub failure: Option<String>,

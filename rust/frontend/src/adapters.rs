@@ -62,7 +62,7 @@ fn loaded(names: &[String], num_loaded: usize) -> String {
 pub enum AdapterLoadError<E> {
     /// Another adapter has the name.
     Conflict(Arc<Adapter>),
-    /// The caller did not wait.
+    /// The caller stopped waiting for another load of the name.
     Abandoned,
     /// The thread loads the name already.
     Nested,

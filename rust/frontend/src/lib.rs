@@ -1,10 +1,10 @@
 //! One request, from its parameters to its output. The interpreter is not known here.
 //!
-//! [`params`] reads and checks the parameters, refuses those that conflict, and resolves them with the model's defaults.
-//! [`prompt`] tokenises the prompt, compiles the grammar that the parameters ask for, and starts the request. [`output`]
-//! turns the engine's events into text, parsed content and results. [`selection`] has beam search, `best_of`, scores and
-//! embeddings, [`config`] the configuration of an engine. `definitions/` has an entry for each parameter, engine option,
-//! statistic and field of a result; tools/generate writes the code that repeats them.
+//! [`params`] reads and checks the parameters, refuses those that conflict, and resolves them with the model's
+//! defaults. [`prompt`] tokenises the prompt, compiles the grammar that the parameters ask for, and starts the request.
+//! [`output`] turns the engine's events into text, parsed content and results. [`selection`] has beam search,
+//! `best_of`, scores and embeddings, [`config`] the configuration of an engine. `definitions/` has an entry for each
+//! parameter, engine option, statistic and field of a result; tools/generate writes the code that repeats them.
 
 #![allow(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! Adapters: the memory that they may take, and loading one for an engine.
 //!
-//! A loaded adapter is in host memory once. The CPU uses it there, so `adapter_cache_bytes` is in the memory plan but not
-//! in the arena. Another device copies an adapter into its arena when it is put on the device.
+//! A loaded adapter is in host memory once. The CPU uses it there, so `adapter_cache_bytes` is in the memory plan but
+//! not in the arena. Another device copies an adapter into its arena when it is put on the device.
 
 use std::fmt;
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(crate) fn adapter_spec<B: Backend>(options: &EngineConfig, model: &ModelConf
     (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank, matrices })
 }
 
-/// Bytes of a weight file beside the weights.
+/// The most bytes of a weight file beside its weights.
 const MAX_HEADER: u64 = 16 << 20;
 
 /// The function that packs an adapter for a backend.

@@ -19,19 +19,19 @@ use crate::{CudaSettings, CudaUnavailable, LaunchConfig, LaunchError, NumaInfo};
 /// The devices of the PCI bus, a folder for each, with the files `vendor` and `class`.
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 const NVIDIA: &str = "0x10de";
-/// The first byte of a class of 24 bits; GPUs without outputs have it, too.
+/// The class of display controllers, the first byte of a PCI class of three. GPUs without outputs have it, too.
 const DISPLAY_CONTROLLER: &str = "0x03";
 
 /// The backend of the CPU, which also converts models.
 pub type DefaultBackend = Cpu;
-/// Threads and memory that its instances share.
+/// The threads and the memory that instances of the CPU backend share.
 pub(crate) type DefaultHost = CpuHost;
 
 /// The properties of a device that [`ModelInfo`](crate::ModelInfo) reports.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     pub device: Device,
-    /// Threads of the host.
+    /// The number of compute threads of the host.
     pub threads: usize,
     /// Instruction set of the kernels, as in `PENSTOCK_ISA`, or the architecture of CUDA kernels.
     pub isa: String,

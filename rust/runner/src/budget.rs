@@ -8,9 +8,9 @@ use crate::environment::MEMORY_LEFTOVER;
 /// The memory that the engine may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryBudget {
-    /// With a `memory_ratio` of 1.
+    /// The bytes that the engine may take with a `memory_ratio` of 1.
     pub usable: u64,
-    /// With the `memory_ratio` in effect.
+    /// The bytes that it may take with the `memory_ratio` in effect.
     pub limit: u64,
 }
 

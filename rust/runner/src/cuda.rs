@@ -52,16 +52,16 @@ pub struct CudaDevice {
 /// The reason why CUDA, a device or the compiler cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaUnavailable {
-    /// The driver or the device.
+    /// There is no driver, or it cannot use the device.
     #[error(transparent)]
     Device(#[from] Unavailable),
-    /// The compiler.
+    /// The compiler cannot be used.
     #[error(transparent)]
     Compiler(#[from] NvrtcError),
-    /// A setting.
+    /// A setting is not valid.
     #[error(transparent)]
     Setting(#[from] FieldError),
-    /// The folder of kernels.
+    /// The folder of kernels cannot be read.
     #[error("the kernels in {} cannot be read: {error}", .folder.display())]
     Kernels { folder: PathBuf, error: std::io::Error },
 }
@@ -80,7 +80,7 @@ pub(crate) struct UsableDevice {
     pub compiler: KernelCompiler,
 }
 
-/// The driver, its devices, the compiler and cuBLASLt.
+/// The report on the driver, its devices, the compiler and cuBLASLt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaInfo {
     pub driver_version: Option<String>,

@@ -2,8 +2,8 @@
 //!
 //! Up to [`DEPTH`] steps are in flight. A queued plan is launched without waiting for the tokens of the step before it,
 //! unless its sampling needs the host. A failure inside a step, a panic too, is that step's result; the thread flushes
-//! the operations that the step has submitted and continues. Once the device is lost, every step ends with the loss, and
-//! the backend is not called again.
+//! the operations that the step has submitted and continues. Once the device is lost, every step ends with the loss,
+//! and the backend is not called again.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -126,7 +126,7 @@ struct Device<R> {
 }
 
 impl<R> Device<R> {
-    /// A part of a step. Panics and errors are results; after a loss nothing is run.
+    /// Runs a part of a step. Panics and errors become results; after a loss nothing is run.
     fn run<T>(&mut self, run: impl FnOnce(&mut R) -> Result<T, DeviceError>) -> Result<T, StepError> {
         if let Some(reason) = &self.lost {
             return Err(StepError::DeviceLost(reason.clone()));

@@ -22,11 +22,11 @@ const KERNEL_ARCHIVE: &str = "PENSTOCK_KERNEL_ARCHIVE";
 /// The engines check all their parts whenever they are idle.
 #[cfg(feature = "testing")]
 const CHECK_INTEGRITY: &str = "PENSTOCK_CHECK_INTEGRITY";
-/// The driver reads it, too.
+/// The variable that selects the visible devices; the driver reads it, too.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// The second name is that of DashInfer.
+/// The variables that set `memory_ratio`. The second name is that of DashInfer.
 const MEMORY_RATIO: [&str; 2] = ["PENSTOCK_MEMORY_RATIO", "BFC_MEM_RATIO"];
-/// DashInfer's name; in mebibytes.
+/// The variable that sets `memory_leftover_bytes`, in mebibytes, by DashInfer's name.
 pub(crate) const MEMORY_LEFTOVER: &str = "BFC_LEFTOVER_MB";
 
 impl LaunchConfig {

@@ -34,7 +34,7 @@ pub(crate) struct FailingPosition {
 
 /// The state of a sequence in its grammar, and the masks of its next positions. After an error it must be dropped.
 pub(crate) struct SequenceGrammar {
-    /// The sequence's.
+    /// The lifetime of the sequence.
     lifetime: Weak<()>,
     /// The tokens that the sequence has generated.
     tokens: Vec<u32>,
@@ -50,7 +50,7 @@ pub(crate) struct SequenceGrammar {
     drafts: Vec<u32>,
     /// The bitmaps of the positions that can be sampled in the next step, one after the other.
     masks: Vec<u32>,
-    /// Words of a bitmap.
+    /// The number of words of a bitmap.
     words: usize,
     /// Whether `masks` and `failure` are those of the next step.
     is_computed: bool,
@@ -63,7 +63,7 @@ pub(crate) struct SequenceGrammar {
 }
 
 impl SequenceGrammar {
-    /// That of a sequence that has generated these tokens.
+    /// The grammar of a sequence that has generated these tokens.
     pub fn new(
         grammar: &Arc<dyn Grammar>,
         lifetime: &Weak<()>,
@@ -88,12 +88,12 @@ impl SequenceGrammar {
         })
     }
 
-    /// That of its sequence.
+    /// The lifetime of its sequence.
     pub fn lifetime(&self) -> Weak<()> {
         Weak::clone(&self.lifetime)
     }
 
-    /// Whether it is that of the sequence with this lifetime, which has not ended.
+    /// Whether the grammar belongs to the sequence with this lifetime, which has not ended.
     pub fn is_of(&self, lifetime: &Weak<()>) -> bool {
         self.is_alive() && self.lifetime.ptr_eq(lifetime)
     }

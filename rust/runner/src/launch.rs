@@ -74,7 +74,7 @@ pub(crate) fn check_cache<B: Backend>(
     Ok(backend.check_cache(model.heads, options.kv_cache_dtype.0.unwrap_or(dtype.into())))
 }
 
-/// The same on a backend, with a profile if the configuration asks for it.
+/// Opens a model on a backend and starts its engine, with a profile if the configuration asks for it.
 fn start_profiled<B: Backend>(
     backend: B,
     device: DeviceInfo,

@@ -14,7 +14,7 @@ use crate::cpu_time::CpuTimer;
 use crate::masks::MaskLimits;
 use crate::slot::{HostSlot, no_candidates};
 
-/// A row with logits.
+/// A row of the step whose logits are computed, and their use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogitsRow {
     /// The index of its sequence's row in the plan.
@@ -65,9 +65,9 @@ struct RowSequence {
     /// The generation of the slot.
     generation: u64,
     request: Arc<Request>,
-    /// The row follows a sample.
+    /// Whether the input of the row is the token sampled last for its slot.
     follows_sample: bool,
-    /// No token of the row is sampled in this step.
+    /// Whether no token of the row is sampled in this step, because its mask is late.
     is_deferred: bool,
     /// The reason that the row has no output, if it was known when the row was submitted.
     failure: Option<String>,
@@ -91,7 +91,7 @@ pub(crate) struct LogitsRows {
 }
 
 impl LogitsRows {
-    /// Empty, with room for a step of `tokens`.
+    /// An empty list, with memory for the rows of a step of `tokens` tokens.
     pub fn with_room(tokens: usize) -> Self {
         Self {
             rows: Vec::with_capacity(tokens),
@@ -192,12 +192,12 @@ impl LogitsRows {
         self.embeddings.push((index, embedding));
     }
 
-    /// Whether all rows of the plan sample a token, with slots for which `is_so`.
+    /// Whether every row of the plan samples a token and has a slot for which `is_so` is true.
     pub fn all_sample(&self, is_so: impl Fn(usize) -> bool) -> bool {
         self.sampled_slots().filter(|(slot, ..)| is_so(*slot)).count() == self.sequences.len()
     }
 
-    /// The slots that sample a token: whether it follows a sample, and its drafts.
+    /// The slots that sample a token, each with its drafts and whether its row follows a sample.
     pub fn sampled_slots(&self) -> impl Iterator<Item = (usize, bool, impl Iterator<Item = u32> + Clone)> {
         let is_first = |row: &LogitsRow| matches!(row.kind, Kind::Sample { position: 0, .. });
         let firsts = self.rows.iter().enumerate().filter(move |(_, row)| is_first(row));
@@ -219,7 +219,7 @@ impl LogitsRows {
         }
     }
 
-    /// Whether the row at `index` is one of a row of the plan that is deferred.
+    /// Whether the row at `index` belongs to a row of the plan that is deferred.
     pub fn is_deferred(&self, index: usize) -> bool {
         self.sequences[self.rows[index].scheduled].is_deferred
     }

@@ -1,8 +1,8 @@
 //! The threads that compute the masks of grammars while the device runs.
 //!
-//! A grammar goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its masks filled
-//! in. In between it belongs to that thread alone. Grammars that are expected to take long have a queue of their own,
-//! in which clients take turns: the threads prefer the others, and no step waits for them while it has other rows.
+//! A grammar goes to a thread with [`MaskThreads::start`] and comes back with [`MaskThreads::collect`], its masks
+//! filled in. In between it belongs to that thread alone. Grammars that are expected to take long have a queue of their
+//! own, in which clients take turns: the threads prefer the others, and no step waits for them while it has other rows.
 //!
 //! A step waits for the other masks about as long as it has computed before. A row whose mask is late is deferred: it
 //! returns no token, its grammar stays with its thread, and the engine discards the rows behind it and plans its last
@@ -121,23 +121,23 @@ impl WaitingJobs {
     }
 }
 
-/// The threads. Dropping it ends each after its job.
+/// The mask threads of an engine. Dropping this ends each thread after its job.
 pub(crate) struct MaskThreads {
     limits: MaskLimits,
-    /// The other ends of the channels of `waiting`. `None` only while it is dropped.
+    /// The sending ends of the channels of `waiting`; `None` only while this is dropped.
     senders: Option<(Sender<MaskJob>, Sender<()>)>,
     waiting: WaitingJobs,
     /// Finished jobs, and whether they were slow.
     done: Receiver<(MaskJob, bool)>,
     /// The lifetimes of the sequences of jobs that have not returned.
     pending: Vec<Weak<()>>,
-    /// The number of those that are not slow.
+    /// The number of pending jobs that are not slow.
     num_quick: usize,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl MaskThreads {
-    /// Threads beside `threads` compute threads.
+    /// Starts the mask threads for an engine with `threads` compute threads.
     pub fn spawn(threads: usize, limits: MaskLimits) -> io::Result<Self> {
         let ((quick_sender, quick), (slow_sender, slow_added)) = (unbounded(), unbounded());
         let (finished, done) = unbounded();
@@ -196,8 +196,9 @@ impl MaskThreads {
         self.pending.iter().any(|other| other.ptr_eq(lifetime))
     }
 
-    /// Returns the jobs that are done, for a step that was launched at `launched`. Waits within the limits for those that
-    /// are not slow, and takes over some of them. If `needs_one`, waits up to `most_wait` until a job has returned.
+    /// Returns the jobs that are done, for a step that was launched at `launched`. Waits within the limits for those
+    /// that are not slow, and takes over some of them. If `needs_one`, waits up to `most_wait` until a job has
+    /// returned.
     pub fn collect(&mut self, launched: Instant, needs_one: bool, mut on_finished: impl FnMut(MaskJob)) {
         let MaskLimits { least_wait, most_wait, .. } = self.limits;
         let started = Instant::now();

@@ -58,7 +58,7 @@ impl KvCacheSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostCacheSize {
     Requested(CacheSize),
-    /// The size of the KV cache.
+    /// The host tier has the size of the KV cache.
     SameAsDevice,
 }
 

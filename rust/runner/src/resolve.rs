@@ -77,7 +77,7 @@ impl ResolvedConfig {
     }
 }
 
-/// A host tier has room for at least one block.
+/// Checks that a host tier has room for at least one block.
 fn check_host_cache<B: Backend>(
     backend: &B,
     model: &ModelConfig,

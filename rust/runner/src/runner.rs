@@ -31,7 +31,7 @@ use crate::slot::{HostInputs, HostSlot, slot_params};
 /// awaited before there are more, because each has buffers of the device.
 const MOST_TICKETS: usize = 2;
 
-/// Everything a step needs, on one thread.
+/// The state that steps need. One thread owns it.
 pub(crate) struct Runner<B: Backend> {
     backend: B,
     decoder: Decoder<B>,
@@ -543,7 +543,7 @@ impl<B: Backend> Runner<B> {
     }
 }
 
-/// The output rows, as many at a time as have their logits at once.
+/// The ranges of output rows whose logits are computed at once.
 #[cfg(feature = "testing")]
 fn tiles(num_outputs: usize, logits_rows: usize) -> impl Iterator<Item = Range<usize>> {
     (0..num_outputs).step_by(logits_rows).map(move |start| start..num_outputs.min(start + logits_rows))

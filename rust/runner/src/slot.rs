@@ -46,7 +46,7 @@ enum SlotGrammar {
     #[default]
     None,
     Here(Box<SequenceGrammar>),
-    /// Its masks are computed.
+    /// A mask thread has the grammar and computes its masks.
     Away,
 }
 
@@ -95,7 +95,7 @@ impl HostSlot {
         *self = Self { generation: self.generation + 1, ..Self::default() };
     }
 
-    /// The number of the slot's sequence.
+    /// The number of the sequence among those that the slot has had.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -145,7 +145,7 @@ impl HostSlot {
         }
     }
 
-    /// Whether the masks of its grammar are computed.
+    /// Whether a mask thread has the grammar and computes its masks.
     pub fn awaits_masks(&self) -> bool {
         matches!(self.grammar, SlotGrammar::Away)
     }
@@ -167,7 +167,7 @@ impl HostSlot {
         Some(grammar)
     }
 
-    /// Whether nothing is to be computed for a row with these drafts.
+    /// Whether no mask is to be computed for a row with these drafts.
     fn has_masks(&self, drafts: impl Iterator<Item = u32>) -> bool {
         match &self.grammar {
             SlotGrammar::None => true,

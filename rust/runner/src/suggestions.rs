@@ -14,7 +14,7 @@ use penstock_types::Dtype;
 use crate::budget::{MemoryBudget, display_bytes, share};
 use crate::memory::{CacheSize, HostCacheSize, KvCacheSize, MemoryPlan, MemoryRequest, largest_fitting};
 
-/// The settings of which none fits if nothing is suggested.
+/// The settings that are tried. An error names them if no change of one alone would fit.
 pub(crate) const SETTINGS: &str =
     "max_model_len, size of the KV cache or of the host tier, dtype, adapter_cache_bytes or memory_ratio";
 

@@ -136,7 +136,7 @@ struct Costs {
 }
 
 impl Costs {
-    /// The host tier keeps prefixes if there is a prefix cache and loading is faster than computing.
+    /// Decides that the host tier keeps prefixes if there is a prefix cache and loading is faster than computing.
     fn decide(self, has_prefix_cache: bool) -> HostTierInfo {
         let Self { save, load, recompute } = self;
         let is_faster = load < recompute;

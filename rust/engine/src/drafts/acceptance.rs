@@ -38,7 +38,7 @@ pub(crate) struct AcceptanceRate {
 }
 
 impl AcceptanceRate {
-    /// Before the first prediction.
+    /// A rate that has observed nothing and starts at the initial estimate.
     pub(crate) fn new() -> Self {
         Self { estimate: INITIAL_ESTIMATE }
     }

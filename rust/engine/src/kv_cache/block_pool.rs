@@ -34,7 +34,6 @@ impl BlockPool {
         }
     }
 
-    /// The number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.ref_counts.len()
     }

@@ -41,7 +41,7 @@ impl BlockTable {
         self.num_reserved
     }
 
-    /// Nothing of it is published any more. Before the blocks of its namespace are removed from the prefix cache.
+    /// Marks all blocks as not published. Called before the blocks of the namespace are removed from the prefix cache.
     pub fn unpublish(&mut self) {
         self.epoch = NEVER_PUBLISHED;
     }

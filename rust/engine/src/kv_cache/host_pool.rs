@@ -21,7 +21,7 @@ pub struct HostPool {
 pub struct SwappedBlocks {
     /// Index in the sequence of the first block.
     pub first: usize,
-    /// The blocks, in order.
+    /// The blocks, in the order of their tokens.
     pub blocks: Vec<HostBlockId>,
     /// Tokens that the sequence had computed, up to its last saved block.
     pub num_tokens: usize,
@@ -45,17 +45,15 @@ impl HostPool {
         Self { free: (0..last).rev().map(HostBlockId).collect(), num_blocks }
     }
 
-    /// The number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
 
-    /// The number of free blocks.
     pub fn num_free(&self) -> usize {
         self.free.len()
     }
 
-    /// A free block, if there is one.
+    /// Takes a free block; `None` if there is none.
     pub(super) fn allocate(&mut self) -> Option<HostBlockId> {
         self.free.pop()
     }

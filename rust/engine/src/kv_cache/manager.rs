@@ -57,9 +57,9 @@ pub struct Demand {
 /// The number of blocks that the next plan may load from the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadLimit {
-    /// A bounded number, so that the plan's other rows are not delayed for long.
+    /// The plan may load a bounded number, so that its other rows are not delayed for long.
     PerPlan,
-    /// Any number.
+    /// The plan may load any number.
     None,
 }
 
@@ -100,7 +100,6 @@ impl KvCacheManager {
         self.num_swapped
     }
 
-    /// The number of tokens of a block.
     pub fn block_size(&self) -> usize {
         self.block_size
     }
@@ -332,7 +331,7 @@ impl KvCacheManager {
         matches!(location, Some(Location::Device(block)) if self.pool.ref_count(block) > 0)
     }
 
-    /// A block out of the table's reservation.
+    /// Allocates a block out of the table's reservation.
     fn allocate_block(&mut self, table: &mut BlockTable) -> BlockId {
         if self.pool.num_free() == 0 {
             self.evict();
@@ -362,7 +361,7 @@ impl KvCacheManager {
         self.pool.evict(block);
     }
 
-    /// A free block of the host tier, or that of the least recently used prefix there.
+    /// Takes a free block of the host tier. Without one, it drops the least recently used prefix there.
     pub(super) fn take_host_block(&mut self) -> Option<HostBlockId> {
         if let Some(block) = self.host.allocate() {
             return Some(block);

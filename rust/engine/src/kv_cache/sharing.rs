@@ -59,8 +59,8 @@ impl KvCacheManager {
         may_be_added.then(|| self.key(chain, tokens, index))?
     }
 
-    /// Calls `note` with the keys of the blocks among the first `num_tokens` tokens that [`publish`](Self::publish) will
-    /// add to the prefix cache.
+    /// Calls `note` with the keys of the blocks among the first `num_tokens` tokens that [`publish`](Self::publish)
+    /// will add to the prefix cache.
     pub fn keys_to_publish(
         &self,
         table: &BlockTable,

@@ -25,11 +25,8 @@ pub enum InvalidRequest {
         "prompt contains token id {token} at position {position}; the vocabulary has {vocabulary_size} ids"
     )]
     UnknownToken {
-        /// The id.
         token: u32,
-        /// Its position.
         position: usize,
-        /// The number of ids.
         vocabulary_size: usize,
     },
     /// The prompt leaves no room for a token, or exceeds the model's length if none is generated.
@@ -38,9 +35,9 @@ pub enum InvalidRequest {
         if limit < max_model_len { " less one token of output" } else { "" }
     )]
     PromptTooLong {
-        /// Prompt tokens.
+        /// The number of prompt tokens.
         prompt: usize,
-        /// The most prompt tokens.
+        /// The most prompt tokens that are allowed.
         limit: usize,
         /// The engine's `max_model_len`.
         max_model_len: usize,
@@ -50,7 +47,7 @@ pub enum InvalidRequest {
         "prompt of {prompt} tokens and max_tokens={max_tokens} need {needed} KV blocks; the cache has {available}"
     )]
     NeverFits {
-        /// Prompt tokens.
+        /// The number of prompt tokens.
         prompt: usize,
         /// The `max_tokens` of the request.
         max_tokens: usize,

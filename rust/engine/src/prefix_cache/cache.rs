@@ -174,12 +174,12 @@ impl PrefixCache {
         (NodeId(index), true)
     }
 
-    /// The block with its contents.
+    /// The block that holds the contents of a node.
     pub fn location(&self, node: NodeId) -> Location {
         self.nodes[node.0 as usize].location
     }
 
-    /// The step whose plan loads its contents from the host; 0 if they were computed in place.
+    /// The step whose plan loads the contents of a node from the host; 0 if they were computed in place.
     pub fn loaded_in(&self, node: NodeId) -> u64 {
         self.nodes[node.0 as usize].loaded_in
     }
@@ -190,12 +190,12 @@ impl PrefixCache {
         (index != NONE).then_some(NodeId(index))
     }
 
-    /// Its first reference was added: it cannot be evicted and does not expire.
+    /// Marks a node as referenced: it cannot be evicted and does not expire.
     pub fn acquire(&mut self, node: NodeId) {
         self.unlist(node);
     }
 
-    /// Its last reference was released.
+    /// Marks a node as unreferenced since `now`: it can be evicted, and will expire.
     pub fn release(&mut self, node: NodeId, now: Instant) {
         self.nodes[node.0 as usize].last_used = now;
         self.on_device.push_newest(&mut self.nodes, node.0);
@@ -230,7 +230,7 @@ impl PrefixCache {
         last_used.checked_add(self.ttl)
     }
 
-    /// Moves it to the host tier, where it becomes the most recently used.
+    /// Moves a node to the host tier, where it becomes the most recently used.
     pub fn move_to_host(&mut self, node: NodeId, to: HostBlockId) {
         self.unlist(node);
         self.set_location(node, Location::Host(to));

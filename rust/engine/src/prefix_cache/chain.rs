@@ -15,12 +15,10 @@ pub struct Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// The number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.prompt.len() + self.generated.len()
     }
 
-    /// The token at `position`.
     pub(crate) fn at(&self, position: usize) -> u32 {
         match position.checked_sub(self.prompt.len()) {
             None => self.prompt[position],
@@ -28,7 +26,7 @@ impl Tokens<'_> {
         }
     }
 
-    /// Appends those at `positions` to `out`.
+    /// Appends the tokens at `positions` to `out`.
     pub fn copy(&self, positions: Range<usize>, out: &mut Vec<u32>) {
         let split = self.prompt.len();
         let Range { start, end } = positions;
@@ -50,7 +48,8 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// For a sequence that may share its first `max_blocks` blocks. The first hash allocates for `num_ahead` of them.
+    /// The key of a sequence that may share its first `max_blocks` blocks. The first hash allocates for `num_ahead` of
+    /// them.
     pub fn new(namespace: Namespace, max_blocks: usize, num_ahead: usize) -> Self {
         Self { namespace, hashes: Vec::new(), max_blocks, num_ahead: 1 + num_ahead.min(max_blocks) }
     }

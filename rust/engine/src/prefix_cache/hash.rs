@@ -19,12 +19,12 @@ pub struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// With a secret random key.
+    /// A hasher whose key is secret and random.
     pub fn new(key: u128) -> Self {
         Self { key, function: siphash }
     }
 
-    /// With another function, for tests with collisions.
+    /// A hasher with another function, for tests with collisions.
     #[cfg(feature = "testing")]
     pub fn with_function(key: u128, function: HashFunction) -> Self {
         Self { key, function }

@@ -12,7 +12,7 @@ pub struct NodeId(pub(super) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NamespaceId(pub(super) u32);
 
-/// No node.
+/// The index that names no node: the end of a list, an empty bucket, or a block that is not cached.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The block that holds a node's contents.
@@ -27,12 +27,12 @@ pub enum Location {
 /// The predecessor of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parent {
-    /// It is the first block of a sequence.
+    /// The block has no predecessor: it is the first of a sequence in this namespace.
     Namespace(NamespaceId),
     Node(NodeId),
 }
 
-/// One block.
+/// One cached block, with its links in three lists.
 #[derive(Debug)]
 pub(super) struct Node {
     pub hash: u128,

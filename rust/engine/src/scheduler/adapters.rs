@@ -2,8 +2,8 @@
 //!
 //! An adapter is pinned while a sequence with it has a slot. It stays on the device afterwards until its room is
 //! needed; then the least recently used one goes first. The device makes the changes in plan order, before
-//! the rows of the plan: so a row always finds its adapter, and never another one in its place. A step that fails before
-//! its changes are made stops the engine.
+//! the rows of the plan: so a row always finds its adapter, and never another one in its place. A step that fails
+//! before its changes are made stops the engine.
 //!
 //! If the adapter of the first waiting sequence has no room, sequences without an adapter overtake it, and sequences
 //! with adapters that are loaded or have room. After [`OVERTAKING_STEPS`], only those adapters take more sequences that
@@ -42,17 +42,18 @@ pub(super) struct Adapters {
     max_registered_bytes: u64,
     registered_bytes: u64,
     entries: BTreeMap<AdapterId, Entry>,
-    /// By number.
+    /// The adapter under each number of the device, if there is one.
     loaded: Vec<Option<AdapterId>>,
     /// Bytes on the device.
     bytes: u64,
     num_pinned: usize,
     pinned_bytes: u64,
     num_uses: u64,
-    /// Loads in plans.
+    /// The number of adapters that plans have loaded.
     num_loads: u64,
     num_evictions: u64,
-    /// Since the last plan. At most two for each number: an adapter that is unloaded before a plan was never loaded.
+    /// The changes since the last plan. There are at most two for each number: an adapter that is unloaded before a
+    /// plan was never loaded.
     changes: Vec<AdapterChange>,
 }
 
@@ -62,17 +63,17 @@ struct Entry {
     bytes: u64,
     /// Its number on the device.
     number: Option<u32>,
-    /// The sequences that wait or run.
+    /// The sequences with the adapter that wait or run.
     sequences: BTreeSet<SchedulingKey>,
     /// Sequences that have a slot.
     num_running: usize,
-    /// Callers that start requests one after another.
+    /// The callers that hold the adapter, because they start its requests one after another.
     num_holds: usize,
     /// The value of `num_uses` when a sequence with it last got a slot, or the last one left its slot.
     last_use: u64,
-    /// For other threads.
+    /// The numbers that other threads read.
     usage: Arc<AdapterUse>,
-    /// Another adapter was registered in its place.
+    /// Whether another adapter was registered in its place.
     is_replaced: bool,
     /// Set if it takes no more sequences, unless it is held.
     closing: Option<Removed>,
@@ -217,14 +218,14 @@ impl Adapters {
         self.remove_if_unused(id)
     }
 
-    /// A sequence was added.
+    /// Adds a sequence with the adapter.
     pub(super) fn add_sequence(&mut self, id: AdapterId, key: SchedulingKey) {
         let entry = self.entry(id);
         entry.sequences.insert(key);
         entry.publish();
     }
 
-    /// A sequence without a slot has ended.
+    /// Removes a sequence that has ended without a slot.
     #[must_use]
     pub(super) fn remove_sequence(&mut self, id: AdapterId, key: SchedulingKey) -> Option<Removed> {
         let entry = self.entry(id);
@@ -310,7 +311,7 @@ impl Adapters {
         staying
     }
 
-    /// A sequence gets a slot; there is room for its adapter.
+    /// Pins the adapter of a sequence that gets a slot. There is room for it.
     pub(super) fn pin(&mut self, id: AdapterId) {
         self.load(id);
         self.use_now(id);
@@ -324,7 +325,7 @@ impl Adapters {
         }
     }
 
-    /// A sequence has left its slot.
+    /// Unpins the adapter of a sequence that has left its slot.
     pub(super) fn unpin(&mut self, id: AdapterId) {
         let entry = self.entry(id);
         entry.num_running -= 1;
@@ -376,7 +377,7 @@ impl Adapters {
             .0
     }
 
-    /// Whether a plan has put it on the device.
+    /// Frees the number of an adapter. Returns whether a plan has put the adapter on the device.
     fn unload(&mut self, id: AdapterId) -> bool {
         let entry = self.entry(id);
         let bytes = entry.bytes;

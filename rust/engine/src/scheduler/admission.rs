@@ -28,7 +28,8 @@ use crate::kv_cache::{Demand, KvAllocation, LoadLimit};
 use crate::request::{CachedTokens, RequestId};
 use crate::sequence::SchedulingKey;
 
-/// The place in the order in which sequences yield, the last one first. Paused ones first: they lose nothing by it.
+/// The place of a running sequence in the order in which sequences yield their slots; the greatest yields first. Paused
+/// sequences come first, because they lose nothing by it.
 type YieldOrder = (bool, i32, usize, RequestId);
 
 /// The outcome of an attempt to admit a sequence.

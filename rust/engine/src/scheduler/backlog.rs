@@ -18,14 +18,14 @@ const MIN_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum number of priorities of a lane in an estimate: that of the new request, and the next more urgent ones.
 const MAX_PRIORITIES: usize = 64;
 
-/// Numbers of tokens from 2^i to 2^(i+1) - 1.
+/// The requests that compute from 2^i to 2^(i+1) - 1 tokens each, where i is the index of the bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Bucket {
     num_requests: usize,
     num_tokens: u64,
 }
 
-/// The tokens that requests compute for their prompts.
+/// The requests by the number of tokens that they compute for their prompts.
 type Buckets = [Bucket; u32::BITS as usize];
 
 fn bucket_of(num_tokens: u32) -> usize {
@@ -35,7 +35,7 @@ fn bucket_of(num_tokens: u32) -> usize {
 /// The requests that were never scheduled and that have deadlines.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// By lane and priority. None is empty.
+    /// The waiting requests by lane and priority. No entry is empty.
     waiting: BTreeMap<(Lane, i32), Buckets>,
     prefixes: Prefixes,
     rate: Rate,
@@ -51,7 +51,7 @@ struct Prefixes {
 }
 
 impl Backlog {
-    /// A request waits that computes as many tokens for its prompt.
+    /// Counts a request that waits and computes `num_tokens` tokens for its prompt.
     pub(super) fn add(&mut self, lane: Lane, priority: i32, num_tokens: u32) {
         let bucket = &mut self.waiting.entry((lane, priority)).or_default()[bucket_of(num_tokens)];
         bucket.num_requests += 1;

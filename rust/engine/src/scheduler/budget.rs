@@ -2,9 +2,9 @@
 //!
 //! 1. Every sequence with a single pending token gets it. There are at most `max_num_seqs` of them, which the limits
 //!    keep within the budget: a decoding sequence advances in every step, whatever prompts arrive.
-//! 2. If several clients have other sequences, of those with the priority of the first, the first one of the client with
-//!    the fewest slots gets four fifths of the rest (rounded down): a client with few prompts does not wait for those of
-//!    a client with many.
+//! 2. If several clients have other sequences, of those with the priority of the first, the first one of the client
+//!    with the fewest slots gets four fifths of the rest (rounded down): a client with few prompts does not wait for
+//!    those of a client with many.
 //! 3. Of the rest, the first of the other sequences in scheduling order gets half (rounded up): a long prompt is not
 //!    starved by a stream of short ones, since every sequence becomes the first in time.
 //! 4. The remaining tokens go to the others, fewest pending tokens first: a short prompt does not wait for a long one,
@@ -12,8 +12,8 @@
 //!
 //! A sequence gets nothing while others compute at least half of the tokens that it would get, in steps in flight or
 //! earlier in this one, and it can use their blocks. It skips what they have computed once a step is done, and follows
-//! them as long as they compute its next tokens. So a prompt that many requests begin with is computed once, also if they
-//! arrive together. Less than half of a sequence's share of a step in common does not delay it.
+//! them as long as they compute its next tokens. So a prompt that many requests begin with is computed once, also if
+//! they arrive together. Less than half of a sequence's share of a step in common does not delay it.
 //!
 //! Draft tokens use the remaining budget; see `rows`.
 

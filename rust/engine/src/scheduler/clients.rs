@@ -20,16 +20,16 @@ use crate::share::bound_of;
 /// The waiting sequences of a client with an adapter, without the paused ones. Those of a client are adjacent.
 pub(super) type Lane = (Option<ClientId>, Option<AdapterId>);
 
-/// The place of a lane among all.
+/// The place of a lane in the order of all lanes: the fields are compared one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
-    /// That of its first sequence.
+    /// The priority of its first sequence.
     priority: i32,
     /// The number of running sequences of its client.
     num_running: usize,
-    /// See [`Client::turn`].
+    /// The turn of its client.
     turn: u64,
-    /// That of its first sequence.
+    /// The id of its first sequence.
     id: RequestId,
     lane: Lane,
 }
@@ -43,7 +43,7 @@ struct Client {
     num_running: usize,
     /// Requests that were never scheduled.
     num_new: usize,
-    /// See `Clients::last_turn`.
+    /// The turn at which the client got a slot last; see `Clients::last_turn`.
     turn: u64,
 }
 
@@ -71,14 +71,14 @@ pub(super) fn lane_of(sequence: &Sequence) -> Lane {
 }
 
 impl Clients {
-    /// A sequence arrives.
+    /// Counts a sequence that arrives.
     pub(super) fn add(&mut self, sequence: &Sequence) {
         let turn = self.last_turn.saturating_sub(1);
         let client = self.clients.entry(client_of(sequence)).or_insert(Client { turn, ..Client::default() });
         client.num_unfinished += 1;
     }
 
-    /// A sequence, which neither runs nor waits any more, ends.
+    /// Removes a sequence that ends and neither runs nor waits any more.
     pub(super) fn remove(&mut self, sequence: &Sequence) {
         let Entry::Occupied(mut client) = self.clients.entry(client_of(sequence)) else {
             panic!("a sequence has a client; this is a bug");
@@ -89,7 +89,7 @@ impl Clients {
         }
     }
 
-    /// A sequence waits that was never scheduled.
+    /// Counts a sequence that waits and was never scheduled.
     pub(super) fn add_new(&mut self, sequence: &Sequence) {
         let client = self.client(sequence);
         client.num_new += 1;
@@ -107,7 +107,7 @@ impl Clients {
         self.clients.get_mut(&client_of(sequence)).expect("a sequence has a client; this is a bug")
     }
 
-    /// A sequence gets a slot.
+    /// Counts a sequence that gets a slot.
     pub(super) fn enter_slot(&mut self, sequence: &Sequence) {
         self.last_turn += 2;
         let turn = self.last_turn;
@@ -117,12 +117,12 @@ impl Clients {
         });
     }
 
-    /// A sequence loses its slot.
+    /// Counts a sequence that loses its slot.
     pub(super) fn leave_slot(&mut self, sequence: &Sequence) {
         self.change_places(sequence, |client| client.num_running -= 1);
     }
 
-    /// A sequence waits, and is not paused.
+    /// Adds a sequence that waits and is not paused.
     pub(super) fn add_waiting(&mut self, sequence: &Sequence) {
         self.change_lane(lane_of(sequence), |keys| keys.insert(sequence.key));
     }

@@ -3,9 +3,9 @@
 //! There is one order, by [`SchedulingKey`](crate::sequence::SchedulingKey): priority, then arrival. Waiting sequences
 //! are admitted in it (`admission`), the tokens of a step are distributed along it (`budget`), and blocks go to the
 //! first in it at the cost of the last (`preemption`). A request that cannot end before its deadline is rejected on
-//! arrival (`backlog`). If several clients compete, the sequences of one priority are in the order of the clients' shares
-//! first (`clients`). A running sequence has a slot and blocks for the tokens it has; blocks for the tokens still to
-//! come are allocated one at a time.
+//! arrival (`backlog`). If several clients compete, the sequences of one priority are in the order of the clients'
+//! shares first (`clients`). A running sequence has a slot and blocks for the tokens it has; blocks for the tokens
+//! still to come are allocated one at a time.
 //!
 //! Every request ends: of the sequences whose consumers read, the first in the order gets every block it needs, because
 //! the others are preempted one by one, and alone it fits, as was checked when it arrived. So it is computed in every

@@ -99,7 +99,7 @@ impl WaitingQueue {
         self.followers.insert(sequence.key, sequence);
     }
 
-    /// The sequence `leader` has computed its prompt: its followers wait for nothing else.
+    /// Lets the followers of `leader` run, which has computed its prompt: they wait for nothing else.
     pub(super) fn release_followers(&mut self, leader: SchedulingKey) {
         while self.promote_follower(leader) {}
     }
@@ -122,7 +122,7 @@ impl WaitingQueue {
         self.first(|_| true)
     }
 
-    /// The same among the sequences with one of these adapters.
+    /// The key of the next sequence among those with one of these adapters.
     pub(super) fn next_with(&self, adapters: &[Option<AdapterId>]) -> Option<SchedulingKey> {
         self.first(|adapter| adapters.contains(&adapter))
     }
@@ -235,7 +235,7 @@ impl WaitingQueue {
         self.paused.values().inspect(|_| self.visit())
     }
 
-    /// A preempted sequence was changed so that it may be the next to run.
+    /// Notes that a preempted sequence was changed, so that it may be the next to run.
     pub(super) fn note_change(&mut self) {
         self.num_changes += 1;
     }

@@ -38,7 +38,8 @@ pub struct Scheduler {
     pub(super) queue: WaitingQueue,
     /// [`version`](Self::version) after the last attempt to admit a waiting sequence.
     pub(super) admitted_at: u64,
-    /// The next waiting sequence has more to load from the host tier than one plan may: the next plan continues.
+    /// Whether the next waiting sequence has more to load from the host tier than one plan may: the next plan
+    /// continues.
     pub(super) is_staging: bool,
     /// Sequences that were ended by the scheduler; the core sends their last events.
     pub(super) ended: Vec<(Sequence, FinishReason)>,
@@ -73,8 +74,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full, or it cannot end before
-    /// its deadline, it is rejected: returned, with the bound that it would exceed.
+    /// Adds a new request, which runs at once if it can and waits otherwise. If the queue is full, or it cannot end
+    /// before its deadline, it is rejected: returned, with the bound that it would exceed.
     #[must_use]
     pub(crate) fn enqueue(&mut self, mut sequence: Sequence, now: Instant) -> Option<(Sequence, Rejection)> {
         let (key, client) = (sequence.key, sequence.request.client);
@@ -132,7 +133,7 @@ impl Scheduler {
         None
     }
 
-    /// A step has computed as many tokens, and its outputs were delivered.
+    /// Notes that a step has computed `num_tokens` tokens, and that its outputs were delivered.
     pub(crate) fn step_done(&mut self, num_tokens: u64, now: Instant) {
         let is_idle = self.slots.num_running() == 0 && self.queue.len() == 0;
         let is_full = num_tokens >= self.budget.total() as u64;
@@ -192,12 +193,12 @@ impl Scheduler {
         }
     }
 
-    /// The sequence `leader` has computed its prompt.
+    /// Lets the followers of `leader` run, which has computed its prompt.
     pub(crate) fn release_followers(&mut self, leader: SchedulingKey) {
         self.queue.release_followers(leader);
     }
 
-    /// A sequence was taken out, perhaps before it computed its prompt for others.
+    /// Makes a follower the leader in place of a sequence that was taken out, if some still wait for its prompt.
     pub(crate) fn replace_leader(&mut self, sequence: &Sequence) {
         if !sequence.is_follower {
             self.queue.promote_follower(sequence.key);
@@ -266,7 +267,7 @@ impl Scheduler {
         self.end_unread(now);
     }
 
-    /// Sequences skip the next tokens of their prompts that others have computed since they got their slots.
+    /// Lets sequences skip the next tokens of their prompts that others have computed since they got their slots.
     fn skip_computed(&mut self, now: Instant) {
         for Running { sequence, table, .. } in self.slots.iter_mut() {
             if sequence.may_skip() {
@@ -279,8 +280,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends sequences while more than `max_paused` are paused: of the client with the most, the one that has been paused
-    /// for longest.
+    /// Ends sequences while more than `max_paused` are paused: of the client with the most, the one that has been
+    /// paused for longest.
     pub(super) fn end_unread(&mut self, now: Instant) {
         while self.num_paused() > self.max_paused {
             let running = self.slots.iter().map(|running| &running.sequence);

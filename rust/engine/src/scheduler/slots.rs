@@ -41,7 +41,6 @@ impl Slots {
         }
     }
 
-    /// The number of slots.
     pub(super) fn len(&self) -> usize {
         self.slots.len()
     }

@@ -48,7 +48,7 @@ impl Sequence {
         self.is_paused()
     }
 
-    /// Its consumer has read.
+    /// Ends the pause of a sequence whose consumer has read.
     pub(crate) fn resume(&mut self) {
         self.paused_since = None;
     }

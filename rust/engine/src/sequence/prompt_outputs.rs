@@ -44,7 +44,7 @@ impl PromptOutputs {
         outputs
     }
 
-    /// The oldest row in flight with prompt outputs has delivered them, up to `end`.
+    /// Notes that the oldest row in flight with prompt outputs has delivered them, up to `end`.
     pub(super) fn deliver(&mut self, end: usize) {
         self.num_delivered = end;
         self.num_rows -= 1;

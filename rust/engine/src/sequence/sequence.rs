@@ -238,7 +238,8 @@ impl Sequence {
         num_new
     }
 
-    /// It loses its slot and its blocks. Returns the number of planned tokens. Rows in flight still deliver.
+    /// The sequence loses its slot and its blocks; its rows in flight still deliver. Returns the number of planned
+    /// tokens.
     pub(crate) fn leave_slot(&mut self) -> usize {
         self.has_slot_state = false;
         std::mem::take(&mut self.num_planned)
@@ -252,7 +253,7 @@ impl Sequence {
         self.drafting.num_in_flight = 0;
     }
 
-    /// One of its rows was computed, and the tokens it sampled were appended.
+    /// Notes that one of its rows was computed, and that the tokens it sampled were appended.
     pub(crate) fn row_computed(&mut self, row: &ScheduledRow, is_deferred: bool) -> ComputedTokens {
         if is_deferred {
             return self.row_deferred(row);

@@ -26,7 +26,7 @@ pub struct ChoiceOutput {
     /// The time at which the first token was received.
     pub first_token: Option<Instant>,
     pub output: TokenOutput,
-    /// One for each token of the prompt except the first.
+    /// The log probability of each token of the prompt except the first.
     pub prompt_logprobs: Vec<f32>,
     pub prompt_top_logprobs: Vec<TopLogprobs>,
     pub logits: PositionTensors,
@@ -81,7 +81,7 @@ impl ChoiceOutput {
         }
     }
 
-    /// To be called when the port's list contained its id, before receiving.
+    /// Marks the choice as not listed. Called when the port's list contained its id, before receiving.
     pub fn unlist(&self) {
         if let Some(consumer) = &self.consumer {
             consumer.unlist();
@@ -134,7 +134,7 @@ impl ChoiceOutput {
         self.outputs.prompt_logprobs.map(|_| after_none(&self.prompt_logprobs))
     }
 
-    /// The same for the most likely tokens.
+    /// The most likely tokens at each token of the prompt, `None` for the first; if requested.
     pub fn prompt_top_logprobs(&self) -> Option<Vec<Option<TopLogprobs>>> {
         let count = self.outputs.prompt_logprobs.filter(|count| *count > 0);
         count.map(|_| after_none(&self.prompt_top_logprobs))
@@ -256,7 +256,7 @@ impl ChoiceOutput {
         self.consumer.as_ref().map_or(self.cached, Consumer::cached)
     }
 
-    /// Dropping the consumer cancels what the engine still computes.
+    /// Ends the choice. Dropping its consumer cancels the tokens that the engine still computes.
     fn end_as(&mut self, end: ChoiceEnd) {
         self.end = Some(end);
         self.cached = self.cached();

@@ -15,7 +15,7 @@ pub struct Listener {
 
 #[derive(Default)]
 struct OpenRequests {
-    /// By the id of the first choice; the ids of the others follow it.
+    /// The open requests by the id of their first choice; the ids of the others follow it.
     requests: BTreeMap<u64, OpenRequest>,
     /// Scratch of `drain`.
     listed: Vec<RequestId>,

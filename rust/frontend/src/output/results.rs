@@ -17,7 +17,7 @@ impl Usage {
 }
 
 impl Timings {
-    /// From the first choice that was computed to the last one that ended.
+    /// The timings of a request, from the first choice that was computed to the last one that ended.
     pub(super) fn new(finishes: &[&Finish]) -> Self {
         let first_token = finishes.iter().filter_map(|finish| finish.first_token).min();
         Self {

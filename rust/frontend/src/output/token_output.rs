@@ -1,5 +1,5 @@
-//! Everything generated for one choice so far, and how much of it was taken. The part that was received and not taken is
-//! a pair of cursors, so nothing is lost if a waiting task is cancelled, and nothing is stored twice.
+//! Everything generated for one choice so far, and how much of it was taken. The part that was received and not taken
+//! is a pair of cursors, so nothing is lost if a waiting task is cancelled, and nothing is stored twice.
 
 use penstock_types::RequestedOutputs;
 

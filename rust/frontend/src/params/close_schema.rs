@@ -20,12 +20,12 @@ const PROPERTY_CONSTRAINTS: [&str; 5] =
 /// `additionalProperties`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closing {
-    /// All.
+    /// All of them are closed.
     Strict,
     /// Those that remain satisfiable: not those that apply to a value together with another schema, and not those that
     /// require properties that they do not name.
     Default,
-    /// None.
+    /// None is closed.
     Open,
 }
 

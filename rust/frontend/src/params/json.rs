@@ -1,5 +1,6 @@
-//! JSON that a caller passes as values, stored as text: immutable, comparable, and a new value each time it is read. The
-//! order of an object's members is kept, because it can matter (the order in which a schema's properties are generated).
+//! JSON that a caller passes as values, stored as text: immutable, comparable, and a new value each time it is read.
+//! The order of an object's members is kept, because it can matter (the order in which a schema's properties are
+//! generated).
 
 use std::fmt::Write;
 

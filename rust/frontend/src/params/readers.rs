@@ -47,7 +47,7 @@ fn read_token_key<V: Value>(key: &V) -> Result<Option<u32>, V::Raised> {
     Ok(digits.and_then(|digits| digits.parse().ok()))
 }
 
-/// -1 is another way to disable the filter.
+/// Reads `top_k`; -1 disables the filter, as 0 does.
 pub fn read_top_k<V: Value>(field: Field, value: &V, low: i128, high: i128) -> Read<u32, V> {
     match value.integer().map_err(ReadError::Raised)? {
         Some(number) if (low..=high).contains(&number) => Ok(number.max(0) as u32),
@@ -55,7 +55,7 @@ pub fn read_top_k<V: Value>(field: Field, value: &V, low: i128, high: i128) -> R
     }
 }
 
-/// Other engines take a number here.
+/// Reads `logprobs`. The error for a number names `top_logprobs`, because other engines take a number here.
 pub fn read_logprobs<V: Value>(field: Field, value: &V) -> Read<bool, V> {
     match value.kind() {
         Kind::Bool(flag) => Ok(flag),
@@ -82,7 +82,7 @@ pub fn read_texts<V: Value>(
     field.items(value, max_items, "strings", "a sequence of strings", read)
 }
 
-/// `max_chars` limits the sum of all lengths, too.
+/// Reads a list of choices. Their lengths have the sum `max_chars` at most.
 pub fn read_choice<V: Value>(
     field: Field,
     value: &V,
@@ -100,7 +100,7 @@ pub fn read_choice<V: Value>(
     }
 }
 
-/// One string stands for a sequence of one.
+/// Reads stop strings; one string stands for a sequence of one.
 pub fn read_stops<V: Value>(
     field: Field,
     value: &V,

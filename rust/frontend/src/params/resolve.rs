@@ -23,7 +23,7 @@ pub struct ModelLimits<'a> {
     pub hidden_size: usize,
     /// Maximum number of most likely tokens at a position.
     pub max_logprobs: u32,
-    /// The engine's.
+    /// The most bytes that the outputs of all requests of the engine may take.
     pub max_output_bytes: usize,
 }
 
@@ -46,7 +46,7 @@ pub struct ResolvedParams {
     /// Stop token ids, the model's end tokens included; ascending.
     pub stop_token_ids: Vec<u32>,
     pub stop_token_sequences: Vec<Vec<u32>>,
-    /// Without bad words, which depend on the tokenizer.
+    /// The sampling parameters without bad words, which depend on the tokenizer.
     pub sampling: Sampling,
     pub outputs: RequestedOutputs,
     pub priority: i32,

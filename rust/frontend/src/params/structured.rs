@@ -13,7 +13,7 @@ const MAX_NAME_CHARS: usize = 128;
 /// The schema of the arguments of a tool without `parameters`.
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{},"additionalProperties":false}"#;
 
-/// `response_format`.
+/// The value of `response_format`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponseFormat {
     pub kind: ResponseKind,
@@ -30,7 +30,7 @@ pub enum ResponseKind {
     JsonSchema { schema: Json, ignores_unsupported: bool },
 }
 
-/// `tools`.
+/// The value of `tools`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tools {
     pub functions: Vec<Function>,
@@ -45,7 +45,7 @@ pub struct Function {
     pub ignores_unsupported: bool,
 }
 
-/// `tool_choice`.
+/// The value of `tool_choice`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToolChoice {
     /// No tool is called.
@@ -145,7 +145,8 @@ fn is_schema<V: Value>(value: &V) -> Read<bool, V> {
 
 /// The types of a JSON schema.
 const SCHEMA_TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
-/// The keywords that a JSON schema without a type has at least one of; those that are not supported are refused by name.
+/// The keywords that a JSON schema without a type has at least one of; those that are not supported are refused by
+/// name.
 const CONSTRAINTS: [&str; 41] = [
     "$dynamicRef",
     "$ref",
@@ -190,7 +191,7 @@ const CONSTRAINTS: [&str; 41] = [
     "uniqueItems",
 ];
 
-/// The schema is the value of `schema` in `json_schema`, or `json_schema` itself.
+/// Reads the schema, which is the value of `schema` in `json_schema`, or `json_schema` itself.
 fn read_schema<V: Value>(field: Field, format: &V) -> Read<ResponseKind, V> {
     let limit = "a mapping with a schema in 'json_schema', as its value or as its 'schema'";
     let refuse = || field.refuse(format, limit);

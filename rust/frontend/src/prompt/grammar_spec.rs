@@ -52,7 +52,7 @@ pub fn requested_grammar(
     Ok(Some(("tools", tool_calls(params, tools, format.literals(), reasoning))))
 }
 
-/// GBNF separates a rule's name from its body by `::=`, Lark by a colon.
+/// The notation of a grammar: GBNF separates a rule's name from its body by `::=`, Lark by a colon.
 fn dialect(source: &str) -> fn(String) -> GrammarSpec {
     let is_rule = |line: &str| line.split_once("::=").is_some_and(|(name, _)| is_rule_name(name.trim()));
     if source.lines().any(is_rule) { GrammarSpec::Gbnf } else { GrammarSpec::Lark }
@@ -62,7 +62,7 @@ fn is_rule_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|character| character.is_alphanumeric() || "-_".contains(character))
 }
 
-/// At least one call; exactly one if parallel calls are off or a function is named.
+/// The grammar of at least one call, or of exactly one if parallel calls are off or a function is named.
 fn tool_calls(
     params: &SamplingParams,
     tools: &Tools,

@@ -38,8 +38,8 @@ impl Grammars {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles a grammar; can take seconds, and ends early when it is no longer wanted. `None` if the engine is closed.
-    /// `stop_ids` are the stop token ids of the request.
+    /// Compiles a grammar; can take seconds, and ends early when it is no longer wanted. `None` if the engine is
+    /// closed. `stop_ids` are the stop token ids of the request.
     pub fn compile(
         &self,
         grammar: &GrammarSpec,
@@ -83,7 +83,7 @@ fn vocabulary(tokenizer: &Tokenizer, model: &ModelLimits<'_>) -> Result<Vocabula
 struct RequestGrammar {
     compiled: Arc<CompiledGrammar>,
     vocabulary: Arc<Vocabulary>,
-    /// Allowed wherever the text may end.
+    /// The token ids that are allowed wherever the text may end.
     stop_ids: Arc<[u32]>,
 }
 

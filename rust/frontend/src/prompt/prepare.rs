@@ -268,7 +268,7 @@ impl Frontend {
         }
     }
 
-    /// Closes, and waits until the engine's threads have ended.
+    /// Closes the engine, and waits until its threads have ended.
     pub fn shutdown(&self) {
         self.close();
         self.engine.shutdown();

@@ -36,7 +36,7 @@ pub fn best_of(output: &Arc<RequestOutput>, params: &SamplingParams) -> Arc<Requ
     Arc::new(RequestOutput { choices, ..(**output).clone() })
 }
 
-/// Negative infinity for an empty output.
+/// The mean log probability of the tokens of a choice; negative infinity for an empty one.
 fn mean_logprob(choice: &Choice) -> f64 {
     match choice.logprobs.as_deref() {
         Some(logprobs) if !logprobs.is_empty() => {

@@ -2,7 +2,7 @@
 
 use crate::output::FloatArray;
 
-/// The array cannot be pooled so.
+/// The reason why hidden states cannot be pooled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolingError {
     #[error("pooling={0:?} is not allowed: it must be \"last\" or \"mean\"")]

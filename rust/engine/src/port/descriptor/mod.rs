@@ -1,8 +1,8 @@
 //! The bell of an event loop: a file or socket that is readable from a ring until the next clear.
 //!
 //! An eventfd on Linux, a pipe on other Unix systems, and a pair of sockets on Windows, where event loops wait for
-//! nothing else. Under loom it is a counter that behaves like an eventfd, so that the order of clearing and draining can
-//! be model-checked. Ringing never blocks.
+//! nothing else. Under loom it is a counter that behaves like an eventfd, so that the order of clearing and draining
+//! can be model-checked. Ringing never blocks.
 
 #[cfg(not(feature = "loom"))]
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The bell under loom.
+//! The bell in loom's models, where a counter stands for the descriptor.
 
 use std::io;
 use std::time::Duration;
