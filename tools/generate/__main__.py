@@ -60,6 +60,8 @@ from values import ValueClass, stats_table
 
 #: The classes of results.toml that the guide has a table of.
 RESULT_TABLES = ("Result", "Choice", "Chunk", "Usage", "Timings")
+#: The beginning and the end of a comment, by the extension of a file.
+COMMENTS = {"md": ("<!-- ", " -->"), "cuh": ("// ", ""), "rs": ("// ", "")}
 
 
 def notice(*stems: str) -> str:
@@ -70,7 +72,7 @@ def notice(*stems: str) -> str:
 
 def with_region(text: str, path: str, name: str, content: str) -> str:
     """The text of a file with the region between the two markers of this name replaced."""
-    left, right = {"md": ("<!-- ", " -->"), "cuh": ("// ", ""), "rs": ("// ", "")}.get(path.rpartition(".")[2], ("# ", ""))
+    left, right = COMMENTS.get(path.rpartition(".")[2], ("# ", ""))
     begin, end = (f"{left}{word} generated: {name}{right}\n" for word in ("begin", "end"))
     if text.count(begin) != 1 or text.count(end) != 1:
         sys.exit(f"{path}: expected one line {begin!r} and one line {end!r}")

@@ -250,6 +250,7 @@ def rust_config(definition: Definition, notice: str) -> str:
 
 def rust_config_setter(definition: Definition, notice: str) -> str:
     """The function that reads a field of `EngineConfig`."""
+    arguments = f"config: &mut {definition.name}, name: &str, value: Option<&V>"
     return "\n".join(
         [
             f"//! The values of the fields of `{definition.name}`. {notice}",
@@ -262,8 +263,7 @@ def rust_config_setter(definition: Definition, notice: str) -> str:
             "",
             "/// Sets a field to a value, or to its default for `None`. Returns false for an unknown name.",
             "#[allow(clippy::too_many_lines)]",
-            f"pub fn set<V: Value>(config: &mut {definition.name}, name: &str, value: Option<&V>) "
-            "-> Read<bool, V> {",
+            f"pub fn set<V: Value>({arguments}) -> Read<bool, V> {{",
             *rust_setter(definition, "config"),
             "}",
             "",

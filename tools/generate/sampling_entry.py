@@ -98,9 +98,7 @@ def rust_entry(entry: SamplingEntry, notice: str) -> str:
         "    pub fn with_sampling(sampling: &Sampling) -> Self {",
         "        Self {",
     ]
-    lines += [
-        f"            {field.name}: sampling.{field.name}," for field in entry.fields if field.sampling
-    ]
+    lines += [f"            {field.name}: sampling.{field.name}," for field in entry.fields if field.sampling]
     return "\n".join([*lines, "            ..Self::zeroed()", "        }", "    }", "}", ""])
 
 

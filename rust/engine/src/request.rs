@@ -205,6 +205,7 @@ pub struct CachedTokens {
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finish {
+    /// The reason why the output ended.
     pub reason: FinishReason,
     /// Prompt tokens that the prefix cache had when the request was first scheduled.
     pub cached: CachedTokens,

@@ -24,11 +24,7 @@ pub enum InvalidRequest {
     #[error(
         "prompt contains token id {token} at position {position}; the vocabulary has {vocabulary_size} ids"
     )]
-    UnknownToken {
-        token: u32,
-        position: usize,
-        vocabulary_size: usize,
-    },
+    UnknownToken { token: u32, position: usize, vocabulary_size: usize },
     /// The prompt leaves no room for a token, or exceeds the model's length if none is generated.
     #[error(
         "prompt of {prompt} tokens exceeds the limit of {limit} (max_model_len {max_model_len}{})",
