@@ -124,6 +124,10 @@ class EngineConfig:
       65536. Default: 64.
     - `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk. At
       least `block_size`. Range: 16 to 1048576. Default: 512.
+    - `max_prefill_chunk`: Maximum number of prompt tokens that a step computes for one sequence. With a
+      smaller value than `max_num_batched_tokens`, a long prompt delays the tokens of other requests less,
+      and takes more steps itself. Does not change the output. Range: 1 to 1048576. Default:
+      `max_num_batched_tokens`.
     - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`. Range: 1
       or more. Default: no bound.
     - `max_unfinished`: Maximum number of outputs that wait or run. A request counts once for each of its
@@ -232,6 +236,7 @@ class EngineConfig:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        max_prefill_chunk: int | None = None,
         max_waiting: int | None = None,
         max_unfinished: int | None = None,
         max_paused: int | None = None,
@@ -386,6 +391,16 @@ class EngineConfig:
         At least `block_size`.
 
         Range: 16 to 1048576. Default: 512.
+        """
+
+    @property
+    def max_prefill_chunk(self) -> int | None:
+        """Maximum number of prompt tokens that a step computes for one sequence.
+
+        With a smaller value than `max_num_batched_tokens`, a long prompt delays the tokens of other
+        requests less, and takes more steps itself. Does not change the output.
+
+        Range: 1 to 1048576. Default: `max_num_batched_tokens`.
         """
 
     @property

@@ -39,6 +39,7 @@ ENGINE_SYNONYMS = {
     "n_parallel": "max_num_seqs",
     "n_seq_max": "max_num_seqs",
     "chunked_prefill_size": "max_num_batched_tokens",
+    "long_prefill_token_threshold": "max_prefill_chunk",
     "max_num_tokens": "max_num_batched_tokens",
     "max_prefill_token_num": "max_num_batched_tokens",
     "max_prefill_tokens": "max_num_batched_tokens",

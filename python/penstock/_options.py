@@ -84,6 +84,11 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Token budget of a step, and so the length of the largest prefill chunk. Default: 512.",
     ]
+    max_prefill_chunk: Annotated[
+        int | None,
+        "Maximum number of prompt tokens that a step computes for one sequence. Default: "
+        "max_num_batched_tokens.",
+    ]
     max_waiting: Annotated[
         int | None,
         "Maximum number of waiting requests; further requests raise OverloadedError. Default: no bound.",
@@ -223,6 +228,7 @@ ENGINE_GROUPS = {
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
+        "max_prefill_chunk",
         "max_waiting",
         "max_unfinished",
         "max_paused",

@@ -381,6 +381,17 @@ async def test_engine_options_are_applied(tiny_model: Path) -> None:
 
 
 @pytest.mark.anyio
+async def test_chunks_of_a_prompt_do_not_change_the_output(tiny_model: Path) -> None:
+    prompt, steps, outputs = list(range(1, 51)), [], []
+    for chunk in (None, 10):
+        async with penstock.Engine(tiny_model, threads=1, max_prefill_chunk=chunk) as engine:
+            outputs.append((await engine.generate(prompt, max_tokens=8, temperature=0)).token_ids)
+            steps.append(engine.stats().steps)
+    assert outputs[0] == outputs[1]
+    assert steps[1] == steps[0] + 4
+
+
+@pytest.mark.anyio
 async def test_environment_sets_threads_unless_given(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

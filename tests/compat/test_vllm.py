@@ -453,6 +453,7 @@ def test_arguments_are_options_of_the_engine(tiny_model: Path) -> None:
         tensor_parallel_size=1,
         speculative_config={"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 5},
         max_num_queued_reqs=7,
+        long_prefill_token_threshold=5,
     )
     llm = LLM.from_engine_args(args)
     info = llm._engine.info
@@ -461,6 +462,8 @@ def test_arguments_are_options_of_the_engine(tiny_model: Path) -> None:
     assert (info.block_size, info.num_blocks) == (32, 9)
     config = llm._engine.config
     assert (config.prefix_cache, config.speculation, config.num_speculative_tokens) == (False, "ngram", 2)
+    assert config.max_prefill_chunk == 5
+    assert EngineArgs("owner/name").engine_config().max_prefill_chunk is None
     options = EngineArgs("owner/name", revision="v1", gpu_memory_utilization=0.5, kv_offloading_size=0.5)
     assert options.model_name == "owner/name@v1"
     assert options.engine_config().memory_ratio == 0.5

@@ -1262,13 +1262,14 @@ option_class! {
     PyEngineConfig, "EngineConfig", { config: EngineConfig }, "\
      EngineConfig(*, device=\"auto\", dtype=\"auto\", quantization=\"auto\", deterministic=True, \
      config_overrides=None, threads=None, numa_nodes=None, weights_cache_bytes=None, profile=False, \
-     max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_waiting=None, max_unfinished=None, \
-     max_paused=None, max_logprobs=None, block_size=None, kv_cache_dtype=\"auto\", max_output_bytes=None, \
-     kv_cache_bytes=None, kv_cache_blocks=None, kv_cache_ratio=None, memory_ratio=None, prefix_cache=True, \
-     prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, preemption_mode=\"recompute\", \
-     preemption_victim=\"newest\", max_adapters=0, max_adapter_rank=None, adapter_cache_bytes=None, \
-     max_cpu_adapters=None, max_cpu_adapter_bytes=None, tokenizer=None, chat_template=None, tool_parser=\"auto\", \
-     reasoning_parser=\"auto\", speculation=None, num_speculative_tokens=None)\n\
+     max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_prefill_chunk=None, max_waiting=None, \
+     max_unfinished=None, max_paused=None, max_logprobs=None, block_size=None, kv_cache_dtype=\"auto\", \
+     max_output_bytes=None, kv_cache_bytes=None, kv_cache_blocks=None, kv_cache_ratio=None, memory_ratio=None, \
+     prefix_cache=True, prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, \
+     preemption_mode=\"recompute\", preemption_victim=\"newest\", max_adapters=0, max_adapter_rank=None, \
+     adapter_cache_bytes=None, max_cpu_adapters=None, max_cpu_adapter_bytes=None, tokenizer=None, \
+     chat_template=None, tool_parser=\"auto\", reasoning_parser=\"auto\", speculation=None, \
+     num_speculative_tokens=None)\n\
      --\n\
      \n\
      The configuration of an engine.\n\
@@ -1334,6 +1335,10 @@ option_class! {
      \x20 to 65536. Default: 64.\n\
      - `max_num_batched_tokens`: Token budget of a step, and so the length of the largest prefill chunk.\n\
      \x20 At least `block_size`. Range: 16 to 1048576. Default: 512.\n\
+     - `max_prefill_chunk`: Maximum number of prompt tokens that a step computes for one sequence. With a\n\
+     \x20 smaller value than `max_num_batched_tokens`, a long prompt delays the tokens of other requests\n\
+     \x20 less, and takes more steps itself. Does not change the output. Range: 1 to 1048576. Default:\n\
+     \x20 `max_num_batched_tokens`.\n\
      - `max_waiting`: Maximum number of waiting requests; further requests raise `OverloadedError`.\n\
      \x20 Range: 1 or more. Default: no bound.\n\
      - `max_unfinished`: Maximum number of outputs that wait or run. A request counts once for each of\n\
@@ -1521,6 +1526,13 @@ option_class! {
      At least `block_size`.\n\
      \n\
      Range: 16 to 1048576. Default: 512.";
+    max_prefill_chunk: config.max_prefill_chunk, "\
+     Maximum number of prompt tokens that a step computes for one sequence.\n\
+     \n\
+     With a smaller value than `max_num_batched_tokens`, a long prompt delays the tokens of other\n\
+     requests less, and takes more steps itself. Does not change the output.\n\
+     \n\
+     Range: 1 to 1048576. Default: `max_num_batched_tokens`.";
     max_waiting: config.max_waiting, "\
      Maximum number of waiting requests; further requests raise `OverloadedError`.\n\
      \n\

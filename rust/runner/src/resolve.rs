@@ -149,6 +149,7 @@ fn limits(plan: &MemoryPlan, options: &EngineConfig, max_shared_len: usize) -> L
         max_model_len: step.positions,
         max_num_seqs: step.sequences,
         max_num_batched_tokens: step.tokens,
+        max_prefill_chunk: options.max_prefill_chunk.unwrap_or(usize::MAX),
         max_waiting: options.max_waiting.unwrap_or(usize::MAX),
         max_unfinished: options.max_unfinished(),
         max_output_bytes: options.max_output_bytes(),

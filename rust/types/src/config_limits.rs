@@ -8,6 +8,7 @@ pub const MAX_NUM_SEQS: usize = 65_536;
 pub const DEFAULT_MAX_NUM_SEQS: usize = 64;
 pub const MAX_NUM_BATCHED_TOKENS: usize = 1_048_576;
 pub const DEFAULT_MAX_NUM_BATCHED_TOKENS: usize = 512;
+pub const MAX_PREFILL_CHUNK: usize = 1_048_576;
 pub const MAX_WAITING: usize = 4_294_967_295;
 pub const MAX_UNFINISHED: usize = 4_294_967_295;
 pub const DEFAULT_MAX_UNFINISHED: usize = 65536;

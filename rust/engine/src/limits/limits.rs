@@ -16,6 +16,9 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// The most tokens computed in one step, and so the longest chunk of a prompt.
     pub max_num_batched_tokens: usize,
+    /// The most tokens that a step computes of one sequence with several pending ones; `usize::MAX` for no bound but
+    /// the budget.
+    pub max_prefill_chunk: usize,
     /// The most new requests that may wait; `usize::MAX` for no bound but the mailbox.
     pub max_waiting: usize,
     /// The most sequences that may wait or run, without the paused ones. A request counts once for each choice.
@@ -66,6 +69,7 @@ impl Limits {
             max_model_len: 64,
             max_num_seqs: 4,
             max_num_batched_tokens: 16,
+            max_prefill_chunk: usize::MAX,
             max_waiting: 8,
             max_unfinished: 1000,
             max_output_bytes: 1 << 30,
@@ -109,6 +113,9 @@ impl Limits {
         let mut indexed = sizes.into_iter().chain(may_be_zero);
         if let Some((field, value)) = indexed.find(|(_, value)| *value > i32::MAX as usize) {
             return Err(FieldError::new(field, value, format!("at most {}", i32::MAX)));
+        }
+        if self.max_prefill_chunk == 0 {
+            return Err(FieldError::new("max_prefill_chunk", 0, "at least 1"));
         }
         if self.num_speculative_tokens > MAX_NUM_SPECULATIVE_TOKENS {
             let limit = format!("at most {MAX_NUM_SPECULATIVE_TOKENS}");

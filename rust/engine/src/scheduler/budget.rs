@@ -15,6 +15,8 @@
 //! them as long as they compute its next tokens. So a prompt that many requests begin with is computed once, also if
 //! they arrive together. Less than half of a sequence's share of a step in common does not delay it.
 //!
+//! None of the others gets more than `max_prefill_chunk` tokens in a step.
+//!
 //! Draft tokens use the remaining budget; see `rows`.
 
 use std::time::Instant;
@@ -24,12 +26,15 @@ use rustc_hash::FxHashSet;
 use super::clients::Clients;
 use super::slots::{Running, Slots};
 use crate::kv_cache::{BlockKey, BlockTable, KvCacheManager};
+use crate::limits::Limits;
 use crate::sequence::Sequence;
 
 /// The token budget of a step.
 pub(super) struct TokenBudget {
     /// `max_num_batched_tokens`.
     total: usize,
+    /// `max_prefill_chunk`.
+    max_chunk: usize,
     /// Scratch of `distribute`: the sequences with more than one pending token.
     prefills: Vec<PendingPrefill>,
     /// Scratch of `distribute`: the blocks that are computed in this step or in steps in flight.
@@ -48,8 +53,13 @@ struct PendingPrefill {
 }
 
 impl TokenBudget {
-    pub(super) fn new(total: usize, max_num_seqs: usize) -> Self {
-        Self { total, prefills: Vec::with_capacity(max_num_seqs), in_progress: FxHashSet::default() }
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            total: limits.max_num_batched_tokens,
+            max_chunk: limits.max_prefill_chunk,
+            prefills: Vec::with_capacity(limits.max_num_seqs),
+            in_progress: FxHashSet::default(),
+        }
     }
 
     /// `max_num_batched_tokens`.
@@ -101,7 +111,7 @@ impl TokenBudget {
             for PendingPrefill { num_pending, slot, .. } in std::iter::once(*first).chain(preferred) {
                 let Running { num_scheduled, .. } = slots.get_mut(slot);
                 if *num_scheduled > 0 {
-                    let num_more = shared.min(num_pending - *num_scheduled);
+                    let num_more = shared.min(num_pending.min(self.max_chunk) - *num_scheduled);
                     *num_scheduled += num_more;
                     shared -= num_more;
                 }
@@ -144,7 +154,7 @@ impl TokenBudget {
         slots: &mut Slots,
         kv: &KvCacheManager,
     ) -> usize {
-        let num_tokens = prefill.num_pending.min(limit);
+        let num_tokens = prefill.num_pending.min(limit).min(self.max_chunk);
         let Running { sequence, table, num_scheduled } = slots.get_mut(prefill.slot);
         if num_tokens == 0 || self.should_wait(sequence, table, num_tokens, kv) {
             return 0;

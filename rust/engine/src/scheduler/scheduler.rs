@@ -69,7 +69,7 @@ impl Scheduler {
             ended: Vec::new(),
             removed: Vec::new(),
             counters: Counters::default(),
-            budget: TokenBudget::new(limits.max_num_batched_tokens, limits.max_num_seqs),
+            budget: TokenBudget::new(limits),
             rows: RowPlanner::new(limits.num_speculative_tokens),
         }
     }

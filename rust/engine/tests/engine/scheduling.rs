@@ -134,6 +134,20 @@ fn a_long_prompt_uses_the_budget_that_short_ones_leave() {
 }
 
 #[test]
+fn prompts_have_chunks_of_at_most_max_prefill_chunk_tokens() {
+    let mut harness = Harness::new(Limits { max_prefill_chunk: 4, ..limits() });
+    let mut long = harness.start(request(10, 4, 0));
+    assert_eq!(harness.plan(), [(0, 4)]);
+    let _others: Vec<_> = (1..=3).map(|seed| harness.start(request(7, 4, seed))).collect();
+    assert_eq!(harness.plan(), [(0, 4), (1, 4), (2, 4), (3, 4)], "all of the budget");
+    harness.complete();
+    assert_eq!(harness.plan(), [(0, 2), (1, 3), (2, 3), (3, 3)]);
+    harness.run();
+    long.drain();
+    assert!(long.is_ended());
+}
+
+#[test]
 fn short_prompts_do_not_starve_a_long_one() {
     let mut harness = Harness::new(limits());
     let mut long = harness.start(request(48, 1, 0));

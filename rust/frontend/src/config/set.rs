@@ -71,6 +71,11 @@ pub fn set<V: Value>(config: &mut EngineConfig, name: &str, value: Option<&V>) -
             let field = Field::new("max_num_batched_tokens");
             config.max_num_batched_tokens = Some(field.integer(value, 16..=1048576)? as usize);
         }
+        ("max_prefill_chunk", None) => config.max_prefill_chunk = default().max_prefill_chunk,
+        ("max_prefill_chunk", Some(value)) => {
+            let field = Field::new("max_prefill_chunk");
+            config.max_prefill_chunk = Some(field.integer(value, 1..=1048576)? as usize);
+        }
         ("max_waiting", None) => config.max_waiting = default().max_waiting,
         ("max_waiting", Some(value)) => {
             let field = Field::new("max_waiting");

@@ -31,6 +31,8 @@ pub struct EngineConfig {
     pub max_num_seqs: Option<usize>,
     /// Token budget of a step, and so the length of the largest prefill chunk.
     pub max_num_batched_tokens: Option<usize>,
+    /// Maximum number of prompt tokens that a step computes for one sequence.
+    pub max_prefill_chunk: Option<usize>,
     /// Maximum number of waiting requests; further requests raise `OverloadedError`.
     pub max_waiting: Option<usize>,
     /// Maximum number of outputs that wait or run.
@@ -104,6 +106,7 @@ impl Default for EngineConfig {
             max_model_len: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
+            max_prefill_chunk: None,
             max_waiting: None,
             max_unfinished: None,
             max_paused: None,
@@ -200,6 +203,7 @@ impl EngineConfig {
         check_range("max_model_len", self.max_model_len, 1, MAX_MODEL_LEN)?;
         check_range("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)?;
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 16, MAX_NUM_BATCHED_TOKENS)?;
+        check_range("max_prefill_chunk", self.max_prefill_chunk, 1, MAX_PREFILL_CHUNK)?;
         check_range("max_waiting", self.max_waiting, 1, MAX_WAITING)?;
         check_range("max_unfinished", self.max_unfinished, 128, MAX_UNFINISHED)?;
         check_range("max_paused", self.max_paused, 1, MAX_PAUSED)?;
