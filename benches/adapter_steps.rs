@@ -21,8 +21,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use penstock_checkpoint::{AdapterFiles, Checkpoint};
-use penstock_device::cpu::Cpu;
-use penstock_device::{AdapterRows, AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
+use penstock_device::cpu::{Cpu, CpuAdapterLayout, CpuCache};
+use penstock_device::{
+    AdapterLayout, AdapterRows, AdapterSpec, CacheSpec, Load, Memory, StepInputs, StepSpec,
+};
 use penstock_kernels::Pool;
 use penstock_models::{
     AdapterLimits, Decoder, ModelConfig, WeightFormats, Workspace, adapted_matrices, load, pack_adapter,
@@ -194,7 +196,7 @@ struct Model {
     backend: Cpu,
     decoder: Decoder<Cpu>,
     workspace: Workspace<Cpu>,
-    cache: <Cpu as Backend>::Cache,
+    cache: CpuCache,
     spec: StepSpec,
     /// Bytes and parameters of an adapter of each rank.
     sizes: Vec<(usize, usize)>,
@@ -227,10 +229,15 @@ impl Model {
             let limits = AdapterLimits { rank: *rank, bytes: u64::MAX };
             for _ in 0..MOST_ADAPTERS {
                 // Each with memory of its own, as adapters with other weights have.
-                packed.push(Arc::new(pack_adapter::<Cpu>(&files, decoder.config(), limits, &mut progress)?));
+                packed.push(Arc::new(pack_adapter::<CpuAdapterLayout>(
+                    &files,
+                    decoder.config(),
+                    limits,
+                    &mut progress,
+                )?));
             }
         }
-        let bytes = packed.iter().map(|packed| Cpu::adapter_bytes(packed.bytes().len() as u64));
+        let bytes = packed.iter().map(|packed| CpuAdapterLayout::adapter_bytes(packed.bytes().len() as u64));
         let adapters = AdapterSpec {
             adapters: packed.len(),
             bytes: bytes.sum(),

@@ -10,10 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_device::cpu::Cpu;
+use penstock_device::cpu::{Cpu, CpuBuffer, CpuScratch, CpuSlots};
 use penstock_device::{
-    Backend, MatrixPart, RowSource, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs, StepSpec,
-    WeightSource,
+    Compute, Load, MatrixPart, Memory, RowSource, Sample, Sampled, SamplingBatch, SamplingEntry, SlotParams,
+    StepInputs, StepSpec, WeightSource,
 };
 use penstock_types::{Dtype, HeadShape, LogprobsRequest, Sampling};
 
@@ -171,9 +171,9 @@ fn cases() -> Vec<Case> {
 /// A backend with a batch of logits.
 struct Rows {
     cpu: Cpu,
-    logits: <Cpu as Backend>::Buffer,
-    slots: <Cpu as Backend>::Slots,
-    scratch: <Cpu as Backend>::Scratch,
+    logits: CpuBuffer,
+    slots: CpuSlots,
+    scratch: CpuScratch,
     mask: Vec<u32>,
     batch: SamplingBatch,
     sampled: Vec<Sampled>,

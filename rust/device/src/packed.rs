@@ -5,7 +5,7 @@ use std::ops::Range;
 use penstock_kernels::{Matrix, MatrixLayout, is_supported};
 use penstock_types::{GridRows, WeightFormat};
 
-use crate::backend::{RowSource, WeightSource};
+use crate::seam::{RowSource, WeightSource};
 
 /// The layout of converted models.
 pub const LAYOUT: &str = penstock_kernels::PACKED_LAYOUT;

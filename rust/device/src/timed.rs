@@ -7,15 +7,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use penstock_types::{
-    AttentionParams, AttentionRow, BlockCopy, Epilogue, FieldError, HeadShape, KvDtype, LowRankShape,
-    PackedAdapter, WeightFormat,
+    AttentionRow, BlockCopy, Dtype, Epilogue, FieldError, HeadShape, KvDtype, PackedAdapter, WeightFormat,
 };
 
-use crate::backend::{Backend, CacheSpec, MatrixPart, MemoryUse, PackedLayout, PlannedMatrix, RowSource};
 use crate::error::DeviceError;
 use crate::profile::{FLOAT, Operation, Profile, Work, bytes, floats};
-use crate::sample::{Sampled, SamplingBatch, SlotParams};
-use crate::step::{AdapterSpec, StepInputs, StepRows, StepSpec};
+use crate::seam::{
+    AdapterSpec, AdapterUpdates, Allocation, Backend, CacheSpec, Compute, HeadNorms, LayerAttention,
+    LayerHeads, Load, MatrixPart, Memory, MemoryUse, PackedLayout, PlannedMatrix, RowSource, Sample, Sampled,
+    SamplingBatch, SlotParams, StepInputs, StepSpec,
+};
 
 /// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend
 /// is slower with it; the results are the same.
@@ -23,12 +24,15 @@ pub struct Timed<B> {
     inner: B,
     profile: Arc<Profile>,
     vocabulary: usize,
+    /// The cache and the inputs of the current step, which the work of operations depends on.
+    cache: Option<CacheSpec>,
+    inputs: StepInputs,
 }
 
 impl<B: Backend> Timed<B> {
     /// Measures `inner`.
     pub fn new(inner: B) -> Self {
-        Self { inner, profile: Arc::default(), vocabulary: 0 }
+        Self { inner, profile: Arc::default(), vocabulary: 0, cache: None, inputs: StepInputs::default() }
     }
 
     /// The measurements, which continue as the backend is used.
@@ -48,198 +52,169 @@ impl<B: Backend> Timed<B> {
         self.profile.add(operation, started, work);
         Ok(result)
     }
+
+    /// Bytes of a block of the cache in all layers.
+    fn block_bytes_in_use(&self) -> u64 {
+        self.cache.as_ref().map_or(0, |cache| self.inner.block_bytes(cache))
+    }
+
+    /// Bytes of a position of the cache in one layer.
+    fn position_bytes(&self) -> u64 {
+        let positions = self.cache.as_ref().map_or(1, |cache| cache.layers * cache.block_size);
+        self.block_bytes_in_use() / positions.max(1) as u64
+    }
+
+    /// The work of attention in one layer.
+    fn attention_work(&self, shape: HeadShape, window: Option<usize>) -> Work {
+        let mut work = floats(2 * self.inputs.tokens.len() * shape.query_width());
+        for AttentionRow { num_queries, start, .. } in &self.inputs.sequences {
+            let visible = |position: usize| (position + 1).min(window.unwrap_or(usize::MAX)) as u64;
+            let scores: u64 = (*start..start + num_queries).map(visible).sum();
+            // A multiplication and an addition for each value, once for the scores and once for the output.
+            work.flops += 4 * scores * shape.query_width() as u64;
+            let read = (start + num_queries).min(window.map_or(usize::MAX, |window| window + num_queries));
+            work.bytes += read as u64 * self.position_bytes();
+        }
+        work
+    }
+
+    /// Rows of the step that have adapters.
+    fn adapted_rows(&self) -> usize {
+        self.inputs.adapters.iter().map(|rows| rows.rows.len()).sum()
+    }
 }
 
-/// A matrix with its size.
-pub struct TimedMatrix<M> {
-    inner: M,
+/// A weight with its size.
+pub struct Measured<T> {
+    inner: T,
     rows: usize,
     columns: usize,
     bytes: u64,
 }
 
-impl<M> TimedMatrix<M> {
-    fn new(inner: M, columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
+impl<T> Measured<T> {
+    fn new(inner: T, columns: usize, parts: &[(usize, WeightFormat)]) -> Self {
         let rows = parts.iter().map(|(rows, _)| rows).sum();
         let bytes = parts.iter().map(|(rows, format)| format.bytes(*rows, columns) as u64).sum();
         Self { inner, rows, columns, bytes }
     }
-}
 
-/// A vector with its length.
-pub struct TimedVector<V> {
-    inner: V,
-    len: usize,
-}
+    /// The work of reading some rows of a table.
+    fn rows_work(&self, rows: usize) -> Work {
+        bytes(rows as u64 * (self.bytes / self.rows.max(1) as u64 + self.columns as u64 * FLOAT))
+    }
 
-/// A cache with its size.
-pub struct TimedCache<C> {
-    inner: C,
-    /// Bytes of a block in all layers.
-    block_bytes: u64,
-    /// Bytes of a position in one layer.
-    position_bytes: u64,
-}
-
-/// An uploaded step with its inputs.
-pub struct TimedStep<'a, B: Backend> {
-    inner: B::Step<'a>,
-    inputs: &'a StepInputs,
-}
-
-impl<B: Backend> Clone for TimedStep<'_, B> {
-    fn clone(&self) -> Self {
-        *self
+    /// The work of a product of some rows.
+    fn linear_work(&self, rows: usize) -> Work {
+        let (rows, inputs, outputs) = (rows as u64, self.columns as u64, self.rows as u64);
+        Work { bytes: self.bytes + rows * (inputs + outputs) * FLOAT, flops: 2 * rows * inputs * outputs }
     }
 }
 
-impl<B: Backend> Copy for TimedStep<'_, B> {}
-
-/// The work of attention in one layer.
-fn attention_work(inputs: &StepInputs, shape: HeadShape, window: Option<usize>, position_bytes: u64) -> Work {
-    let mut work = floats(2 * inputs.tokens.len() * shape.query_width());
-    for AttentionRow { num_queries, start, .. } in &inputs.sequences {
-        let visible = |position: usize| (position + 1).min(window.unwrap_or(usize::MAX)) as u64;
-        let scores: u64 = (*start..start + num_queries).map(visible).sum();
-        // A multiplication and an addition for each value, once for the scores and once for the output.
-        work.flops += 4 * scores * shape.query_width() as u64;
-        let read = (start + num_queries).min(window.map_or(usize::MAX, |window| window + num_queries));
-        work.bytes += read as u64 * position_bytes;
-    }
-    work
+/// Writes methods that only call those of the inner backend.
+macro_rules! forward {
+    () => {};
+    (fn $name:ident(&mut $self:ident $(, $argument:ident: $type:ty)*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&mut $self $(, $argument: $type)*) $(-> $result)? { $self.inner.$name($($argument),*) }
+        forward! { $($rest)* }
+    };
+    (fn $name:ident(&$self:ident $(, $argument:ident: $type:ty)*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&$self $(, $argument: $type)*) $(-> $result)? { $self.inner.$name($($argument),*) }
+        forward! { $($rest)* }
+    };
 }
 
-impl<B: Backend> Backend for Timed<B> {
-    type Matrix = TimedMatrix<B::Matrix>;
-    type Vector = TimedVector<B::Vector>;
+/// Writes methods that measure those of the inner backend: after the signature, the operation, its work, and the
+/// arguments of the inner method.
+macro_rules! measure {
+    ($(
+        fn $name:ident(&mut $self:ident, $($argument:ident: $type:ty),*):
+        $operation:ident, $work:expr, ($($inner:expr),*);
+    )*) => {$(
+        fn $name(&mut $self, $($argument: $type),*) -> Result<(), DeviceError> {
+            let work = $work;
+            $self.measure(Operation::$operation, work, |inner| inner.$name($($inner),*))
+        }
+    )*};
+}
+
+impl<B: Backend> Memory for Timed<B> {
     type Buffer = B::Buffer;
     type Operand = B::Operand;
     type Scratch = B::Scratch;
-    type Cache = TimedCache<B::Cache>;
-    type Rope = B::Rope;
-    type Slots = B::Slots;
-    type Adapters = B::Adapters;
-    type Step<'a> = TimedStep<'a, B>;
-    type Ticket = B::Ticket;
-    type Turn = B::Turn;
+    type Cache = B::Cache;
 
-    fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
-        self.inner.check_cache(heads, dtype)
+    forward! {
+        fn bytes(&self, allocation: Allocation<'_>) -> u64;
+        fn block_bytes(&self, cache: &CacheSpec) -> u64;
+        fn host_buffer_bytes(&self, step: &StepSpec, adapters: Option<&AdapterSpec>) -> u64;
+        fn host_memory(&self) -> Option<u64>;
+        fn available_memory(&self) -> Result<u64, DeviceError>;
+        fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
+        fn reserve_outside(&mut self, bytes: u64);
+        fn memory(&self) -> MemoryUse;
+        fn allocate(&mut self, len: usize) -> Result<B::Buffer, DeviceError>;
+        fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<B::Operand, DeviceError>;
+        fn allocate_scratch(&mut self, step: &StepSpec) -> Result<B::Scratch, DeviceError>;
+        fn synchronize(&mut self) -> Result<(), DeviceError>;
     }
 
-    fn prepare(
+    measure! {
+        fn download(&mut self, x: &B::Buffer, start: usize, out: &mut [f32]):
+            Download, floats(out.len()), (x, start, out);
+    }
+
+    fn allocate_cache(&mut self, cache: &CacheSpec) -> Result<B::Cache, DeviceError> {
+        self.cache = Some(cache.clone());
+        self.inner.allocate_cache(cache)
+    }
+
+    fn copy_blocks(
         &mut self,
-        matrices: &[PlannedMatrix],
-        cache: &CacheSpec,
-        has_adapters: bool,
+        cache: &mut B::Cache,
+        copies: &mut dyn Iterator<Item = BlockCopy>,
     ) -> Result<(), DeviceError> {
-        self.inner.prepare(matrices, cache, has_adapters)
+        let (started, mut count) = (Instant::now(), 0);
+        self.inner.copy_blocks(cache, &mut copies.inspect(|_| count += 1))?;
+        self.inner.synchronize()?;
+        self.profile.add(Operation::CopyBlocks, started, bytes(2 * count * self.block_bytes_in_use()));
+        Ok(())
+    }
+}
+
+impl<B: Backend> Load for Timed<B> {
+    type Matrix = Measured<B::Matrix>;
+    type Vector = Measured<B::Vector>;
+    type Rope = B::Rope;
+    type Adapters = B::Adapters;
+    type AdapterLayout = B::AdapterLayout;
+
+    forward! {
+        fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError>;
+        fn supports(&self, format: WeightFormat, columns: usize) -> bool;
+        fn activations(&self, format: WeightFormat) -> &'static str;
+        fn prepare(&mut self, matrices: &[PlannedMatrix], cache: &CacheSpec, has_adapters: bool)
+            -> Result<(), DeviceError>;
+        fn packed_layout(&self) -> PackedLayout;
+        fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64;
+        fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]);
+        fn copies_mapped(&self) -> bool;
+        fn load_rope(&mut self, table: &dyn RowSource, step: &StepSpec) -> Result<B::Rope, DeviceError>;
+        fn allocate_adapters(&mut self, adapters: &AdapterSpec, step: &StepSpec)
+            -> Result<B::Adapters, DeviceError>;
+        fn unload_adapter(&mut self, adapters: &mut B::Adapters, number: u32) -> Result<(), DeviceError>;
     }
 
-    fn is_deterministic(&self) -> bool {
-        self.inner.is_deterministic()
-    }
-
-    fn available_memory(&self) -> Result<u64, DeviceError> {
-        self.inner.available_memory()
-    }
-
-    fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
-        self.inner.reserve(bytes)
-    }
-
-    fn host_memory(&self) -> Option<u64> {
-        self.inner.host_memory()
-    }
-
-    fn host_buffer_bytes(&self, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
-        self.inner.host_buffer_bytes(spec, adapters)
-    }
-
-    fn reserve_outside(&mut self, bytes: u64) {
-        self.inner.reserve_outside(bytes);
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.inner.memory()
-    }
-
-    fn supports(&self, format: WeightFormat, columns: usize) -> bool {
-        self.inner.supports(format, columns)
-    }
-
-    fn activations(&self, format: WeightFormat) -> &'static str {
-        self.inner.activations(format)
-    }
-
-    fn matrix_bytes(&self, columns: usize, parts: &[(usize, WeightFormat)]) -> u64 {
-        self.inner.matrix_bytes(columns, parts)
-    }
-
-    fn buffer_bytes(&self, len: usize) -> u64 {
-        self.inner.buffer_bytes(len)
-    }
-
-    fn operand_bytes(&self, rows: usize, columns: usize) -> u64 {
-        self.inner.operand_bytes(rows, columns)
-    }
-
-    fn rope_bytes(&self, positions: usize, spec: &StepSpec) -> u64 {
-        self.inner.rope_bytes(positions, spec)
-    }
-
-    fn scratch_bytes(&self, spec: &StepSpec) -> u64 {
-        self.inner.scratch_bytes(spec)
-    }
-
-    fn slots_bytes(&self, spec: &StepSpec) -> u64 {
-        self.inner.slots_bytes(spec)
-    }
-
-    fn block_bytes(&self, spec: &CacheSpec) -> u64 {
-        self.inner.block_bytes(spec)
-    }
-
-    fn cache_bytes(&self, spec: &CacheSpec, blocks: usize) -> u64 {
-        self.inner.cache_bytes(spec, blocks)
-    }
-
-    fn adapters_bytes(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
-        self.inner.adapters_bytes(adapters, spec)
-    }
-
-    fn shared_adapters_bytes(&self, adapters: &AdapterSpec) -> u64 {
-        self.inner.shared_adapters_bytes(adapters)
-    }
-
-    fn low_rank_bytes(shape: &LowRankShape) -> usize {
-        B::low_rank_bytes(shape)
-    }
-
-    fn adapter_bytes(packed: u64) -> u64 {
-        B::adapter_bytes(packed)
-    }
-
-    fn pack_low_rank(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
-        B::pack_low_rank(shape, a, b, out);
+    measure! {
+        // The CPU moves no bytes.
+        fn load_adapter(&mut self, adapters: &mut B::Adapters, number: u32, adapter: &Arc<PackedAdapter>):
+            LoadAdapter, bytes(0), (adapters, number, adapter);
     }
 
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError> {
         let columns = parts.first().map_or(0, |part| part.source.columns());
         let sizes: Vec<_> = parts.iter().map(|part| (part.source.rows(), part.format)).collect();
-        Ok(TimedMatrix::new(self.inner.load_matrix(parts)?, columns, &sizes))
-    }
-
-    fn packed_layout(&self) -> PackedLayout {
-        self.inner.packed_layout()
-    }
-
-    fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64 {
-        self.inner.packed_bytes(columns, rows, format)
-    }
-
-    fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]) {
-        self.inner.pack(part, out);
+        Ok(Measured::new(self.inner.load_matrix(parts)?, columns, &sizes))
     }
 
     fn map_matrix(
@@ -248,265 +223,32 @@ impl<B: Backend> Backend for Timed<B> {
         parts: &[(usize, WeightFormat)],
         bytes: Bytes,
     ) -> Result<Self::Matrix, DeviceError> {
-        Ok(TimedMatrix::new(self.inner.map_matrix(columns, parts, bytes)?, columns, parts))
-    }
-
-    fn copies_mapped(&self) -> bool {
-        self.inner.copies_mapped()
-    }
-
-    fn bind_thread(&mut self) {
-        self.inner.bind_thread();
-    }
-
-    fn turn(&self) -> B::Turn {
-        self.inner.turn()
+        Ok(Measured::new(self.inner.map_matrix(columns, parts, bytes)?, columns, parts))
     }
 
     fn load_vector(&mut self, values: &[f32]) -> Result<Self::Vector, DeviceError> {
-        Ok(TimedVector { inner: self.inner.load_vector(values)?, len: values.len() })
+        Ok(Measured::new(self.inner.load_vector(values)?, values.len(), &[(1, Dtype::F32.into())]))
+    }
+}
+
+impl<B: Backend> Sample for Timed<B> {
+    type Slots = B::Slots;
+    type Ticket = B::Ticket;
+
+    forward! {
+        fn free_slot(&mut self, slots: &mut B::Slots, slot: u32) -> Result<(), DeviceError>;
+        fn poll(&mut self, ticket: &mut B::Ticket, waker: &Waker) -> Poll<()>;
+        fn collect(&mut self, ticket: B::Ticket, out: &mut Vec<Sampled>) -> Result<(), DeviceError>;
     }
 
-    fn load_rope(&mut self, table: &dyn RowSource, spec: &StepSpec) -> Result<B::Rope, DeviceError> {
-        self.inner.load_rope(table, spec)
+    measure! {
+        fn admit_slot(&mut self, slots: &mut B::Slots, slot: u32, params: &SlotParams<'_>):
+            AdmitSlot, floats(params.prompt.len() + params.generated.len()), (slots, slot, params);
     }
 
-    fn allocate(&mut self, len: usize) -> Result<B::Buffer, DeviceError> {
-        self.inner.allocate(len)
-    }
-
-    fn allocate_operand(&mut self, rows: usize, columns: usize) -> Result<B::Operand, DeviceError> {
-        self.inner.allocate_operand(rows, columns)
-    }
-
-    fn allocate_scratch(&mut self, spec: &StepSpec) -> Result<B::Scratch, DeviceError> {
-        self.inner.allocate_scratch(spec)
-    }
-
-    fn allocate_slots(&mut self, spec: &StepSpec) -> Result<B::Slots, DeviceError> {
-        self.vocabulary = spec.vocabulary;
-        self.inner.allocate_slots(spec)
-    }
-
-    fn allocate_cache(&mut self, spec: &CacheSpec) -> Result<Self::Cache, DeviceError> {
-        let block_bytes = self.inner.block_bytes(spec);
-        let positions = (spec.layers * spec.block_size).max(1) as u64;
-        let inner = self.inner.allocate_cache(spec)?;
-        Ok(TimedCache { inner, block_bytes, position_bytes: block_bytes / positions })
-    }
-
-    fn allocate_adapters(
-        &mut self,
-        adapters: &AdapterSpec,
-        spec: &StepSpec,
-    ) -> Result<B::Adapters, DeviceError> {
-        self.inner.allocate_adapters(adapters, spec)
-    }
-
-    fn load_adapter(
-        &mut self,
-        adapters: &mut B::Adapters,
-        number: u32,
-        adapter: &Arc<PackedAdapter>,
-    ) -> Result<(), DeviceError> {
-        // The CPU moves no bytes.
-        self.measure(Operation::LoadAdapter, bytes(0), |inner| inner.load_adapter(adapters, number, adapter))
-    }
-
-    fn unload_adapter(&mut self, adapters: &mut B::Adapters, number: u32) -> Result<(), DeviceError> {
-        self.inner.unload_adapter(adapters, number)
-    }
-
-    fn copy_blocks(
-        &mut self,
-        cache: &mut Self::Cache,
-        copies: &mut dyn Iterator<Item = BlockCopy>,
-    ) -> Result<(), DeviceError> {
-        let (started, mut count) = (Instant::now(), 0);
-        self.inner.copy_blocks(&mut cache.inner, &mut copies.inspect(|_| count += 1))?;
-        self.inner.synchronize()?;
-        self.profile.add(Operation::CopyBlocks, started, bytes(2 * count * cache.block_bytes));
-        Ok(())
-    }
-
-    fn admit_slot(
-        &mut self,
-        slots: &mut B::Slots,
-        slot: u32,
-        params: &SlotParams<'_>,
-    ) -> Result<(), DeviceError> {
-        let work = bytes(4 * (params.prompt.len() + params.generated.len()) as u64);
-        self.measure(Operation::AdmitSlot, work, |inner| inner.admit_slot(slots, slot, params))
-    }
-
-    fn free_slot(&mut self, slots: &mut B::Slots, slot: u32) -> Result<(), DeviceError> {
-        self.inner.free_slot(slots, slot)
-    }
-
-    fn upload<'a>(
-        &mut self,
-        inputs: &'a StepInputs,
-        rope: &mut B::Rope,
-        slots: &B::Slots,
-        cache: &Self::Cache,
-        adapters: Option<&B::Adapters>,
-    ) -> Result<Self::Step<'a>, DeviceError> {
-        let floats = inputs.extra_rotations.len() + inputs.query_scales.len();
-        let words = 5 * inputs.tokens.len() + inputs.blocks.len() + floats;
-        let inner = self.measure(Operation::Upload, bytes(4 * words as u64), |inner| {
-            inner.upload(inputs, rope, slots, &cache.inner, adapters)
-        })?;
-        Ok(TimedStep { inner, inputs })
-    }
-
-    fn embed(
-        &mut self,
-        step: Self::Step<'_>,
-        slots: &B::Slots,
-        table: &Self::Matrix,
-        out: &mut B::Buffer,
-    ) -> Result<(), DeviceError> {
-        let rows = step.inputs.tokens.len() as u64;
-        let row_bytes = table.bytes / table.rows.max(1) as u64 + table.columns as u64 * FLOAT;
-        self.measure(Operation::Embed, bytes(rows * row_bytes), |inner| {
-            inner.embed(step.inner, slots, &table.inner, out)
-        })
-    }
-
-    fn rms_norm(
-        &mut self,
-        rows: usize,
-        x: &B::Buffer,
-        weight: &Self::Vector,
-        epsilon: f32,
-        out: &mut B::Buffer,
-    ) -> Result<(), DeviceError> {
-        self.measure(Operation::RmsNorm, floats((2 * rows + 1) * weight.len), |inner| {
-            inner.rms_norm(rows, x, &weight.inner, epsilon, out)
-        })
-    }
-
-    fn rms_norm_for(
-        &mut self,
-        reader: &Self::Matrix,
-        rows: usize,
-        x: &B::Buffer,
-        weight: &Self::Vector,
-        epsilon: f32,
-        out: &mut B::Operand,
-    ) -> Result<(), DeviceError> {
-        self.measure(Operation::RmsNorm, floats((2 * rows + 1) * weight.len), |inner| {
-            inner.rms_norm_for(&reader.inner, rows, x, &weight.inner, epsilon, out)
-        })
-    }
-
-    fn linear(
-        &mut self,
-        rows: Range<usize>,
-        x: &B::Operand,
-        weight: &Self::Matrix,
-        epilogue: Epilogue<&Self::Vector>,
-        out: &mut B::Buffer,
-    ) -> Result<(), DeviceError> {
-        let count = rows.len() as u64;
-        let (inputs, outputs) = (weight.columns as u64, weight.rows as u64);
-        let work = Work {
-            bytes: weight.bytes + count * (inputs + outputs) * FLOAT,
-            flops: 2 * count * inputs * outputs,
-        };
-        let epilogue = epilogue.map(|bias| &bias.inner);
-        self.measure(Operation::Linear, work, |inner| inner.linear(rows, x, &weight.inner, epilogue, out))
-    }
-
-    fn add_adapters(
-        &mut self,
-        step: Self::Step<'_>,
-        rows: StepRows,
-        x: &B::Operand,
-        weight: &Self::Matrix,
-        matrix: u32,
-        adapters: &mut B::Adapters,
-        out: &mut B::Buffer,
-    ) -> Result<(), DeviceError> {
-        let count: usize = step.inputs.adapters.iter().map(|rows| rows.rows.len()).sum();
-        let work = floats(count * (weight.columns + 2 * weight.rows));
-        self.measure(Operation::AddAdapters, work, |inner| {
-            inner.add_adapters(step.inner, rows, x, &weight.inner, matrix, adapters, out)
-        })
-    }
-
-    fn rope_write_kv(
-        &mut self,
-        step: Self::Step<'_>,
-        rope: &B::Rope,
-        shape: HeadShape,
-        norms: Option<(&Self::Vector, &Self::Vector, f32)>,
-        qkv: &mut B::Buffer,
-        layer: usize,
-        cache: &mut Self::Cache,
-    ) -> Result<(), DeviceError> {
-        let rows = step.inputs.tokens.len();
-        let rotated = floats(2 * rows * (shape.query_width() + shape.kv_width()));
-        let work = bytes(rotated.bytes + rows as u64 * cache.position_bytes);
-        let norms = norms.map(|(query, key, epsilon)| (&query.inner, &key.inner, epsilon));
-        self.measure(Operation::RopeWriteKv, work, |inner| {
-            inner.rope_write_kv(step.inner, rope, shape, norms, qkv, layer, &mut cache.inner)
-        })
-    }
-
-    fn attention(
-        &mut self,
-        reader: &Self::Matrix,
-        step: Self::Step<'_>,
-        shape: HeadShape,
-        params: AttentionParams,
-        layer: usize,
-        cache: &Self::Cache,
-        qkv: &mut B::Buffer,
-        scratch: &mut B::Scratch,
-        out: &mut B::Operand,
-    ) -> Result<(), DeviceError> {
-        let work = attention_work(step.inputs, shape, params.window, cache.position_bytes);
-        self.measure(Operation::Attention, work, |inner| {
-            inner.attention(&reader.inner, step.inner, shape, params, layer, &cache.inner, qkv, scratch, out)
-        })
-    }
-
-    fn silu_mul(
-        &mut self,
-        reader: &Self::Matrix,
-        rows: usize,
-        width: usize,
-        gate_up: &B::Buffer,
-        out: &mut B::Operand,
-    ) -> Result<(), DeviceError> {
-        self.measure(Operation::SiluMul, floats(3 * rows * width), |inner| {
-            inner.silu_mul(&reader.inner, rows, width, gate_up, out)
-        })
-    }
-
-    fn gather(
-        &mut self,
-        step: Self::Step<'_>,
-        width: usize,
-        x: &B::Buffer,
-        out: &mut B::Buffer,
-    ) -> Result<(), DeviceError> {
-        self.measure(Operation::Gather, floats(2 * step.inputs.output_rows.len() * width), |inner| {
-            inner.gather(step.inner, width, x, out)
-        })
-    }
-
-    fn gather_operand(
-        &mut self,
-        reader: &Self::Matrix,
-        step: Self::Step<'_>,
-        x: &B::Operand,
-        out: &mut B::Operand,
-    ) -> Result<(), DeviceError> {
-        self.measure(Operation::Gather, floats(2 * step.inputs.output_rows.len() * reader.columns), |inner| {
-            inner.gather_operand(&reader.inner, step.inner, x, out)
-        })
+    fn allocate_slots(&mut self, step: &StepSpec) -> Result<B::Slots, DeviceError> {
+        self.vocabulary = step.vocabulary;
+        self.inner.allocate_slots(step)
     }
 
     fn sample(
@@ -522,25 +264,101 @@ impl<B: Backend> Backend for Timed<B> {
         let work = floats(batch.len() * self.vocabulary);
         self.measure(Operation::Sample, work, |inner| inner.sample(logits, batch, slots, scratch))
     }
+}
 
-    fn flush(&mut self) -> Result<(), DeviceError> {
-        self.inner.flush()
+impl<B: Backend> Compute for Timed<B> {
+    type Step<'a> = B::Step<'a>;
+
+    forward! {
+        fn is_deterministic(&self) -> bool;
+        fn bind_thread(&mut self);
+        fn flush(&mut self) -> Result<(), DeviceError>;
     }
 
-    fn poll(&mut self, ticket: &mut B::Ticket, waker: &Waker) -> Poll<()> {
-        self.inner.poll(ticket, waker)
+    fn upload<'a>(
+        &mut self,
+        inputs: &'a StepInputs,
+        rope: &mut B::Rope,
+        slots: &B::Slots,
+        cache: &B::Cache,
+        adapters: Option<&B::Adapters>,
+    ) -> Result<B::Step<'a>, DeviceError> {
+        self.inputs.clone_from(inputs);
+        let rotations = inputs.extra_rotations.len() + inputs.query_scales.len();
+        let work = floats(5 * inputs.tokens.len() + inputs.blocks.len() + rotations); // ids are as wide
+        self.measure(Operation::Upload, work, |inner| inner.upload(inputs, rope, slots, cache, adapters))
     }
 
-    fn collect(&mut self, ticket: B::Ticket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
-        self.inner.collect(ticket, out)
+    measure! {
+        fn embed(&mut self, step: B::Step<'_>, slots: &B::Slots, table: &Self::Matrix, out: &mut B::Buffer):
+            Embed, table.rows_work(self.inputs.tokens.len()), (step, slots, &table.inner, out);
+
+        fn rms_norm(
+            &mut self, rows: usize, x: &B::Buffer, weight: &Self::Vector, epsilon: f32, out: &mut B::Buffer
+        ):
+            RmsNorm, floats((2 * rows + 1) * weight.columns), (rows, x, &weight.inner, epsilon, out);
+
+        fn rms_norm_for(
+            &mut self, reader: &Self::Matrix, rows: usize, x: &B::Buffer, weight: &Self::Vector, epsilon: f32,
+            out: &mut B::Operand
+        ):
+            RmsNorm, floats((2 * rows + 1) * weight.columns),
+            (&reader.inner, rows, x, &weight.inner, epsilon, out);
+
+        fn linear(
+            &mut self, rows: Range<usize>, x: &B::Operand, weight: &Self::Matrix,
+            epilogue: Epilogue<&Self::Vector>, out: &mut B::Buffer
+        ):
+            Linear, weight.linear_work(rows.len()),
+            (rows, x, &weight.inner, epilogue.map(|bias| &bias.inner), out);
+
+        fn add_adapters(
+            &mut self, updates: AdapterUpdates<'_, B::Step<'_>, B::Adapters>, x: &B::Operand,
+            weight: &Self::Matrix, out: &mut B::Buffer
+        ):
+            AddAdapters, floats(self.adapted_rows() * (weight.columns + 2 * weight.rows)),
+            (updates, x, &weight.inner, out);
+
+        fn attention(
+            &mut self, reader: &Self::Matrix, step: B::Step<'_>, attention: LayerAttention<'_, B::Cache>,
+            qkv: &mut B::Buffer, scratch: &mut B::Scratch, out: &mut B::Operand
+        ):
+            Attention, self.attention_work(attention.shape, attention.params.window),
+            (&reader.inner, step, attention, qkv, scratch, out);
+
+        fn silu_mul(
+            &mut self, reader: &Self::Matrix, rows: usize, width: usize, gate_up: &B::Buffer,
+            out: &mut B::Operand
+        ):
+            SiluMul, floats(3 * rows * width), (&reader.inner, rows, width, gate_up, out);
+
+        fn gather(&mut self, step: B::Step<'_>, width: usize, x: &B::Buffer, out: &mut B::Buffer):
+            Gather, floats(2 * self.inputs.output_rows.len() * width), (step, width, x, out);
+
+        fn gather_operand(
+            &mut self, reader: &Self::Matrix, step: B::Step<'_>, x: &B::Operand, out: &mut B::Operand
+        ):
+            Gather, floats(2 * self.inputs.output_rows.len() * reader.columns),
+            (&reader.inner, step, x, out);
     }
 
-    fn download(&mut self, x: &B::Buffer, start: usize, out: &mut [f32]) -> Result<(), DeviceError> {
-        let work = floats(out.len());
-        self.measure(Operation::Download, work, |inner| inner.download(x, start, out))
-    }
-
-    fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.inner.synchronize()
+    fn rope_write_kv(
+        &mut self,
+        step: B::Step<'_>,
+        rope: &B::Rope,
+        LayerHeads { shape, norms, layer }: LayerHeads<'_, Self::Vector>,
+        qkv: &mut B::Buffer,
+        cache: &mut B::Cache,
+    ) -> Result<(), DeviceError> {
+        let rows = self.inputs.tokens.len();
+        let rotated = floats(2 * rows * (shape.query_width() + shape.kv_width()));
+        let work = bytes(rotated.bytes + rows as u64 * self.position_bytes());
+        let norms = norms.map(|HeadNorms { query, key, epsilon }| HeadNorms {
+            query: &query.inner,
+            key: &key.inner,
+            epsilon,
+        });
+        let heads = LayerHeads { shape, norms, layer };
+        self.measure(Operation::RopeWriteKv, work, |inner| inner.rope_write_kv(step, rope, heads, qkv, cache))
     }
 }

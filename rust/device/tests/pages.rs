@@ -2,8 +2,8 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)]
 
-use penstock_device::Backend;
 use penstock_device::cpu::Cpu;
+use penstock_device::{Allocation, Memory};
 
 /// Bytes of the process that are in memory.
 fn resident() -> u64 {
@@ -16,7 +16,7 @@ fn resident() -> u64 {
 fn allocated_buffer_is_zero_and_takes_memory_when_written() {
     const FLOATS: usize = 16 << 20;
     let mut cpu = Cpu::new(2).unwrap();
-    let bytes = cpu.buffer_bytes(FLOATS);
+    let bytes = cpu.bytes(Allocation::Floats(FLOATS));
     cpu.reserve(bytes).unwrap();
     let before = resident();
     let buffer = cpu.allocate(FLOATS).unwrap();

@@ -1,7 +1,7 @@
 //! Adapters: the updates of an adapter's modules as updates of the fused matrices of a decoder.
 
 use penstock_checkpoint::{AdapterFiles, AdapterModule, Tensor};
-use penstock_device::Backend;
+use penstock_device::AdapterLayout;
 use penstock_types::{Dtype, LowRankShape, LowRankUpdate, PackedAdapter, WeightFormat};
 
 use crate::config::ModelConfig;
@@ -46,12 +46,12 @@ pub fn adapted_matrices(config: &ModelConfig) -> usize {
 }
 
 /// Bytes that an adapter of all linear layers with updates of this rank and type takes on the device.
-pub fn adapter_bytes<B: Backend>(config: &ModelConfig, rank: usize, dtype: Dtype) -> u64 {
+pub fn adapter_bytes<L: AdapterLayout>(config: &ModelConfig, rank: usize, dtype: Dtype) -> u64 {
     let bytes = |target: &Target| {
         let shape = LowRankShape { rows: target.rows, columns: target.columns, rank, dtype };
-        B::low_rank_bytes(&shape) as u64
+        L::update_bytes(&shape) as u64
     };
-    B::adapter_bytes(config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>())
+    L::adapter_bytes(config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>())
 }
 
 /// The limits of an adapter.
@@ -63,8 +63,8 @@ pub struct AdapterLimits {
     pub bytes: u64,
 }
 
-/// Checks an adapter against the configuration of the model and packs it for a backend.
-pub fn pack_adapter<B: Backend>(
+/// Checks an adapter against the configuration of the model and packs it for a device.
+pub fn pack_adapter<L: AdapterLayout>(
     files: &AdapterFiles,
     config: &ModelConfig,
     limits: AdapterLimits,
@@ -89,9 +89,9 @@ pub fn pack_adapter<B: Backend>(
         };
         let (matrix, first_row) = (target.product.matrix(*layer), target.first_row);
         updates.push(LowRankUpdate { matrix, first_row, shape, scale: module.scale, offset: size });
-        size += B::low_rank_bytes(&shape);
+        size += L::update_bytes(&shape);
     }
-    let bytes = B::adapter_bytes(size as u64);
+    let bytes = L::adapter_bytes(size as u64);
     if bytes > limits.bytes {
         return Err(ModelError::AdapterSize { bytes, limit: limits.bytes });
     }
@@ -105,8 +105,8 @@ pub fn pack_adapter<B: Backend>(
         }
         let largest = (read_values(&module.a, &mut a)?, read_values(&module.b, &mut b)?);
         check_size(module, largest)?;
-        let out = &mut packed.bytes_mut()[update.offset..][..B::low_rank_bytes(&update.shape)];
-        B::pack_low_rank(&update.shape, &a, &b, out);
+        let out = &mut packed.bytes_mut()[update.offset..][..L::update_bytes(&update.shape)];
+        L::pack(&update.shape, &a, &b, out);
     }
     if progress(size as u64, size as u64).is_break() {
         return Err(ModelError::Cancelled);

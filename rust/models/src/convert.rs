@@ -6,13 +6,14 @@ use std::path::Path;
 use penstock_checkpoint::{
     Checkpoint, CheckpointError, Conversion, ConvertedWriter, FusedMatrix, FusedPart, NewTensor, Tensor,
 };
-use penstock_device::{Backend, MatrixPart, RowSource};
+use penstock_device::{Load, MatrixPart, RowSource};
 use penstock_types::Dtype;
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::formats::WeightFormats;
-use crate::fused::{Fused, Slice, fused_weights, runs};
+use crate::fused::{Fused, Slice, fused_weights};
+use crate::packing::runs;
 use crate::weights::{ProgressCallback, sources, vector, warn_of_unused_head};
 
 /// Minimum of packed bytes that are written at once, except at the end of a matrix.
@@ -32,7 +33,7 @@ pub struct ConvertOptions<'a> {
 }
 
 /// Writes the weights of `config` from `checkpoint`, packed for `backend`, with the texts of the checkpoint.
-pub fn convert<B: Backend>(
+pub fn convert<B: Load>(
     backend: &B,
     checkpoint: &Checkpoint,
     config: &ModelConfig,
@@ -105,12 +106,7 @@ pub fn convert<B: Backend>(
 }
 
 /// The parts of a matrix and its packed bytes.
-fn plan<B: Backend>(
-    backend: &B,
-    fused: &Fused,
-    columns: usize,
-    formats: &WeightFormats,
-) -> (FusedMatrix, u64) {
+fn plan<B: Load>(backend: &B, fused: &Fused, columns: usize, formats: &WeightFormats) -> (FusedMatrix, u64) {
     let (mut parts, mut bytes) = (Vec::new(), 0);
     for run in runs(backend, fused, columns, formats) {
         let rows = &fused.rows[run.parts.clone()];

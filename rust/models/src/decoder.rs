@@ -5,7 +5,10 @@
 
 use std::ops::Range;
 
-use penstock_device::{AdapterSpec, Backend, DeviceError, StepInputs, StepRows, StepSpec};
+use penstock_device::{
+    AdapterSpec, AdapterUpdates, Allocation, Backend, Compute, DeviceError, HeadNorms, LayerAttention,
+    LayerHeads, Load, StepInputs, StepRows, StepSpec,
+};
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
 use crate::config::ModelConfig;
@@ -111,13 +114,16 @@ impl<B: Backend> Workspace<B> {
     }
 
     /// Number of bytes that [`new`](Self::new) allocates.
-    pub fn bytes(backend: &B, config: &ModelConfig, spec: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
-        let rope = backend.rope_bytes(config.rope.table_len(spec.positions), spec);
-        let buffers = buffer_lens(config, spec).map(|len| backend.buffer_bytes(len));
-        let operands = operand_widths(config).map(|width| backend.operand_bytes(spec.tokens, width));
-        let adapters = adapters.map_or(0, |adapters| backend.adapters_bytes(adapters, spec));
-        let others = [backend.scratch_bytes(spec), backend.slots_bytes(spec), adapters, rope];
-        buffers.into_iter().chain(operands).chain(others).fold(0, u64::saturating_add)
+    pub fn bytes(backend: &B, config: &ModelConfig, step: &StepSpec, adapters: Option<&AdapterSpec>) -> u64 {
+        let buffers = buffer_lens(config, step).map(Allocation::Floats);
+        let operands =
+            operand_widths(config).map(|columns| Allocation::Operand { rows: step.tokens, columns });
+        let positions = config.rope.table_len(step.positions);
+        let others =
+            [Allocation::Scratch(step), Allocation::Slots(step), Allocation::Rope { positions, step }];
+        let adapters = adapters.map(|adapters| Allocation::Adapters { adapters, step });
+        let all = buffers.into_iter().chain(operands).chain(others).chain(adapters);
+        all.map(|allocation| backend.bytes(allocation)).fold(0, u64::saturating_add)
     }
 }
 
@@ -241,26 +247,18 @@ impl<B: Backend> Decoder<B> {
             backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
             let updates = adapted.updates(StepRows::All, Product::Qkv.matrix(index));
             product(backend, tokens, &w.operand, &layer.qkv, updates, &mut w.projected)?; // [t, q + 2 kv]
-            let norms = layer.qk_norm.as_ref().map(|(q, k)| (q, k, epsilon));
-            backend.rope_write_kv(step, &w.rope, config.heads, norms, &mut w.projected, index, cache)?;
+            let norms = layer.qk_norm.as_ref();
+            let norms = norms.map(|(query, key)| HeadNorms { query, key, epsilon });
+            let heads = LayerHeads { shape: config.heads, norms, layer: index };
+            backend.rope_write_kv(step, &w.rope, heads, &mut w.projected, cache)?;
             let last = index + 1 == layers.len();
             if last && outputs == 0 {
                 return Ok(()); // a chunk in the middle of a prompt: only its keys and values are needed
             }
             let params = AttentionParams { scale, window: layer.window, softcap: None };
-            let (scratch, attended) = (&mut w.scratch, &mut w.operand);
-            let (output, heads) = (&layer.output.weight, config.heads);
-            backend.attention(
-                output,
-                step,
-                heads,
-                params,
-                index,
-                cache,
-                &mut w.projected,
-                scratch,
-                attended,
-            )?; // [t, q]
+            let attention = LayerAttention { shape: config.heads, params, cache: &*cache, layer: index };
+            let (output, qkv, attended) = (&layer.output.weight, &mut w.projected, &mut w.operand);
+            backend.attention(output, step, attention, qkv, &mut w.scratch, attended)?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
             let is_reduced = last && !outputs_all;
             let of_step = if is_reduced { StepRows::Outputs } else { StepRows::All };
@@ -340,18 +338,13 @@ struct Adapted<'s, 'a, B: Backend> {
 }
 
 /// The updates of a product.
-struct Updates<'s, 'a, B: Backend> {
-    step: B::Step<'s>,
-    rows: StepRows,
-    matrix: u32,
-    adapters: &'a mut B::Adapters,
-}
+type Updates<'s, 'a, B> = AdapterUpdates<'a, <B as Compute>::Step<'s>, <B as Load>::Adapters>;
 
 impl<'s, B: Backend> Adapted<'s, '_, B> {
     /// The updates of these rows of the step, and of this matrix.
     fn updates(&mut self, rows: StepRows, matrix: u32) -> Option<Updates<'s, '_, B>> {
         let adapters = self.adapters.as_deref_mut()?;
-        Some(Updates { step: self.step, rows, matrix, adapters })
+        Some(AdapterUpdates { step: self.step, rows, matrix, adapters })
     }
 }
 
@@ -390,8 +383,8 @@ fn multiply<B: Backend>(
     updates: Option<Updates<'_, '_, B>>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
-    let Some(Updates { step, rows: of_step, matrix, adapters }) = updates else {
-        return backend.linear(0..rows, x, weight, epilogue, out);
-    };
-    backend.linear_with_adapters(step, of_step, rows, x, weight, epilogue, matrix, adapters, out)
+    match updates {
+        None => backend.linear(0..rows, x, weight, epilogue, out),
+        Some(updates) => backend.linear_with_adapters(rows, x, weight, epilogue, updates, out),
+    }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, Conversion, FusedPart};
-use penstock_device::{Backend, packed};
-use penstock_types::{Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
+use penstock_device::{Load, packed};
+use penstock_types::{Activations, Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::fused::{EMBEDDING, HEAD, matrix_names, module_name, readable_together};
+use crate::fused::{EMBEDDING, HEAD, matrix_names, module_name};
 
 /// The format of each weight matrix, by the name of its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl WeightFormats {
 
     /// The formats that `quantization` requests for the matrices of `model`. Matrices that are not quantised have
     /// `dtype`.
-    pub fn new<B: Backend>(
+    pub fn new<B: Load>(
         backend: &B,
         checkpoint: &Checkpoint,
         model: &ModelConfig,
@@ -66,7 +66,7 @@ impl WeightFormats {
     }
 
     /// The formats of a converted model. A format that `backend` cannot use is an error.
-    fn as_converted<B: Backend>(
+    fn as_converted<B: Load>(
         backend: &B,
         checkpoint: &Checkpoint,
         conversion: &Conversion,
@@ -105,7 +105,7 @@ impl WeightFormats {
     }
 
     /// Checks that the options request the formats of the conversion, or none.
-    fn check_request<B: Backend>(
+    fn check_request<B: Load>(
         &self,
         backend: &B,
         conversion: &Conversion,
@@ -155,8 +155,25 @@ impl WeightFormats {
     }
 }
 
+/// The formats of the tensors of a fused matrix. All read floats if they read different activations, or if the backend
+/// does not support one of them.
+pub(crate) fn readable_together<B: Load>(
+    backend: &B,
+    columns: usize,
+    mut formats: Vec<WeightFormat>,
+) -> Vec<WeightFormat> {
+    let activations = formats.first().map(|format| format.activations());
+    let is_readable = |format: &WeightFormat| {
+        Some(format.activations()) == activations && backend.supports(*format, columns)
+    };
+    if !formats.iter().all(is_readable) {
+        formats.iter_mut().for_each(|format| *format = format.with_activations(Activations::Float));
+    }
+    formats
+}
+
 /// The format of a quantised tensor in the file, if the backend has it.
-fn stored<B: Backend>(backend: &B, checkpoint: &Checkpoint, name: &str) -> Option<WeightFormat> {
+fn stored<B: Load>(backend: &B, checkpoint: &Checkpoint, name: &str) -> Option<WeightFormat> {
     let tensor = checkpoint.tensor(name).ok()?;
     let format = tensor.format();
     let is_grid = matches!(format, WeightFormat::Grid(_));

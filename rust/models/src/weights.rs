@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, FusedMatrix, Tensor};
 use penstock_device::packed::PackedRows;
-use penstock_device::{Backend, MatrixPart, WeightSource};
+use penstock_device::{Allocation, Backend, MatrixPart, WeightSource};
 use penstock_types::WeightFormat;
 
 use crate::config::ModelConfig;
@@ -12,9 +12,10 @@ use crate::decoder::{Decoder, Layer, Linear};
 use crate::error::ModelError;
 use crate::formats::{Residence, WeightFormats};
 use crate::fused::{
-    DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Run, Stacked, fused_weights, parts,
-    runs, tensor_names, weight_bytes, weight_name,
+    DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Stacked, fused_weights,
+    tensor_names, weight_name,
 };
+use crate::packing::{Run, parts, runs, weight_bytes};
 
 /// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
 pub type ProgressCallback<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
@@ -156,7 +157,7 @@ impl<B: Backend> Loader<'_, B> {
             Some(_) => self.converted(&fused, columns, &sizes)?,
             None => self.pack(&fused, columns, &runs)?,
         };
-        self.advance(self.backend.matrix_bytes(columns, &sizes))?;
+        self.advance(self.backend.bytes(Allocation::Matrix { columns, parts: &sizes }))?;
         Ok(matrix)
     }
 
@@ -200,7 +201,7 @@ impl<B: Backend> Loader<'_, B> {
     fn bias(&mut self, names: Vec<String>, rows: &[usize]) -> Result<B::Vector, ModelError> {
         let values = vector(self.checkpoint, &Fused { names, rows: rows.to_vec(), columns: None })?;
         let vector = self.backend.load_vector(&values)?;
-        self.advance(self.backend.buffer_bytes(values.len()))?;
+        self.advance(self.backend.bytes(Allocation::Floats(values.len())))?;
         Ok(vector)
     }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use penstock_checkpoint::{AdapterFiles, CheckpointError};
-use penstock_device::{AdapterSpec, Backend};
+use penstock_device::{AdapterLayout, AdapterSpec};
 use penstock_engine::{AdapterError, AdapterId, AdapterUse, Engine};
 use penstock_models::{
     AdapterLimits, ModelConfig, ModelError, ProgressCallback, adapted_matrices, adapter_bytes, pack_adapter,
@@ -19,12 +19,15 @@ use penstock_types::{Dtype, EngineConfig, PackedAdapter};
 const DEFAULT_RANK: usize = 16;
 
 /// The adapters on the device that a configuration asks for; `None` without adapters.
-pub(crate) fn adapter_spec<B: Backend>(options: &EngineConfig, model: &ModelConfig) -> Option<AdapterSpec> {
+pub(crate) fn adapter_spec<L: AdapterLayout>(
+    options: &EngineConfig,
+    model: &ModelConfig,
+) -> Option<AdapterSpec> {
     let (adapters, rank) = (options.max_adapters, options.max_adapter_rank());
     // Published adapters are float32.
-    let bytes = |rank| adapter_bytes::<B>(model, rank, Dtype::F32);
+    let bytes = |rank| adapter_bytes::<L>(model, rank, Dtype::F32);
     let default = || bytes(rank).max(adapters as u64 * bytes(rank.min(DEFAULT_RANK)));
-    let bytes = B::adapter_bytes(options.adapter_cache_bytes.unwrap_or_else(default));
+    let bytes = L::adapter_bytes(options.adapter_cache_bytes.unwrap_or_else(default));
     let matrices = adapted_matrices(model);
     (adapters > 0).then_some(AdapterSpec { adapters, bytes, rank, matrices })
 }
@@ -32,7 +35,7 @@ pub(crate) fn adapter_spec<B: Backend>(options: &EngineConfig, model: &ModelConf
 /// The most bytes of a weight file beside its weights.
 const MAX_HEADER: u64 = 16 << 20;
 
-/// The function that packs an adapter for a backend.
+/// The function that packs an adapter for a device.
 type Pack =
     fn(&AdapterFiles, &ModelConfig, AdapterLimits, ProgressCallback<'_>) -> Result<PackedAdapter, ModelError>;
 
@@ -42,7 +45,7 @@ pub struct AdapterLoader {
     model: Arc<ModelConfig>,
     limits: AdapterLimits,
     pack: Pack,
-    /// See [`Backend::adapter_bytes`].
+    /// See [`AdapterLayout::adapter_bytes`].
     device_bytes: fn(u64) -> u64,
 }
 
@@ -77,12 +80,12 @@ pub enum LoadAdapterError {
 }
 
 impl AdapterLoader {
-    pub(crate) fn new<B: Backend>(model: ModelConfig, spec: AdapterSpec) -> Self {
+    pub(crate) fn new<L: AdapterLayout>(model: ModelConfig, spec: AdapterSpec) -> Self {
         Self {
             model: Arc::new(model),
             limits: AdapterLimits { rank: spec.rank, bytes: spec.bytes },
-            pack: pack_adapter::<B>,
-            device_bytes: B::adapter_bytes,
+            pack: pack_adapter::<L>,
+            device_bytes: L::adapter_bytes,
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Once};
 use penstock_cuda::{CallerThread, Cublas};
 use penstock_device::DeviceError;
 use penstock_device::cpu::{Cpu, CpuError, CpuHost, NumaNode, numa_nodes, usable_cpus};
+pub(crate) use penstock_device::cpu::{Turn, Turns};
 use penstock_device::cuda::Cuda;
 use penstock_types::config_limits::MAX_THREADS;
 use penstock_types::{Device, FieldError};
@@ -27,7 +28,7 @@ pub type DefaultBackend = Cpu;
 /// The threads and the memory that instances of the CPU backend share.
 pub(crate) type DefaultHost = CpuHost;
 
-/// The properties of a device that [`ModelInfo`](crate::ModelInfo) reports.
+/// An open device beside its backend: the properties that [`ModelInfo`](crate::ModelInfo) reports, and its turns.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     pub device: Device,
@@ -37,6 +38,8 @@ pub struct DeviceInfo {
     pub isa: String,
     /// `None` if threads and memory are anywhere.
     pub numa: Option<NumaInfo>,
+    /// The turns of the engines that share its threads; `None` if the device divides itself between engines.
+    pub turns: Option<Turns>,
 }
 
 /// The device that computes, or the reason why it cannot be used; see `find_device`.
@@ -120,7 +123,7 @@ pub(crate) fn open_cuda(
         error => error.into(),
     })?;
     let isa = found.device.architecture.to_string();
-    let info = DeviceInfo { device: Device::Cuda(index), threads, isa, numa: None };
+    let info = DeviceInfo { device: Device::Cuda(index), threads, isa, numa: None, turns: None };
     Ok((backend, info))
 }
 
@@ -148,8 +151,13 @@ pub(crate) fn open_cpu(
     let threads = config.options.threads.unwrap_or_else(|| default_threads(usable_cpus(), &nodes));
     let backend = Cpu::open(host, threads, config.isa.as_deref().unwrap_or_default(), &nodes)?;
     let numa = (!nodes.is_empty()).then(|| numa_info(&backend, &nodes));
-    let info =
-        DeviceInfo { device: Device::Cpu, threads: backend.threads(), isa: backend.isa().to_owned(), numa };
+    let info = DeviceInfo {
+        device: Device::Cpu,
+        threads: backend.threads(),
+        isa: backend.isa().to_owned(),
+        numa,
+        turns: Some(backend.turns()),
+    };
     Ok((backend, info))
 }
 

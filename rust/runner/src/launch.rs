@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use penstock_checkpoint::Checkpoint;
-use penstock_device::{Backend, CacheSpec, Timed};
+use penstock_device::{Backend, CacheSpec, Load, Timed};
 use penstock_engine::{Engine, Limits, PreemptionMode};
 use penstock_models::{ModelConfig, ModelError, ProgressCallback};
 use penstock_types::{Device, EngineConfig, FieldError, Json, KvDtype};
@@ -64,7 +64,7 @@ pub fn launch(
 }
 
 /// Whether a backend has the kernels of a model.
-pub(crate) fn check_cache<B: Backend>(
+pub(crate) fn check_cache<B: Load>(
     backend: &B,
     checkpoint: &Checkpoint,
     options: &EngineConfig,
@@ -181,14 +181,15 @@ pub(crate) fn open<B: Backend>(
     let model = decoder.config().clone();
     let MemoryPlan { step, cache, adapter_spec, .. } = &memory_plan;
     let masks = mask_threads(device.threads)?;
-    let mut runner = Runner::new(backend, decoder, (cache, adapter_spec.as_ref()), step, inputs, masks)?;
+    let mut runner =
+        Runner::new((backend, device.turns), decoder, (cache, adapter_spec.as_ref()), step, inputs, masks)?;
     let WarmUp { seconds, host_tier } = runner.warm_up(cache, options.prefix_cache)?;
     // Swapping uses the host tier at any cost; prefixes only if loading them is faster than computing them.
     limits.host_prefixes = host_tier.is_some_and(|tier| tier.keeps_prefixes);
     if !limits.host_prefixes && options.preemption_mode != PreemptionMode::Swap {
         limits.host_blocks = 0;
     }
-    let adapters = adapter_spec.map(|spec| AdapterLoader::new::<B>(model.clone(), spec));
+    let adapters = adapter_spec.map(|spec| AdapterLoader::new::<B::AdapterLayout>(model.clone(), spec));
     let MemoryPlan { weights, workspace, inputs, kv_cache, host_cache, .. } = memory_plan;
     let adapter_bytes = memory_plan.adapters + memory_plan.shared_adapters;
     let (weights, peak) = (weights.total(), runner.memory().peak);
@@ -228,7 +229,7 @@ pub(crate) fn open<B: Backend>(
 }
 
 /// Prepares the operations of a model, which may take memory of the device, before the rest is measured.
-fn prepare<B: Backend>(
+fn prepare<B: Load>(
     backend: &mut B,
     model: &ModelConfig,
     formats: &WeightFormats,

@@ -3,7 +3,7 @@
 //!
 //! Mapped weights are in the plan, but not in the arena; with `numa_nodes` they are copied into the arena.
 
-use penstock_device::{AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
+use penstock_device::{AdapterSpec, Allocation, Backend, CacheSpec, Memory, StepInputs, StepSpec};
 use penstock_engine::PreemptionMode;
 use penstock_models::{ModelConfig, WeightBytes, WeightFormats, Workspace, weight_bytes};
 use penstock_types::{Dtype, EngineConfig, KvDtype};
@@ -75,10 +75,10 @@ impl CacheSize {
         blocks.map(Self::Blocks).or(bytes.map(Self::Bytes))
     }
 
-    fn bytes<B: Backend>(self, backend: &B, cache: &CacheSpec) -> u64 {
+    fn bytes<B: Memory>(self, backend: &B, cache: &CacheSpec) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
-            Self::Blocks(blocks) => backend.cache_bytes(cache, blocks),
+            Self::Blocks(count) => backend.bytes(Allocation::Blocks { cache, count }),
         }
     }
 
@@ -162,13 +162,13 @@ impl MemoryRequest {
     }
 
     /// Bytes of the smallest KV cache: that of one sequence of `max_model_len` tokens.
-    pub fn least_kv_bytes<B: Backend>(&self, backend: &B, model: &ModelConfig) -> u64 {
-        backend.cache_bytes(&self.empty_cache(model), self.least_blocks())
+    pub fn least_kv_bytes<B: Memory>(&self, backend: &B, model: &ModelConfig) -> u64 {
+        CacheSize::Blocks(self.least_blocks()).bytes(backend, &self.empty_cache(model))
     }
 
     /// Bytes of the smallest host tier: one block.
-    pub fn least_host_bytes<B: Backend>(&self, backend: &B, model: &ModelConfig) -> u64 {
-        backend.cache_bytes(&self.empty_cache(model), 1)
+    pub fn least_host_bytes<B: Memory>(&self, backend: &B, model: &ModelConfig) -> u64 {
+        CacheSize::Blocks(1).bytes(backend, &self.empty_cache(model))
     }
 }
 
@@ -246,14 +246,16 @@ impl MemoryPlan {
         let weights = weight_bytes(backend, model, &request.weights);
         let workspace = Workspace::bytes(backend, model, &step, None);
         let adapter_spec = request.adapters;
-        let adapters = adapter_spec.map_or(0, |adapters| backend.adapters_bytes(&adapters, &step));
-        let shared_adapters = adapter_spec.map_or(0, |adapters| backend.shared_adapters_bytes(&adapters));
+        let adapters = adapter_spec
+            .as_ref()
+            .map_or(0, |adapters| backend.bytes(Allocation::Adapters { adapters, step: &step }));
         let buffers = backend.host_buffer_bytes(&step, adapter_spec.as_ref());
         let inputs = StepInputs::bytes(&step).saturating_add(buffers);
         let host_memory = backend.host_memory();
-        let (copied_adapters, needed) = match host_memory {
-            Some(_) => (adapter_spec.map_or(0, |adapters| adapters.bytes), workspace),
-            None => (0, workspace.saturating_add(inputs)),
+        let in_host = adapter_spec.map_or(0, |adapters| adapters.bytes);
+        let (shared_adapters, copied_adapters, needed) = match host_memory {
+            Some(_) => (0, in_host, workspace),
+            None => (in_host, 0, workspace.saturating_add(inputs)),
         };
         let new_weights = weights.arena.saturating_add(weights.mapped);
         let all_adapters = adapters.saturating_add(shared_adapters);
@@ -264,9 +266,10 @@ impl MemoryPlan {
         };
 
         // The rounding of the arena reduces the number of blocks only if there is no other memory for it.
+        let bytes_of = |blocks: usize| CacheSize::Blocks(blocks).bytes(backend, &cache);
         let blocks_in = |bytes: u64, remaining: u64| {
             let most = (bytes / backend.block_bytes(&cache)).min(MAX_BLOCKS as u64);
-            let fits = |blocks| backend.cache_bytes(&cache, blocks as usize) <= remaining;
+            let fits = |blocks| bytes_of(blocks as usize) <= remaining;
             largest_fitting(0, most, fits).map_or(0, |blocks| blocks as usize)
         };
         let users = "weights and workspace";
@@ -298,7 +301,7 @@ impl MemoryPlan {
             }
             (HostCacheSize::Requested(size), None) => {
                 host_blocks = requested_blocks("host_cache", size, "", (remaining, users), 1)?;
-                remaining -= backend.cache_bytes(&cache, host_blocks);
+                remaining -= bytes_of(host_blocks);
             }
             (HostCacheSize::Requested(size), Some(available)) => {
                 let users = "other programs, engines and buffers of the host";
@@ -327,8 +330,7 @@ impl MemoryPlan {
         if request.host_cache == HostCacheSize::SameAsDevice {
             host_blocks = if host_memory.is_some() { blocks.min(host_blocks) } else { blocks };
         }
-        let (kv_cache, host_cache) =
-            (backend.cache_bytes(&cache, blocks), backend.cache_bytes(&cache, host_blocks));
+        let (kv_cache, host_cache) = (bytes_of(blocks), bytes_of(host_blocks));
         (cache.blocks, cache.host_blocks) = (blocks, host_blocks);
         Ok(Self {
             step,

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use penstock_device::{Backend, DeviceError, StepInputs};
+use penstock_device::{Backend, DeviceError, Memory, StepInputs};
 use penstock_engine::Limits;
 use penstock_models::{ModelConfig, RopeScaling, WeightFormats};
 use penstock_types::config_limits::MAX_MODEL_LEN;
@@ -47,7 +47,7 @@ impl ResolvedConfig {
             let limit = format!("at most {longest}, the maximum of the model{}", scaling_text(model));
             return Err(FieldError::new("max_model_len", max_model_len, limit).into());
         }
-        let adapters = adapter_spec::<B>(options, model);
+        let adapters = adapter_spec::<B::AdapterLayout>(options, model);
         let request_of = |max_model_len| MemoryRequest::new(options, dtype, weights, adapters, max_model_len);
         check_host_cache(backend, model, options, &request_of(longest))?;
         let max_model_len = options
@@ -78,7 +78,7 @@ impl ResolvedConfig {
 }
 
 /// Checks that a host tier has room for at least one block.
-fn check_host_cache<B: Backend>(
+fn check_host_cache<B: Memory>(
     backend: &B,
     model: &ModelConfig,
     options: &EngineConfig,

@@ -18,6 +18,7 @@ use penstock_engine::{AdapterChange, DEPTH, NewSequence, StepOutput, StepPlan};
 use penstock_models::{Decoder, Workspace};
 use penstock_types::BlockCopy;
 
+use crate::backend::{Turn, Turns};
 use crate::flight::Flight;
 use crate::grammar::KeptGrammars;
 use crate::inputs;
@@ -34,6 +35,8 @@ const MOST_TICKETS: usize = 2;
 /// The state that steps need. One thread owns it.
 pub(crate) struct Runner<B: Backend> {
     backend: B,
+    /// `None` if the device needs no turns.
+    turns: Option<Turns>,
     decoder: Decoder<B>,
     cache: B::Cache,
     workspace: Workspace<B>,
@@ -62,7 +65,7 @@ pub(crate) enum Depth {
 impl<B: Backend> Runner<B> {
     /// Allocates for steps as large as `spec`, for which `inputs` has room; nothing grows afterwards.
     pub(crate) fn new(
-        mut backend: B,
+        (mut backend, turns): (B, Option<Turns>),
         decoder: Decoder<B>,
         (cache, adapters): (&CacheSpec, Option<&AdapterSpec>),
         spec: &StepSpec,
@@ -83,6 +86,7 @@ impl<B: Backend> Runner<B> {
             #[cfg(feature = "testing")]
             faults: crate::Faults::default(),
             backend,
+            turns,
             decoder,
         })
     }
@@ -106,9 +110,9 @@ impl<B: Backend> Runner<B> {
         self.backend.bind_thread();
     }
 
-    /// Waits for the device, if engines share it.
-    pub(crate) fn turn(&self) -> B::Turn {
-        self.backend.turn()
+    /// Waits for the device, if engines take turns on it.
+    pub(crate) fn turn(&self) -> Option<Turn> {
+        self.turns.as_ref().map(Turns::take)
     }
 
     /// Use of the backend's memory.
@@ -123,7 +127,7 @@ impl<B: Backend> Runner<B> {
         output: &mut StepOutput,
         is_behind: bool,
     ) -> Result<Flight<B>, DeviceError> {
-        let mut turn = Some(self.turn());
+        let mut turn = self.turn();
         // First, because the rows of the next plan rely on it even if this one fails.
         self.change_adapters(plan)?;
         output.adapters_changed = true;
@@ -201,7 +205,7 @@ impl<B: Backend> Runner<B> {
         plan: &StepPlan,
         is_behind: bool,
         depth: Depth,
-        turn: &mut Option<B::Turn>,
+        turn: &mut Option<Turn>,
     ) -> Result<Flight<B>, DeviceError> {
         // A panic in a step loses its flight.
         let mut flight = self.spare_flights.pop().unwrap_or_else(|| Flight::with_room(self.spec.tokens));
@@ -226,7 +230,7 @@ impl<B: Backend> Runner<B> {
         plan: &StepPlan,
         is_behind: bool,
         depth: Depth,
-        turn: &mut Option<B::Turn>,
+        turn: &mut Option<Turn>,
         flight: &mut Flight<B>,
     ) -> Result<(), DeviceError> {
         inputs::build(&self.decoder, plan, self.spec.block_size, &mut self.inputs);
@@ -254,7 +258,7 @@ impl<B: Backend> Runner<B> {
 
     /// Submits the sampling of a step whose earlier steps are finished now.
     pub(crate) fn resume(&mut self, flight: &mut Flight<B>) -> Result<(), DeviceError> {
-        let mut turn = Some(self.turn());
+        let mut turn = self.turn();
         self.start_masks(&flight.rows);
         self.sample(flight, &mut turn)
     }
@@ -347,7 +351,7 @@ impl<B: Backend> Runner<B> {
     }
 
     /// Submits the head and the sampling of a step, tile by tile.
-    fn sample(&mut self, flight: &mut Flight<B>, turn: &mut Option<B::Turn>) -> Result<(), DeviceError> {
+    fn sample(&mut self, flight: &mut Flight<B>, turn: &mut Option<Turn>) -> Result<(), DeviceError> {
         self.collect_masks(flight);
         let mut start = 0;
         while let Some((tile, has_logits)) = flight.rows.tile(start, self.spec.logits_rows, &self.slots) {
@@ -359,7 +363,9 @@ impl<B: Backend> Runner<B> {
                 *turn = None; // they may wait for another engine
             }
             self.build_batch(tile.clone(), &mut flight.rows)?;
-            turn.get_or_insert_with(|| self.backend.turn());
+            if turn.is_none() {
+                *turn = self.turn();
+            }
             self.collect_all_but(MOST_TICKETS - 1, flight)?;
             let Self { backend, batch, workspace, .. } = self;
             if !batch.is_empty() {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use penstock_device::{AdapterSpec, Backend};
+use penstock_device::{AdapterLayout, AdapterSpec, Backend};
 use penstock_models::{ModelConfig, adapter_bytes};
 use penstock_types::Dtype;
 
@@ -80,9 +80,9 @@ pub(crate) fn suggestions<B: Backend>(
     // Room for adapters of rank 1 is of little use.
     let adapter_cache_bytes = || {
         let adapters = request.adapters?;
-        let least = adapter_bytes::<B>(model, 1, Dtype::F32);
+        let least = adapter_bytes::<B::AdapterLayout>(model, 1, Dtype::F32);
         let fits = |bytes| {
-            let adapters = Some(AdapterSpec { bytes: B::adapter_bytes(bytes), ..adapters });
+            let adapters = Some(AdapterSpec { bytes: B::AdapterLayout::adapter_bytes(bytes), ..adapters });
             fits(MemoryRequest { adapters, ..request.clone() }, budget.limit)
         };
         largest_fitting(least, adapters.bytes, fits)

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 
 use penstock_checkpoint::Checkpoint;
-use penstock_device::{Backend, DeviceError};
+use penstock_device::{Backend, DeviceError, Memory};
 use penstock_engine::request::Request;
 use penstock_engine::{Engine, Limits, NewSequence, StepOutput, StepPlan};
 use penstock_models::{ModelConfig, WeightFormats};
@@ -112,7 +112,7 @@ pub fn logits(
     if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocabulary_size) {
         return Err(FieldError::new("token_ids", token, format!("below {}", model.vocabulary_size)).into());
     }
-    let (mut backend, _) = backend::open_cpu(&config, Host::default().device())?;
+    let (mut backend, device) = backend::open_cpu(&config, Host::default().device())?;
     let dtype = options.dtype.0.unwrap_or_else(|| checkpoint.dtype());
     let weights = Arc::new(WeightFormats::new(&backend, checkpoint, &model, dtype, &options.quantization)?);
     let mut request = MemoryRequest {
@@ -135,8 +135,8 @@ pub fn logits(
     let mut progress = |_, _| ControlFlow::Continue(());
     let decoder = penstock_models::load(&mut backend, checkpoint, model, &weights, 1, &mut progress)?;
     let masks = mask_threads(1)?;
-    Ok(Runner::new(backend, decoder, (&plan.cache, None), &plan.step, inputs, masks)?
-        .logits(tokens, chunk)?)
+    let device = (backend, device.turns);
+    Ok(Runner::new(device, decoder, (&plan.cache, None), &plan.step, inputs, masks)?.logits(tokens, chunk)?)
 }
 
 /// The probabilities of the next token of a request with the output `generated` and these logits, 0 for masked and

@@ -96,7 +96,7 @@ impl<B: Backend> Runner<B> {
                 lifetime: Weak::new(),
             });
         }
-        let mut turn = Some(self.turn());
+        let mut turn = self.turn();
         self.change_slots(&plan)?;
         let flight = self.compute(&plan, false, Depth::Layers(num_layers), &mut turn)?;
         self.finish(flight, &plan, &mut StepOutput::default())?;

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use penstock_checkpoint::{Checkpoint, CheckpointError, WriteError};
 use penstock_cuda::{others_may_change, own_folder};
-use penstock_device::Backend;
+use penstock_device::Load;
 use penstock_models::{
     ConvertOptions, ModelConfig, ModelError, ProgressCallback, WeightFormats, weight_bytes,
 };
@@ -44,7 +44,7 @@ impl<'a> WeightsCache<'a> {
 
     /// The entry of a model. Writes the entry if it does not exist; `None` if that fails, and the weights are then
     /// loaded.
-    pub(crate) fn open<B: Backend>(
+    pub(crate) fn open<B: Load>(
         &self,
         backend: &B,
         checkpoint: &Checkpoint,

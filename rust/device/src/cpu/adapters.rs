@@ -3,11 +3,29 @@
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use penstock_kernels::{LowRank, LowRankRows, Rows};
-use penstock_types::PackedAdapter;
+use penstock_kernels::{LowRank, LowRankRows, Rows, low_rank_bytes, pack_low_rank};
+use penstock_types::{LowRankShape, PackedAdapter};
 
+use super::PAGE;
 use crate::arena::Region;
-use crate::step::{AdapterRows, StepInputs, StepRows};
+use crate::seam::{AdapterLayout, AdapterRows, StepInputs, StepRows};
+
+/// The layout of adapters, which kernels read.
+pub enum CpuAdapterLayout {}
+
+impl AdapterLayout for CpuAdapterLayout {
+    fn adapter_bytes(packed: u64) -> u64 {
+        packed.next_multiple_of(PAGE as u64)
+    }
+
+    fn update_bytes(shape: &LowRankShape) -> usize {
+        low_rank_bytes(shape)
+    }
+
+    fn pack(shape: &LowRankShape, a: &[f32], b: &[f32], out: &mut [u8]) {
+        pack_low_rank(shape, a, b, out);
+    }
+}
 
 /// Adapters that are loaded.
 pub struct CpuAdapters {

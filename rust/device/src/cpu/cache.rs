@@ -11,7 +11,7 @@ use penstock_kernels::KvLayout;
 use penstock_types::{BlockCopy, HeadShape};
 
 use crate::arena::Region;
-use crate::backend::CacheSpec;
+use crate::seam::CacheSpec;
 
 /// The regions of the cache, and the layout of blocks in them.
 pub struct CpuCache {

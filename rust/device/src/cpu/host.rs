@@ -190,7 +190,7 @@ mod tests {
     use super::super::Cpu;
     use super::*;
     use crate::arena::HostSlab;
-    use crate::backend::Backend;
+    use crate::seam::Memory;
 
     const MIB: u64 = 1 << 20;
 

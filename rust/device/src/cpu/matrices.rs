@@ -7,16 +7,17 @@ use penstock_types::{Grid, WeightFormat};
 
 use super::buffers::{MOST_PARTS, Weights, lend_some};
 use super::{Cpu, CpuMatrix};
-use crate::backend::MatrixPart;
 use crate::bfc::Placement;
 use crate::error::DeviceError;
+use crate::seam::MatrixPart;
 
 /// Bytes of a mapped matrix that a thread copies at once.
 const COPIED_AT_ONCE: usize = 1 << 20;
 /// Bytes that all threads copy in one turn.
 const COPIED_IN_TURN: usize = 1 << 24;
 
-fn layout(part: &MatrixPart<'_>) -> MatrixLayout {
+/// The layout of a part of a matrix.
+pub(super) fn layout(part: &MatrixPart<'_>) -> MatrixLayout {
     MatrixLayout { rows: part.source.rows(), columns: part.source.columns(), format: part.format }
 }
 
@@ -43,26 +44,16 @@ impl Cpu {
     }
 
     /// The same in the arena, with its bytes to be written.
-    fn arena_matrix(&mut self, columns: usize, parts: Vec<MatrixLayout>) -> Result<CpuMatrix, DeviceError> {
+    pub(super) fn arena_matrix(
+        &mut self,
+        columns: usize,
+        parts: Vec<MatrixLayout>,
+    ) -> Result<CpuMatrix, DeviceError> {
         let bytes = parts.iter().map(MatrixLayout::bytes).fold(0, usize::saturating_add);
         let region = self.region(bytes, 1, Placement::Low, "weights")?;
         let matrix = self.matrix(columns, parts, Weights::Arena(region));
         let [bytes] = lend_some(&mut self.arena, [matrix.weights.region()]);
         self.numa_memory.place_panels(bytes, matrix.panels(), |panel| matrix.panel_offset(panel));
-        Ok(matrix)
-    }
-
-    /// A matrix in the arena, read and packed.
-    pub(super) fn read_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<CpuMatrix, DeviceError> {
-        let columns = parts.first().map_or(0, |part| part.source.columns());
-        let layouts: Vec<_> = parts.iter().map(layout).collect();
-        let matrix = self.arena_matrix(columns, layouts)?;
-        let [mut rest] = lend_some(&mut self.arena, [matrix.weights.region()]);
-        for (part, layout) in parts.iter().zip(&matrix.parts) {
-            let (bytes, others) = rest.split_at_mut(layout.bytes());
-            rest = others;
-            pack_part(&self.pool, *part, bytes);
-        }
         Ok(matrix)
     }
 

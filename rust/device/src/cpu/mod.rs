@@ -24,9 +24,9 @@ use penstock_types::HeadShape;
 use crate::arena::{Arena, HostSlab, Region};
 use crate::bfc::Placement;
 use crate::error::DeviceError;
-use crate::sample::Sampled;
-use crate::step::StepSpec;
-pub use adapters::CpuAdapters;
+use crate::seam::Sampled;
+use crate::seam::StepSpec;
+pub use adapters::{CpuAdapterLayout, CpuAdapters};
 pub use backend::CpuTicket;
 use buffers::arena;
 pub use buffers::{CpuBuffer, CpuMatrix, CpuOperand, CpuScratch};
@@ -35,7 +35,7 @@ pub use host::CpuHost;
 pub(crate) use host::Reservation;
 use numa::NumaMemory;
 pub use numa::{NumaError, NumaNode, numa_nodes};
-pub use penstock_kernels::{IsaError, usable_cpus};
+pub use penstock_kernels::{IsaError, Turn, usable_cpus};
 pub use rope::CpuRope;
 pub use sampling::CpuSlots;
 #[cfg(feature = "testing")]
@@ -46,6 +46,18 @@ const PAGE: usize = 4096;
 
 /// Positions for which splits of a long sequence's attention can be computed in parallel.
 const MOST_SCRATCH_POSITIONS: usize = 1 << 20;
+
+/// The turns of the backends that share a pool of threads.
+#[derive(Clone, Debug)]
+pub struct Turns(Arc<Pool>);
+
+impl Turns {
+    /// Waits for the threads, in the order in which the backends that share them ask. The caller holds the turn while
+    /// it computes a step. Loading takes turns itself.
+    pub fn take(&self) -> Turn {
+        self.0.turn()
+    }
+}
 
 /// The CPU.
 pub struct Cpu {
@@ -102,6 +114,11 @@ impl Cpu {
     /// The reason why the memory is not on its NUMA nodes.
     pub fn place_error(&self) -> Option<String> {
         self.numa_memory.error().map(ToString::to_string)
+    }
+
+    /// The turns of its threads.
+    pub fn turns(&self) -> Turns {
+        Turns(Arc::clone(&self.pool))
     }
 
     /// Compute threads.

@@ -173,9 +173,9 @@ mod tests {
     use penstock_types::Dtype;
 
     use super::*;
-    use crate::backend::{Backend, MatrixPart, RowSource, WeightSource};
     use crate::cpu::Cpu;
     use crate::cpu::buffers::lend_some;
+    use crate::seam::{Load, MatrixPart, Memory, RowSource, WeightSource};
 
     /// A machine: two nodes with cores of two CPUs each, CPU 3 offline; node 2 has only memory, node 3 is offline.
     struct Machine(PathBuf);

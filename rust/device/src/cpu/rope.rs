@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use penstock_kernels::{Pool, Rows};
 
 use crate::arena::Region;
-use crate::backend::RowSource;
-use crate::step::{EXTRA, StepInputs};
+use crate::seam::RowSource;
+use crate::seam::{EXTRA, StepInputs};
 
 /// Positions that a thread computes at once.
 const CHUNK: usize = 64;

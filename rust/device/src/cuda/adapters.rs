@@ -3,7 +3,7 @@
 //! ```text
 //! weights     A and B of the adapters, in one region that is divided among them
 //! table       [number of the adapter][matrix][update]
-//! update      as in `low_rank.rs`
+//! update      as in `updates.rs`
 //! ```
 //!
 //! An adapter is copied to the device in the stream of the steps: the steps before it are complete when its copy
@@ -19,12 +19,12 @@ use penstock_types::{LowRankUpdate, PackedAdapter};
 
 use super::Cuda;
 use super::kernels::ByDtype;
-use super::low_rank::{ALIGNMENT, MAX_UPDATES, Update, hidden_pitch};
+use super::updates::{ALIGNMENT, MAX_UPDATES, Update, hidden_pitch};
 use super::upload::Uploader;
 use crate::arena::Region;
 use crate::bfc::{Bfc, Block, DEFAULT_ALIGNMENT, Placement};
 use crate::error::DeviceError;
-use crate::step::{AdapterSpec, StepSpec};
+use crate::seam::{AdapterSpec, StepSpec};
 
 /// Adapters that are loaded.
 pub struct CudaAdapters {
@@ -60,6 +60,26 @@ pub(super) struct Largest {
 }
 
 impl CudaAdapters {
+    /// Room for adapters.
+    pub(super) fn new(cuda: &mut Cuda, adapters: &AdapterSpec, step: &StepSpec) -> Result<Self, DeviceError> {
+        let [weights, table, hidden] = sizes(adapters, step);
+        let region = cuda.memory.allocate(weights, "adapters")?;
+        cuda.memory.report(&region, 0..region.len(), false); // until an adapter is there
+        Ok(Self {
+            weights: region,
+            table: cuda.memory.allocate(table, "adapters")?,
+            hidden: cuda.memory.allocate_workspace(hidden, "workspace")?,
+            hidden_pitch: hidden_pitch(adapters),
+            space: new_space(weights),
+            loaded: (0..adapters.adapters).map(|_| None).collect(),
+            largest: vec![Largest::default(); adapters.matrices],
+            uploader: Uploader::ready(&cuda.pinned, cuda.uploader.threads)?,
+            shrink: ByDtype::load(&mut cuda.loader, "lora.cu", "lora_shrink")?,
+            shrink_any: ByDtype::load(&mut cuda.loader, "lora.cu", "lora_shrink_any")?,
+            expand: cuda.loader.kernel("lora.cu", "", "lora_expand")?,
+        })
+    }
+
     /// Whether an adapter is loaded.
     pub(super) fn is_loaded(&self, number: usize) -> bool {
         self.loaded.get(number).is_some_and(Option::is_some)
@@ -95,51 +115,17 @@ impl CudaAdapters {
     }
 }
 
-/// Bytes that an adapter takes in the memory of all of them.
-pub(super) fn adapter_bytes(packed: u64) -> u64 {
-    packed.max(1).checked_next_multiple_of(DEFAULT_ALIGNMENT as u64).unwrap_or(u64::MAX)
-}
-
 /// Bytes of the weights, the table, and the first products.
-fn sizes(adapters: &AdapterSpec, spec: &StepSpec) -> [usize; 3] {
+pub(super) fn sizes(adapters: &AdapterSpec, step: &StepSpec) -> [usize; 3] {
     let product = |factors: [usize; 4]| factors.into_iter().fold(1_usize, usize::saturating_mul);
     [
         usize::try_from(adapters.bytes).unwrap_or(usize::MAX),
         product([adapters.adapters, adapters.matrices, MAX_UPDATES, size_of::<Update>()]),
-        product([spec.tokens, MAX_UPDATES, hidden_pitch(adapters), size_of::<f32>()]),
+        product([step.tokens, MAX_UPDATES, hidden_pitch(adapters), size_of::<f32>()]),
     ]
 }
 
 impl Cuda {
-    /// Bytes that [`new_adapters`](Self::new_adapters) takes.
-    pub(super) fn adapters_size(&self, adapters: &AdapterSpec, spec: &StepSpec) -> u64 {
-        sizes(adapters, spec).into_iter().fold(0, |sum, bytes| sum.saturating_add(self.memory.granted(bytes)))
-    }
-
-    /// Room for adapters.
-    pub(super) fn new_adapters(
-        &mut self,
-        adapters: &AdapterSpec,
-        spec: &StepSpec,
-    ) -> Result<CudaAdapters, DeviceError> {
-        let [weights, table, hidden] = sizes(adapters, spec);
-        let region = self.memory.allocate(weights, "adapters")?;
-        self.memory.report(&region, 0..region.len(), false); // until an adapter is there
-        Ok(CudaAdapters {
-            weights: region,
-            table: self.memory.allocate(table, "adapters")?,
-            hidden: self.memory.allocate_workspace(hidden, "workspace")?,
-            hidden_pitch: hidden_pitch(adapters),
-            space: new_space(weights),
-            loaded: (0..adapters.adapters).map(|_| None).collect(),
-            largest: vec![Largest::default(); adapters.matrices],
-            uploader: Uploader::ready(&self.pinned, self.uploader.threads)?,
-            shrink: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink")?,
-            shrink_any: ByDtype::load(&mut self.loader, "lora.cu", "lora_shrink_any")?,
-            expand: self.loader.kernel("lora.cu", "", "lora_expand")?,
-        })
-    }
-
     /// Copies an adapter to the device.
     pub(super) fn put_adapter(
         &mut self,
@@ -216,15 +202,4 @@ fn range(block: &Block) -> Range<usize> {
 /// The division of the memory of adapters, all of it free.
 fn new_space(bytes: usize) -> Bfc {
     Bfc::new(bytes.max(DEFAULT_ALIGNMENT), DEFAULT_ALIGNMENT).expect("a size that was granted; this is a bug")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn adapters_take_whole_units() {
-        assert_eq!([0, 1, 256, 257].map(adapter_bytes), [256, 256, 256, 512]);
-        assert_eq!(adapter_bytes(u64::MAX), u64::MAX);
-    }
 }

@@ -8,7 +8,7 @@
 use bytemuck::{Pod, Zeroable};
 use penstock_types::{AttentionRow, HeadShape, KvDtype};
 
-use crate::step::StepSpec;
+use crate::seam::StepSpec;
 
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;

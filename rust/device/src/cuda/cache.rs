@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Kernel, PinnedBlock};
-use penstock_types::{BlockCopy, Dtype, FieldError, HeadShape, KvDtype};
+use penstock_types::{BlockCopy, Dtype, HeadShape, KvDtype};
 
 use super::attention::{
     DECODE_ROWS, MOST_STATIC_HEAD_DIM, PREFILL_ROWS, WARPGROUP_ROWS, WIDE_SHARED_BYTES, has_warpgroups,
@@ -22,12 +22,11 @@ use super::queue::Shape;
 use super::upload::Staging;
 use super::{Cuda, start};
 use crate::arena::Region;
-use crate::backend::CacheSpec;
 use crate::error::DeviceError;
+use crate::seam::CacheSpec;
 
-/// The head sizes that `attention.cu` has: multiples of 16 in this range. The largest of `attention_f32.cu`.
+/// The head sizes that `attention.cu` has: multiples of 16 in this range.
 const TENSOR_CORE_HEADS: RangeInclusive<usize> = 32..=256;
-const MOST_HEAD_DIM: usize = 256;
 /// Copies of one launch.
 const MOST_COPIES: usize = 1024;
 /// Lists of copies: more than launches that are not complete in common steps.
@@ -88,22 +87,6 @@ impl Prefill {
     pub fn threads(&self) -> usize {
         self.rows / DECODE_ROWS * 32
     }
-}
-
-/// An error for heads that the kernels do not have, or not with this cache.
-pub(super) fn check_cache(heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError> {
-    let dim = heads.head_dim;
-    if dim > MOST_HEAD_DIM || !dim.is_multiple_of(2) {
-        let limit = format!(
-            "'cpu' for heads of {dim} dimensions: on CUDA, they have an even number, at most {MOST_HEAD_DIM}"
-        );
-        return Err(FieldError::new("device", "cuda", limit));
-    }
-    if dtype == KvDtype::Uint4 && !dim.is_multiple_of(8) {
-        let limit = format!("another type on CUDA for heads of {dim} dimensions, which are no multiple of 8");
-        return Err(FieldError::new("kv_cache_dtype", dtype.name(), limit));
-    }
-    Ok(())
 }
 
 /// The type of the factors in attention. Tensor cores have no float32, and kernels for them not every head size.
@@ -309,22 +292,24 @@ struct Copy {
     to: u32,
 }
 
-impl Cuda {
+impl CudaCache {
     /// A zeroed cache, and its host tier.
-    pub(super) fn new_cache(&mut self, spec: &CacheSpec) -> Result<CudaCache, DeviceError> {
+    pub(super) fn new(cuda: &mut Cuda, spec: &CacheSpec) -> Result<Self, DeviceError> {
         let shape = CacheShape::new(spec);
-        for operand in &self.operands.forms {
-            self.attention.get(&mut self.loader, &shape, *operand)?;
+        for operand in &cuda.operands.forms {
+            cuda.attention.get(&mut cuda.loader, &shape, *operand)?;
         }
         let bytes = shape.block_bytes().saturating_mul(spec.blocks);
-        let blocks = self.memory.allocate(bytes, "KV cache")?;
-        self.queue.clear(self.memory.pointer(&blocks), bytes)?;
+        let blocks = cuda.memory.allocate(bytes, "KV cache")?;
+        cuda.queue.clear(cuda.memory.pointer(&blocks), bytes)?;
         let name = format!("rope_write_kv_{}", short_kv_name(spec.dtype));
-        let rope_write_kv = self.loader.kernel("rope_kv.cu", "", &name)?;
-        let host = if spec.host_blocks > 0 { Some(self.new_host_tier(spec, &shape)?) } else { None };
-        Ok(CudaCache { blocks, num_blocks: spec.blocks, shape, rope_write_kv, host })
+        let rope_write_kv = cuda.loader.kernel("rope_kv.cu", "", &name)?;
+        let host = if spec.host_blocks > 0 { Some(cuda.new_host_tier(spec, &shape)?) } else { None };
+        Ok(Self { blocks, num_blocks: spec.blocks, shape, rope_write_kv, host })
     }
+}
 
+impl Cuda {
     fn new_host_tier(&mut self, spec: &CacheSpec, shape: &CacheShape) -> Result<HostTier, DeviceError> {
         let bytes = shape.block_bytes().saturating_mul(spec.host_blocks);
         let blocks = self.pinned.block("the host tier of the KV cache", bytes)?;

@@ -8,7 +8,7 @@ use penstock_types::{
     Activations, CodeBits, Grid, GridRows, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
 };
 
-use crate::backend::WeightSource;
+use crate::seam::WeightSource;
 
 /// Rows of a tile. Ranges of rows that are packed begin at a multiple of it.
 pub(super) const TILE_ROWS: usize = 16;
@@ -240,7 +240,7 @@ pub(super) fn variant(grid: &Grid) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::backend::PACKED_LAYOUT;
+    use super::super::matrix::PACKED_LAYOUT;
     use super::*;
 
     /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which

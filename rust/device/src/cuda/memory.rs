@@ -8,9 +8,9 @@ use penstock_cuda::{Context, DeviceMemory, DevicePointer, Stream};
 
 use super::{allocation, start};
 use crate::arena::{Arena, ArenaError, Region, Slab, SlabError};
-use crate::backend::MemoryUse;
 use crate::bfc::Placement;
 use crate::error::DeviceError;
+use crate::seam::MemoryUse;
 
 /// Alignment of regions: that of `cuMemAlloc`, and a multiple of every access of a kernel.
 const ALIGNMENT: usize = 256;
@@ -32,7 +32,7 @@ impl Slab for DeviceSlab {
 }
 
 /// The reserved memory.
-pub(super) struct Memory {
+pub(super) struct CudaMemory {
     context: Arc<Context>,
     /// The stream that uses the memory.
     #[cfg(feature = "testing")]
@@ -44,7 +44,7 @@ fn empty_arena() -> Arena<DeviceSlab> {
     Arena::new(DeviceSlab(None), ALIGNMENT, ALIGNMENT).expect("one unit; this is a bug")
 }
 
-impl Memory {
+impl CudaMemory {
     /// Memory before anything is reserved.
     pub fn empty(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
         #[cfg(not(feature = "testing"))]

@@ -2,7 +2,7 @@
 //! kernels of `cuda/` in one stream.
 //!
 //! Operations are complete in the order of the stream. The host waits only for the tokens of a step, in
-//! [`Backend::collect`](crate::Backend::collect). A step takes no memory: all of it is reserved when a model is opened,
+//! [`Sample::collect`](crate::Sample::collect). A step takes no memory: all of it is reserved when a model is opened,
 //! except for what the driver takes for graphs and for code that cuBLASLt loads. The inputs of a step are one copy from
 //! page-locked memory.
 //!
@@ -14,6 +14,7 @@ mod attention;
 mod backend;
 mod cache;
 mod codes;
+mod codes_kernels;
 mod cublas;
 mod division;
 mod graphs;
@@ -28,6 +29,7 @@ mod product;
 mod queue;
 mod sampling;
 mod step;
+mod updates;
 mod upload;
 
 use std::sync::Arc;
@@ -37,22 +39,23 @@ use penstock_cuda::{Context, Cublas, CudaError, Device, Driver, KernelCompiler, 
 use crate::cpu::CpuHost;
 use crate::error::DeviceError;
 pub use adapters::CudaAdapters;
+use backend::DOWNLOAD_BYTES;
 pub use cache::CudaCache;
 use cache::LoadedAttention;
+use codes_kernels::LoadedCodes;
 use cublas::CublasProducts;
 use division::Division;
 use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
 pub use memory::CudaBuffer;
-use memory::Memory;
+use memory::CudaMemory;
 pub use operand::CudaOperand;
 use operand::Operands;
-use operations::DOWNLOAD_BYTES;
 use pinned::{Counted, HostMemory};
-use product::LoadedCodes;
 use queue::Queue;
 pub use sampling::{CudaSlots, CudaTicket};
 pub use step::{CudaRope, CudaStep};
+pub use updates::CudaAdapterLayout;
 use upload::Uploader;
 
 /// The first compute capability with products of e4m3.
@@ -61,7 +64,7 @@ const FP8_COMPUTE_CAPABILITY: Version = Version::new(8, 9);
 /// A CUDA device.
 pub struct Cuda {
     queue: Queue,
-    memory: Memory,
+    memory: CudaMemory,
     uploader: Uploader,
     kernels: CommonKernels,
     loader: Loader,
@@ -101,7 +104,7 @@ impl Cuda {
         let queue = Queue::new(&context, driver, device).map_err(start)?;
         let pinned = HostMemory::new(&context, host);
         Ok(Self {
-            memory: Memory::empty(&context, queue.shared_stream()),
+            memory: CudaMemory::empty(&context, queue.shared_stream()),
             queue,
             uploader: Uploader::new(&pinned, threads),
             kernels: CommonKernels::load(&mut loader)?,

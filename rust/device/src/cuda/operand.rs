@@ -4,9 +4,9 @@ use bytemuck::NoUninit;
 use penstock_cuda::{DevicePointer, Parameter};
 use penstock_types::{Activations, CodeBits, Dtype, WeightFormat};
 
-use super::memory::Memory;
+use super::memory::CudaMemory;
 use super::queue::Shape;
-use super::{Cuda, CudaMatrix, codes};
+use super::{Cuda, codes};
 use crate::arena::Region;
 
 /// Columns of a block of a quantised row, and its bytes.
@@ -168,7 +168,7 @@ pub struct CudaOperand {
 
 impl CudaOperand {
     /// The first row.
-    pub(super) fn pointer(&self, memory: &Memory, form: OperandForm) -> DevicePointer {
+    pub(super) fn pointer(&self, memory: &CudaMemory, form: OperandForm) -> DevicePointer {
         match form {
             OperandForm::Floats(_) => self.floats(memory),
             OperandForm::Quantised(..) => {
@@ -179,7 +179,7 @@ impl CudaOperand {
     }
 
     /// The first row of plain numbers.
-    pub(super) fn floats(&self, memory: &Memory) -> DevicePointer {
+    pub(super) fn floats(&self, memory: &CudaMemory) -> DevicePointer {
         memory.pointer(&self.region)
     }
 }
@@ -213,16 +213,16 @@ pub(super) enum Rows {
 }
 
 impl Cuda {
-    /// The rows of an operand for a matrix.
-    pub(super) fn rows_for(&self, reader: &CudaMatrix, out: &CudaOperand) -> Rows {
-        let (form, floats) = (reader.operand, out.floats(&self.memory));
+    /// The rows of an operand in the form of a matrix of this many columns.
+    pub(super) fn rows_for(&self, form: OperandForm, columns: usize, out: &CudaOperand) -> Rows {
+        let floats = out.floats(&self.memory);
         match form {
             OperandForm::Floats(dtype) => Rows::Floats(floats, dtype),
             OperandForm::Quantised(numbers, span) => {
                 let rows = QuantisedRows {
                     rows: out.pointer(&self.memory, form),
                     floats: if self.operands.has_adapters { floats } else { DevicePointer::NULL },
-                    columns: reader.columns as i32,
+                    columns: columns as i32,
                     span: if let Span::Columns(span) = span { span as i32 } else { 0 },
                 };
                 Rows::Quantised(rows, numbers)

@@ -11,12 +11,7 @@ use super::operand::{OperandForm, Rows};
 use super::queue::Shape;
 use super::step::WorkList;
 use super::{Cuda, CudaBuffer, CudaCache, CudaStep, attention};
-use crate::arena::Region;
 use crate::error::DeviceError;
-
-/// Floats that [`Cuda::read_floats`] copies at once.
-const DOWNLOADED_AT_ONCE: usize = 1 << 18;
-pub(super) const DOWNLOAD_BYTES: usize = DOWNLOADED_AT_ONCE * size_of::<f32>();
 
 /// The pages of a layer, as kernels read them.
 #[repr(C)]
@@ -109,35 +104,6 @@ impl Cuda {
         );
         let shape = Shape::of(grid(step.prefill, 1), prefill.threads()).with_shared(prefill.shared_bytes);
         self.queue.launch(&prefill.kernel, shape, &[(&call).into()])
-    }
-
-    /// Copies floats from `start` to the host, and waits for them.
-    pub(super) fn read_floats(
-        &mut self,
-        x: &CudaBuffer,
-        start: usize,
-        out: &mut [f32],
-    ) -> Result<(), DeviceError> {
-        let mut rest = out;
-        let mut index = start;
-        while !rest.is_empty() {
-            let (part, others) = rest.split_at_mut(rest.len().min(DOWNLOADED_AT_ONCE));
-            rest = others;
-            let bytes = size_of_val(part);
-            let source = self.memory.float(x, index);
-            self.queue.download(source, &mut self.downloads, bytes)?;
-            self.queue.synchronize()?;
-            part.copy_from_slice(bytemuck::cast_slice(&self.downloads.bytes()[..bytes]));
-            index += part.len();
-        }
-        Ok(())
-    }
-
-    /// Zeroed memory of the workspace.
-    pub(super) fn zeroed(&mut self, bytes: usize, name: &'static str) -> Result<Region, DeviceError> {
-        let region = self.memory.allocate_workspace(bytes, name)?;
-        self.queue.clear(self.memory.pointer(&region), bytes)?;
-        Ok(region)
     }
 
     pub(super) fn layer(&self, cache: &CudaCache, layer: usize) -> KvCache {

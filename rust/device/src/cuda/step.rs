@@ -4,17 +4,18 @@ use std::mem::size_of;
 
 use bytemuck::{NoUninit, cast_slice};
 use penstock_cuda::DevicePointer;
-use penstock_types::HeadShape;
+use penstock_types::{Dtype, HeadShape};
 
 use super::Cuda;
 use super::attention::{Work, Works, partial_rows};
 use super::graphs::StepShape;
 use super::low_rank::{Tile, Tiles, divide_rows};
+use super::matrix::read_as;
 use super::upload::Staging;
 use crate::arena::Region;
-use crate::backend::RowSource;
 use crate::error::DeviceError;
-use crate::step::{StepInputs, StepRows, StepSpec};
+use crate::seam::RowSource;
+use crate::seam::{StepInputs, StepRows, StepSpec};
 
 /// Page-locked buffers. A step may be uploaded twice, two steps are in flight, and one is being launched.
 const BUFFERS: usize = 6;
@@ -65,8 +66,13 @@ pub(super) struct WorkList {
     pub count: usize,
 }
 
+/// Bytes of the page-locked buffers of inputs.
+pub(super) fn input_buffer_bytes(spec: &StepSpec) -> usize {
+    input_bytes(spec).saturating_mul(BUFFERS)
+}
+
 /// Bytes of the inputs of the largest step.
-fn input_bytes(spec: &StepSpec) -> usize {
+pub(super) fn input_bytes(spec: &StepSpec) -> usize {
     let rotation = rotation_width(spec) * size_of::<f32>();
     let row = 6 * size_of::<u32>() + 2 * size_of::<Tile>() + rotation;
     let works = Works::most(spec.tokens, spec.sequences, spec.heads, partial_rows(spec));
@@ -110,38 +116,24 @@ impl Arrays<'_> {
     }
 }
 
-impl Cuda {
-    /// Bytes that a rope takes.
-    pub(super) fn rope_size(&self, positions: usize, spec: &StepSpec) -> u64 {
-        let table = positions.saturating_mul(rotation_width(spec)).saturating_mul(size_of::<f32>());
-        self.memory.granted(table).saturating_add(self.memory.granted(input_bytes(spec)))
-    }
-
-    /// Bytes of the page-locked buffers of inputs.
-    pub(super) fn input_buffer_bytes(spec: &StepSpec) -> usize {
-        input_bytes(spec).saturating_mul(BUFFERS)
-    }
-
-    pub(super) fn new_rope(
-        &mut self,
-        source: &dyn RowSource,
-        spec: &StepSpec,
-    ) -> Result<CudaRope, DeviceError> {
+impl CudaRope {
+    /// Loads a table, and makes room for the inputs of a step.
+    pub(super) fn new(cuda: &mut Cuda, source: &dyn RowSource, spec: &StepSpec) -> Result<Self, DeviceError> {
         let (positions, width) = (source.rows(), rotation_width(spec));
         assert_eq!(source.columns(), width, "values of a rotation; this is a bug");
         let row_bytes = width * size_of::<f32>();
-        let table = self.memory.allocate_workspace(positions.saturating_mul(row_bytes), "workspace")?;
-        let target = self.memory.pointer(&table);
-        self.uploader.upload(&self.queue, target, (positions, row_bytes), 1, &|rows, out| {
-            super::matrix::read_as(source, rows, penstock_types::Dtype::F32, out);
+        let table = cuda.memory.allocate_workspace(positions.saturating_mul(row_bytes), "workspace")?;
+        let target = cuda.memory.pointer(&table);
+        cuda.uploader.upload(&cuda.queue, target, (positions, row_bytes), 1, &|rows, out| {
+            read_as(source, rows, Dtype::F32, out);
         })?;
         let bytes = input_bytes(spec);
-        let buffers = (0..BUFFERS).map(|_| Staging::new(&self.pinned, "a buffer of inputs", bytes));
-        Ok(CudaRope {
+        let buffers = (0..BUFFERS).map(|_| Staging::new(&cuda.pinned, "a buffer of inputs", bytes));
+        Ok(Self {
             table,
             positions,
             width,
-            inputs: self.memory.allocate_workspace(bytes, "workspace")?,
+            inputs: cuda.memory.allocate_workspace(bytes, "workspace")?,
             buffers: buffers.collect::<Result<_, _>>()?,
             next: 0,
             works: Works::default(),
@@ -149,7 +141,9 @@ impl Cuda {
             heads: spec.heads,
         })
     }
+}
 
+impl Cuda {
     /// Copies valid inputs to the device. Kernels read these arrays before they wait for the kernel before them: only
     /// copies in this stream may write them.
     pub(super) fn upload_inputs<'a>(

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_device::cpu::{Cpu, CpuAdapters, CpuBuffer, CpuMatrix, CpuOperand};
+use penstock_device::cpu::{Cpu, CpuAdapterLayout, CpuAdapters, CpuBuffer, CpuMatrix, CpuOperand};
 use penstock_device::{
-    AdapterRows, AdapterSpec, Backend, MatrixPart, RowSource, StepInputs, StepRows, StepSpec, WeightSource,
+    AdapterLayout, AdapterRows, AdapterSpec, AdapterUpdates, Allocation, Compute, Load, MatrixPart, Memory,
+    RowSource, Sample, StepInputs, StepRows, StepSpec, WeightSource,
 };
 use penstock_types::{Dtype, Epilogue, HeadShape, LowRankShape, LowRankUpdate, PackedAdapter};
 
@@ -55,8 +56,9 @@ fn adapter(seed: usize, rank: usize) -> Arc<PackedAdapter> {
         (0..ROWS * rank).map(|index| value(seed * 77 + 13 + index)).collect(),
     );
     let update = |matrix| LowRankUpdate { matrix, first_row: 0, shape, scale: 0.5, offset: 0 };
-    let mut packed = PackedAdapter::new(vec![update(1), update(4)], Cpu::low_rank_bytes(&shape)).unwrap();
-    Cpu::pack_low_rank(&shape, &a, &b, packed.bytes_mut());
+    let mut packed =
+        PackedAdapter::new(vec![update(1), update(4)], CpuAdapterLayout::update_bytes(&shape)).unwrap();
+    CpuAdapterLayout::pack(&shape, &a, &b, packed.bytes_mut());
     Arc::new(packed)
 }
 
@@ -74,9 +76,9 @@ impl Device {
         cpu.reserve(1 << 24).unwrap();
         let spec = AdapterSpec { adapters: count, bytes: 1 << 40, rank: 8, matrices: 5 };
         let before = cpu.memory().in_use;
+        let announced = cpu.bytes(Allocation::Adapters { adapters: &spec, step: &STEP });
         let adapters = cpu.allocate_adapters(&spec, &STEP).unwrap();
-        assert_eq!(cpu.memory().in_use - before, cpu.adapters_bytes(&spec, &STEP), "as announced");
-        assert_eq!(cpu.shared_adapters_bytes(&spec), spec.bytes);
+        assert_eq!(cpu.memory().in_use - before, announced, "as announced");
         let part = |source| MatrixPart { source, format: Dtype::F32.into() };
         let weight = cpu.load_matrix(&[part(&Table(ROWS, COLUMNS))]).unwrap();
         // The rows of x are those of a table, after a norm with weights of 1.
@@ -104,16 +106,26 @@ impl Device {
         let Self { cpu, weight, x, out, adapters } = self;
         let inputs = inputs(rows);
         cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
-        cpu.add_adapters(&inputs, StepRows::All, x, weight, 1, adapters, out).unwrap();
+        cpu.add_adapters(updates(&inputs, StepRows::All, 1, adapters), x, weight, out).unwrap();
         let mut apart = vec![0.0; TOKENS * ROWS];
         cpu.download(out, 0, &mut apart).unwrap();
-        let (rows, store) = (StepRows::All, Epilogue::Store);
-        cpu.linear_with_adapters(&inputs, rows, TOKENS, x, weight, store, 1, adapters, out).unwrap();
+        let updates = updates(&inputs, StepRows::All, 1, adapters);
+        cpu.linear_with_adapters(TOKENS, x, weight, Epilogue::Store, updates, out).unwrap();
         let mut together = vec![0.0; TOKENS * ROWS];
         cpu.download(out, 0, &mut together).unwrap();
         assert_eq!(together, apart);
         together
     }
+}
+
+/// The updates of a matrix.
+fn updates<'a>(
+    step: &'a StepInputs,
+    rows: StepRows,
+    matrix: u32,
+    adapters: &'a mut CpuAdapters,
+) -> AdapterUpdates<'a, &'a StepInputs, CpuAdapters> {
+    AdapterUpdates { step, rows, matrix, adapters }
 }
 
 fn inputs(rows: &[(Range<usize>, u32)]) -> StepInputs {
@@ -173,7 +185,8 @@ fn output_rows_have_the_updates_of_their_rows() {
     let Device { cpu, weight, x, out, adapters } = &mut device;
     // Output rows 0, 1 and 2 are rows 3, 5 and 11: the first has adapter 1, the second adapter 0, the third none.
     cpu.linear(0..3, x, weight, Epilogue::Store, out).unwrap();
-    cpu.add_adapters(&inputs(&rows), StepRows::Outputs, x, weight, 1, adapters, out).unwrap();
+    let inputs = inputs(&rows);
+    cpu.add_adapters(updates(&inputs, StepRows::Outputs, 1, adapters), x, weight, out).unwrap();
     let mut values = vec![0.0; 3 * ROWS];
     cpu.download(out, 0, &mut values).unwrap();
     let expected = device.product(&[(0..1, 1), (1..2, 0)]);
@@ -188,8 +201,8 @@ fn other_matrices_are_not_updated() {
     let Device { cpu, weight, x, out, adapters } = &mut device;
     cpu.linear(0..TOKENS, x, weight, Epilogue::Store, out).unwrap();
     for matrix in [0, 2, 3, 5] {
-        cpu.add_adapters(&inputs(&[(0..TOKENS, 0)]), StepRows::All, x, weight, matrix, adapters, out)
-            .unwrap();
+        let inputs = inputs(&[(0..TOKENS, 0)]);
+        cpu.add_adapters(updates(&inputs, StepRows::All, matrix, adapters), x, weight, out).unwrap();
     }
     let mut values = vec![0.0; TOKENS * ROWS];
     cpu.download(out, 0, &mut values).unwrap();

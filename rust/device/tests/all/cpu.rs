@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use penstock_device::cpu::{Cpu, CpuCache};
+use penstock_device::cpu::{Cpu, CpuBuffer, CpuCache};
 use penstock_device::{
-    AdapterRows, Backend, CacheSpec, DeviceError, EXTRA, FOLLOWS, MatrixPart, RowSource, StepInputs,
-    StepSpec, WeightSource,
+    AdapterRows, Allocation, CacheSpec, Compute, DeviceError, EXTRA, FOLLOWS, LayerAttention, LayerHeads,
+    Load, MatrixPart, Memory, RowSource, Sample, StepInputs, StepSpec, WeightSource,
 };
 use penstock_types::{
     AttentionParams, AttentionRow, BlockCopy, BlockId, Dtype, Epilogue, HeadShape, HostBlockId, KvDtype,
@@ -86,15 +86,16 @@ fn announced_sizes_are_the_sizes_taken() {
     let mut cpu = Cpu::new(2).unwrap();
     let table = Table { rows: 33, columns: 10 };
     let spec = cache_spec(5, 2);
+    let blocks = |count| cpu.bytes(Allocation::Blocks { cache: &spec, count });
     let announced = [
-        cpu.matrix_bytes(10, &[(33, Dtype::Bf16.into())]),
-        cpu.operand_bytes(3, 10),
-        cpu.buffer_bytes(7),
-        cpu.buffer_bytes(1001),
-        cpu.rope_bytes(100, &STEP),
-        cpu.scratch_bytes(&STEP),
-        cpu.slots_bytes(&STEP),
-        cpu.cache_bytes(&spec, 5) + cpu.cache_bytes(&spec, 2),
+        cpu.bytes(Allocation::Matrix { columns: 10, parts: &[(33, Dtype::Bf16.into())] }),
+        cpu.bytes(Allocation::Operand { rows: 3, columns: 10 }),
+        cpu.bytes(Allocation::Floats(7)),
+        cpu.bytes(Allocation::Floats(1001)),
+        cpu.bytes(Allocation::Rope { positions: 100, step: &STEP }),
+        cpu.bytes(Allocation::Scratch(&STEP)),
+        cpu.bytes(Allocation::Slots(&STEP)),
+        blocks(5) + blocks(2),
     ];
     cpu.reserve(announced.iter().sum()).unwrap();
     let mut taken = Vec::new();
@@ -150,6 +151,11 @@ fn step_arrays_larger_than_memory_are_an_error() {
     assert_eq!(StepInputs::bytes(&STEP), bytes as u64);
 }
 
+/// The heads of a layer, without norms.
+fn heads(layer: usize) -> LayerHeads<'static, CpuBuffer> {
+    LayerHeads { shape: HEADS, norms: None, layer }
+}
+
 /// A rope table with different values everywhere.
 fn rope(positions: usize) -> Table {
     Table { rows: positions, columns: HEADS.head_dim }
@@ -199,7 +205,7 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
             inputs.tokens.iter_mut().for_each(|token| *token += layer as u32);
             let step = cpu.upload(&inputs, &mut rope, &slots, cache, None).unwrap();
             cpu.embed(step, &slots, &table, &mut qkv).unwrap();
-            cpu.rope_write_kv(step, &rope, HEADS, None, &mut qkv, layer, cache).unwrap();
+            cpu.rope_write_kv(step, &rope, heads(layer), &mut qkv, cache).unwrap();
         }
     };
     let queries = cpu.load_matrix(&[part(&Table { rows: 100, columns: width }, Dtype::F32)]).unwrap();
@@ -209,18 +215,8 @@ fn saved_blocks_are_the_same_in_every_layer_after_loading() {
         let layers = 0..LAYERS;
         let attended = layers.map(|layer| {
             let mut values = vec![0.0; inputs.tokens.len() * HEADS.query_width()];
-            cpu.attention(
-                &identity,
-                inputs,
-                HEADS,
-                params,
-                layer,
-                cache,
-                &mut asked,
-                &mut scratch,
-                &mut attended,
-            )
-            .unwrap();
+            let attention = LayerAttention { shape: HEADS, params, cache, layer };
+            cpu.attention(&identity, inputs, attention, &mut asked, &mut scratch, &mut attended).unwrap();
             let rows = 0..inputs.tokens.len();
             cpu.linear(rows, &attended, &identity, Epilogue::Store, &mut out).unwrap();
             cpu.download(&out, 0, &mut values).unwrap();
@@ -258,7 +254,7 @@ fn extra_rotation_has_the_bits_of_the_same_table_row() {
     let mut rotated = |rope: &mut _, inputs: &StepInputs| {
         let step = cpu.upload(inputs, rope, &slots, &cache, None).unwrap();
         cpu.embed(step, &slots, &table, &mut qkv).unwrap();
-        cpu.rope_write_kv(step, rope, HEADS, None, &mut qkv, 0, &mut cache).unwrap();
+        cpu.rope_write_kv(step, rope, heads(0), &mut qkv, &mut cache).unwrap();
         let mut values = vec![0.0; 20 * width];
         cpu.download(&qkv, 0, &mut values).unwrap();
         values

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_device::cpu::{Cpu, CpuMatrix, NumaNode};
-use penstock_device::{Backend, MatrixPart, RowSource, WeightSource};
+use penstock_device::{Allocation, Compute, Load, MatrixPart, Memory, RowSource, WeightSource};
 use penstock_types::{Dtype, Epilogue};
 
 const COLUMNS: usize = 640;
@@ -95,7 +95,8 @@ fn mapped_matrix_is_copied_to_its_nodes() {
         let is_copied = cpu.place_error().is_none();
         assert_eq!(cpu.copies_mapped(), is_copied);
         let matrix = cpu.map_matrix(COLUMNS, &sizes, bytes.clone()).unwrap();
-        assert_eq!(cpu.memory().in_use, if is_copied { cpu.matrix_bytes(COLUMNS, &sizes) } else { 0 });
+        let bytes = cpu.bytes(Allocation::Matrix { columns: COLUMNS, parts: &sizes });
+        assert_eq!(cpu.memory().in_use, if is_copied { bytes } else { 0 });
         matrix
     };
     assert_eq!(product(Cpu::open(&Arc::default(), 2, "", &fake_nodes(2)).unwrap(), placed), expected);

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_device::cpu::Cpu;
+use penstock_device::cpu::{Cpu, CpuBuffer, CpuScratch, CpuSlots};
 use penstock_device::{
-    Backend, MatrixPart, RowSource, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams,
-    StepInputs, StepSpec, WeightSource,
+    Compute, Load, MatrixPart, Memory, RowSource, Sample, SampleOutcome, Sampled, SamplingBatch,
+    SamplingEntry, SlotParams, StepInputs, StepSpec, WeightSource,
 };
 use penstock_types::{Dtype, Epilogue, HeadShape, LogprobsRequest, Sampling};
 
@@ -45,9 +45,9 @@ fn part(source: &dyn WeightSource, dtype: Dtype) -> MatrixPart<'_> {
 /// A backend with its logits.
 struct Device {
     cpu: Cpu,
-    logits: <Cpu as Backend>::Buffer,
-    slots: <Cpu as Backend>::Slots,
-    scratch: <Cpu as Backend>::Scratch,
+    logits: CpuBuffer,
+    slots: CpuSlots,
+    scratch: CpuScratch,
 }
 
 impl Device {

@@ -4,8 +4,10 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use penstock_checkpoint::{AdapterFiles, Checkpoint};
-use penstock_device::cpu::Cpu;
-use penstock_device::{AdapterRows, AdapterSpec, Backend, CacheSpec, StepInputs, StepSpec};
+use penstock_device::cpu::{Cpu, CpuAdapterLayout, CpuCache};
+use penstock_device::{
+    AdapterLayout, AdapterRows, AdapterSpec, CacheSpec, Load, Memory, StepInputs, StepSpec,
+};
 use penstock_models::{
     AdapterLimits, Decoder, ModelConfig, ModelError, WeightFormats, Workspace, adapter_bytes, load,
     pack_adapter,
@@ -20,7 +22,7 @@ const TOKENS: usize = 24;
 /// Packs an adapter of up to this rank and any size.
 fn packed(files: &AdapterFiles, config: &ModelConfig, rank: usize) -> Result<PackedAdapter, ModelError> {
     let limits = AdapterLimits { rank, bytes: u64::MAX };
-    pack_adapter::<Cpu>(files, config, limits, &mut |_, _| ControlFlow::Continue(()))
+    pack_adapter::<CpuAdapterLayout>(files, config, limits, &mut |_, _| ControlFlow::Continue(()))
 }
 
 /// An adapter of the modules that `ranks` has, and the weights that it makes of those of the base model.
@@ -60,7 +62,7 @@ struct Model {
     backend: Cpu,
     decoder: Decoder<Cpu>,
     workspace: Workspace<Cpu>,
-    cache: <Cpu as Backend>::Cache,
+    cache: CpuCache,
 }
 
 const SPEC: StepSpec = StepSpec {
@@ -228,8 +230,8 @@ fn bytes_of_an_adapter_are_those_of_its_modules() {
     let model = Model::new(&base(), &plain(), 1);
     let files = AdapterFiles::open(files.path(), u64::MAX).unwrap();
     let adapter = packed(&files, model.decoder.config(), 8).unwrap();
-    let bytes = <Cpu as Backend>::adapter_bytes(adapter.bytes().len() as u64);
-    assert_eq!(bytes, adapter_bytes::<Cpu>(model.decoder.config(), 8, Dtype::F32));
+    let bytes = CpuAdapterLayout::adapter_bytes(adapter.bytes().len() as u64);
+    assert_eq!(bytes, adapter_bytes::<CpuAdapterLayout>(model.decoder.config(), 8, Dtype::F32));
     let floats: usize = MODULES.iter().map(|(_, rows, columns)| 8 * (rows + columns)).sum();
     assert_eq!(adapter.bytes().len(), LAYERS * floats * 4);
 }

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, PoisonError};
 
 use penstock_checkpoint::Checkpoint;
-use penstock_device::Backend;
+use penstock_device::Memory;
 use penstock_device::cpu::Cpu;
 use penstock_models::{ConvertOptions, ModelConfig, ModelError, WeightFormats, convert, load};
 use penstock_types::{Dtype, Quantization};

@@ -106,7 +106,7 @@ fn plan_never_exceeds_the_limit_and_has_the_requested_blocks() {
                 let step = small.step(&model);
                 let taken = weight_bytes(&cpu, &model, &small.weights).total()
                     + Workspace::bytes(&cpu, &model, &step, adapters.as_ref())
-                    + adapters.map_or(0, |spec| cpu.shared_adapters_bytes(&spec))
+                    + adapters.map_or(0, |spec| spec.bytes)
                     + StepInputs::bytes(&step);
                 for _ in 0..200 {
                     let rest = below(16 * block);

@@ -1,4 +1,4 @@
-//! From one row of logits to one token, on the CPU: the steps of [`crate::sample`], in its order.
+//! From one row of logits to one token, on the CPU: the steps of [`crate::seam::sample`], in its order.
 //!
 //! A parameter that is not set costs nothing: a greedy row only reads its logits, a sampled one writes its weights
 //! once. The vocabulary is never sorted. Ids lie in tiles of 128, and the highest logit of a tile decides whether the
@@ -21,7 +21,7 @@ use penstock_kernels::Kernels;
 use penstock_types::{LogprobsRequest, Sampling};
 
 use crate::counts::TokenCounts;
-use crate::sample::{SampleOutcome, Sampled, factor, has_penalty, is_greedy};
+use crate::seam::{SampleOutcome, Sampled, factor, has_penalty, is_greedy};
 use candidates::Candidates;
 use history::History;
 pub use slots::CpuSlots;
@@ -197,7 +197,7 @@ fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
 }
 
 /// The probabilities from which the next token of a slot with `params` is sampled, 0 for masked and filtered ids, as
-/// [`crate::Backend::sample`] computes them on this backend. Needs no device. For tests.
+/// [`crate::Sample::sample`] computes them on this backend. Needs no device. For tests.
 #[cfg(feature = "testing")]
 pub fn probabilities_for_testing(
     logits: &[f32],

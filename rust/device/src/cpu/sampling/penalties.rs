@@ -3,7 +3,7 @@
 use penstock_types::{PenaltyScope, Sampling};
 
 use crate::counts::TokenCounts;
-use crate::sample::has_penalty;
+use crate::seam::has_penalty;
 
 pub(super) fn add_bias(logits: &mut [f32], biases: &[(u32, f32)]) {
     for (id, bias) in biases {

@@ -9,7 +9,7 @@ use penstock_types::{LogprobsRequest, Sampling};
 use super::history::History;
 use super::{Input, SamplingWorkspace, sample_row};
 use crate::counts::TokenCounts;
-use crate::sample::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, has_penalty};
+use crate::seam::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, has_penalty};
 
 /// The slots of a backend.
 pub struct CpuSlots {

@@ -6,7 +6,7 @@ use bytemuck::{NoUninit, Pod, Zeroable};
 use penstock_cuda::{DevicePointer, Parameter};
 
 use super::entry::{Entry, flags};
-use crate::step::StepSpec;
+use crate::seam::StepSpec;
 
 /// In an entry, there is no such value.
 pub(super) const NONE: u32 = u32::MAX;

@@ -1,4 +1,4 @@
-//! Sampling on the device: the launches of the kernels of `cuda/sample*.cu`, for the steps of [`crate::sample`].
+//! Sampling on the device: the launches of the kernels of `cuda/sample*.cu`, for the steps of [`crate::seam::sample`].
 //!
 //! The device has the tokens of a slot, how often each occurs, and its lists; the host has the numbers, and sends them
 //! with every entry. So a batch is one copy to the device, two to eight launches, and one copy back. Only the kernels
@@ -12,6 +12,7 @@ mod slot;
 mod ticket;
 
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 use bytemuck::{bytes_of, cast_slice};
 use penstock_cuda::{Argument, DevicePointer, Kernel};
@@ -22,8 +23,7 @@ use super::upload::Staging;
 use super::{Cuda, CudaBuffer, lost};
 use crate::arena::Region;
 use crate::error::DeviceError;
-use crate::sample::{SamplingBatch, SlotParams};
-use crate::step::StepSpec;
+use crate::seam::{Sample, Sampled, SamplingBatch, SlotParams, StepSpec};
 use entry::{Entry, flags};
 use layout::{Admission, BLOCK_IDS, BatchArrays, NONE, RawResult, Sizes, Top};
 use slot::{Lists, Slot};
@@ -120,20 +120,14 @@ impl CudaSlots {
         self.arrays.slots.last_tokens
     }
 
-    pub(super) fn free(&mut self, slot: u32) {
-        self.slots[slot as usize] = None;
-    }
-}
-
-impl Cuda {
-    pub(super) fn slots_size(&self, spec: &StepSpec) -> u64 {
-        let (_, bytes) = Sizes::new(spec).divide(DevicePointer::NULL);
-        self.memory.granted(bytes)
+    /// Bytes of the slots on the device.
+    pub(super) fn bytes(step: &StepSpec) -> usize {
+        Sizes::new(step).divide(DevicePointer::NULL).1
     }
 
     /// Bytes of the page-locked buffers of sampling.
-    pub(super) fn sampling_buffer_bytes(spec: &StepSpec) -> usize {
-        let sizes = Sizes::new(spec);
+    pub(super) fn host_bytes(step: &StepSpec) -> usize {
+        let sizes = Sizes::new(step);
         [
             BufferPool::bytes(&sizes),
             Admissions::buffer_bytes(&sizes).saturating_mul(ADMISSION_BUFFERS),
@@ -142,9 +136,14 @@ impl Cuda {
         .into_iter()
         .fold(0, usize::saturating_add)
     }
+}
 
-    pub(super) fn new_slots(&mut self, spec: &StepSpec) -> Result<CudaSlots, DeviceError> {
-        let sizes = Sizes::new(spec);
+impl Sample for Cuda {
+    type Slots = CudaSlots;
+    type Ticket = CudaTicket;
+
+    fn allocate_slots(&mut self, step: &StepSpec) -> Result<CudaSlots, DeviceError> {
+        let sizes = Sizes::new(step);
         let (_, bytes) = sizes.divide(DevicePointer::NULL);
         let region = self.memory.allocate_workspace(bytes, "workspace")?;
         let (arrays, _) = sizes.divide(self.memory.pointer(&region));
@@ -164,28 +163,13 @@ impl Cuda {
         })
     }
 
-    fn load_sampling(&mut self) -> Result<SamplingKernels, DeviceError> {
-        let mut load = |file, name| self.loader.kernel(file, "", name);
-        Ok(SamplingKernels {
-            admit: load("sample_slots.cu", "sample_admit")?,
-            count: load("sample_slots.cu", "sample_count")?,
-            process: load("sample_rows.cu", "sample_process")?,
-            exclude: load("sample_rows.cu", "sample_exclude")?,
-            maxima: load("sample_rows.cu", "sample_maxima")?,
-            weights: load("sample_rows.cu", "sample_weights")?,
-            bounds: load("sample.cu", "sample_bounds")?,
-            finish: load("sample.cu", "sample_finish")?,
-            commit: load("sample.cu", "sample_commit")?,
-            logprobs: load("sample.cu", "sample_logprobs")?,
-        })
-    }
-
-    pub(super) fn admit(
+    fn admit_slot(
         &mut self,
         slots: &mut CudaSlots,
         slot: u32,
         params: &SlotParams<'_>,
     ) -> Result<(), DeviceError> {
+        self.queue.end_step()?;
         let number = slot as usize;
         let lists = Lists::new(params, &slots.sizes)?;
         slots.slots[number] = Some(Slot::new(params, &lists));
@@ -218,7 +202,52 @@ impl Cuda {
         launch(&slots.kernels.count, lists.history.len())
     }
 
-    pub(super) fn sample_batch(
+    fn free_slot(&mut self, slots: &mut CudaSlots, slot: u32) -> Result<(), DeviceError> {
+        slots.slots[slot as usize] = None;
+        Ok(())
+    }
+
+    fn sample(
+        &mut self,
+        logits: &CudaBuffer,
+        batch: &SamplingBatch,
+        slots: &mut CudaSlots,
+        _scratch: &mut Region,
+    ) -> Result<CudaTicket, DeviceError> {
+        let ticket = self.sample_batch(logits, batch, slots);
+        let ended = self.queue.end_step();
+        let ticket = ticket?; // the first error
+        ended.map(|()| ticket)
+    }
+
+    fn poll(&mut self, ticket: &mut CudaTicket, waker: &Waker) -> Poll<()> {
+        ticket.poll(waker)
+    }
+
+    fn collect(&mut self, ticket: CudaTicket, out: &mut Vec<Sampled>) -> Result<(), DeviceError> {
+        ticket.collect(out)
+    }
+}
+
+impl Cuda {
+    fn load_sampling(&mut self) -> Result<SamplingKernels, DeviceError> {
+        let mut load = |file, name| self.loader.kernel(file, "", name);
+        Ok(SamplingKernels {
+            admit: load("sample_slots.cu", "sample_admit")?,
+            count: load("sample_slots.cu", "sample_count")?,
+            process: load("sample_rows.cu", "sample_process")?,
+            exclude: load("sample_rows.cu", "sample_exclude")?,
+            maxima: load("sample_rows.cu", "sample_maxima")?,
+            weights: load("sample_rows.cu", "sample_weights")?,
+            bounds: load("sample.cu", "sample_bounds")?,
+            finish: load("sample.cu", "sample_finish")?,
+            commit: load("sample.cu", "sample_commit")?,
+            logprobs: load("sample.cu", "sample_logprobs")?,
+        })
+    }
+
+    /// Launches the sampling of a batch, in as many parts as its buffers make necessary.
+    fn sample_batch(
         &mut self,
         logits: &CudaBuffer,
         batch: &SamplingBatch,

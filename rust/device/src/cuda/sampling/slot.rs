@@ -5,7 +5,7 @@ use penstock_types::{LogprobsRequest, PenaltyScope, Sampling};
 use super::entry::{Entry, flags};
 use super::layout::{Bias, MOST_LISTED, NONE, Sizes};
 use crate::error::DeviceError;
-use crate::sample::{SamplingEntry, SlotParams, factor, has_penalty, is_greedy};
+use crate::seam::{SamplingEntry, SlotParams, factor, has_penalty, is_greedy};
 
 /// The parameters of an admitted sequence.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use crate::cuda::pinned::{Counted, HostMemory};
 use crate::cuda::queue::Queue;
 use crate::cuda::{lost, start};
 use crate::error::DeviceError;
-use crate::sample::{SampleOutcome, Sampled};
+use crate::seam::{SampleOutcome, Sampled};
 
 /// Tickets that are kept: two steps in flight, each with one, or with two if it has outputs of prompts.
 const TICKETS: usize = 4;

@@ -17,7 +17,8 @@ pub const HIDDEN: usize = 64;
 const WIDE: usize = 96;
 const KV: usize = 32;
 pub const LONGEST: usize = 256;
-const DEVICE: DeviceInfo = DeviceInfo { device: Device::Cpu, threads: 2, isa: String::new(), numa: None };
+const DEVICE: DeviceInfo =
+    DeviceInfo { device: Device::Cpu, threads: 2, isa: String::new(), numa: None, turns: None };
 
 /// The model's directory, removed on drop.
 pub struct TinyModel(PathBuf);

@@ -1,5 +1,5 @@
-//! The reference implementation: every step of [`crate::sample`] in a few lines, by sorting, in double precision, over
-//! all ids.
+//! The reference implementation: every step of [`crate::seam::sample`] in a few lines, by sorting, in double precision,
+//! over all ids.
 
 use super::{History, Input, Sampling};
 use penstock_types::PenaltyScope;

@@ -1,4 +1,4 @@
-//! Sampling as a backend sees it: the parameters of a slot, a batch of positions to sample, and the tokens.
+//! [`Sample`]: the parameters of a slot, a batch of positions to sample, and the tokens.
 //!
 //! The order of application, which every backend follows:
 //!
@@ -16,8 +16,13 @@
 //! or among the most likely.
 
 use std::sync::Arc;
+use std::task::{Poll, Waker};
 
 use penstock_types::{LogprobsRequest, Sampling};
+
+use super::memory::Memory;
+use super::step::StepSpec;
+use crate::error::DeviceError;
 
 /// The parameters of a request when it is admitted to a slot. Ids outside the vocabulary have no effect in any list.
 #[derive(Clone, Copy, Debug)]
@@ -232,4 +237,45 @@ pub enum SampleOutcome {
     NoCandidates,
     /// The draft was not confirmed. The slot does not change.
     Rejected,
+}
+
+/// The sampling of a device.
+pub trait Sample: Memory {
+    /// For each sequence, its sampling parameters, its tokens so far and all other state that sampling depends on.
+    type Slots: Send;
+    /// The tokens of a [`sample`](Self::sample) call, which may still be computed. May be dropped instead of collected,
+    /// at any time: the call still takes effect, and its tokens are discarded.
+    type Ticket: Send;
+
+    /// Empty slots, one for each sequence of the largest step.
+    fn allocate_slots(&mut self, step: &StepSpec) -> Result<Self::Slots, DeviceError>;
+
+    /// Replaces all state of a slot by that of a new sequence.
+    fn admit_slot(
+        &mut self,
+        slots: &mut Self::Slots,
+        slot: u32,
+        params: &SlotParams<'_>,
+    ) -> Result<(), DeviceError>;
+
+    /// Drops all state of a slot.
+    fn free_slot(&mut self, slots: &mut Self::Slots, slot: u32) -> Result<(), DeviceError>;
+
+    /// Samples every entry of `batch` from its row of `logits` and appends the tokens to the slots. See
+    /// [`SamplingBatch`] for entries that verify drafts. Tickets complete in order, each after all earlier calls; that
+    /// of an empty batch does nothing else.
+    fn sample(
+        &mut self,
+        logits: &Self::Buffer,
+        batch: &SamplingBatch,
+        slots: &mut Self::Slots,
+        scratch: &mut Self::Scratch,
+    ) -> Result<Self::Ticket, DeviceError>;
+
+    /// Ready if [`collect`](Self::collect) does not wait for the device. Otherwise `waker` is woken when it may have
+    /// become ready. A lost device makes every ticket ready and wakes its waker; `collect` then returns the loss.
+    fn poll(&mut self, ticket: &mut Self::Ticket, waker: &Waker) -> Poll<()>;
+
+    /// Replaces `out` by the results of a [`sample`](Self::sample) call, one for each entry. Waits for the device.
+    fn collect(&mut self, ticket: Self::Ticket, out: &mut Vec<Sampled>) -> Result<(), DeviceError>;
 }

@@ -183,7 +183,7 @@ impl StepInputs {
         }
     }
 
-    /// Checks every index. For [`Backend::upload`](crate::Backend::upload).
+    /// Checks every index. For [`Compute::upload`](super::Compute::upload).
     pub fn validate(&self, limits: &StepLimits) -> Result<(), DeviceError> {
         let rows = self.tokens.len();
         let check = |is_valid: bool, what: &str| match is_valid {
