@@ -9,8 +9,6 @@ import pytest
 from support.crates import Crate, paths_of
 from support.paths import ROOT
 
-#: Crates that still have circles: between the parts of a CUDA device, and between fused matrices and formats.
-OPEN = {"device", "models"}
 CRATES = sorted(manifest.parent.name for manifest in ROOT.glob("rust/*/Cargo.toml"))
 
 
@@ -23,14 +21,9 @@ def circle_of(name: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("name", [name for name in CRATES if name not in OPEN])
+@pytest.mark.parametrize("name", CRATES)
 def test_modules_of_a_crate_have_no_circle(name: str) -> None:
     assert circle_of(name) == []
-
-
-@pytest.mark.parametrize("name", sorted(OPEN))
-def test_crate_with_circles_is_listed_while_it_has_them(name: str) -> None:
-    assert circle_of(name) != []
 
 
 def test_uses_are_read_as_trees() -> None:
