@@ -30,6 +30,8 @@ pub struct AsyncCpu {
     commands: Option<Sender<Job>>,
     /// The inputs of the step that the device thread has reached.
     step: Shared<StepInputs>,
+    /// Blocks of the host tier of the cache.
+    host_blocks: usize,
     error: Shared<Option<DeviceError>>,
     control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
@@ -48,6 +50,7 @@ impl AsyncCpu {
             cpu,
             commands: Some(commands),
             step: shared(StepInputs::default()),
+            host_blocks: 0,
             error,
             control: Arc::clone(&control),
             thread: Some(thread),
@@ -82,16 +85,16 @@ impl Drop for AsyncCpu {
     }
 }
 
-/// A cache and whether it has a host tier.
-pub struct AsyncCache {
-    cache: Shared<CpuCache>,
-    host_blocks: usize,
-}
-
 /// Writes methods that the CPU answers at once.
 macro_rules! ask {
-    ($(fn $name:ident(&$self:ident $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
-        $(fn $name(&$self $(, $argument: $type)*) $(-> $result)? { lock(&$self.cpu).$name($($argument),*) })*
+    () => {};
+    (fn $name:ident(&mut $self:ident $(, $argument:ident: $type:ty)*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&mut $self $(, $argument: $type)*) $(-> $result)? { lock(&$self.cpu).$name($($argument),*) }
+        ask! { $($rest)* }
+    };
+    (fn $name:ident(&$self:ident $(, $argument:ident: $type:ty)*) $(-> $result:ty)?; $($rest:tt)*) => {
+        fn $name(&$self $(, $argument: $type)*) $(-> $result)? { lock(&$self.cpu).$name($($argument),*) }
+        ask! { $($rest)* }
     };
 }
 
@@ -135,7 +138,7 @@ impl Memory for AsyncCpu {
     type Buffer = Shared<CpuBuffer>;
     type Operand = Shared<CpuOperand>;
     type Scratch = Shared<CpuScratch>;
-    type Cache = AsyncCache;
+    type Cache = Shared<CpuCache>;
 
     ask! {
         fn bytes(&self, allocation: Allocation<'_>) -> u64;
@@ -143,6 +146,7 @@ impl Memory for AsyncCpu {
         fn host_buffer_bytes(&self, step: &StepSpec, adapters: Option<&AdapterSpec>) -> u64;
         fn host_memory(&self) -> Option<u64>;
         fn available_memory(&self) -> Result<u64, DeviceError>;
+        fn reserve_outside(&mut self, bytes: u64);
         fn memory(&self) -> MemoryUse;
     }
 
@@ -152,26 +156,21 @@ impl Memory for AsyncCpu {
         fn allocate_scratch(&mut self, step: &StepSpec) -> CpuScratch;
     }
 
+    fn allocate_cache(&mut self, cache: &CacheSpec) -> Result<Self::Cache, DeviceError> {
+        self.host_blocks = cache.host_blocks;
+        self.idle()?.allocate_cache(cache).map(shared)
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {
         self.idle()?.reserve(bytes)
     }
 
-    fn reserve_outside(&mut self, bytes: u64) {
-        lock(&self.cpu).reserve_outside(bytes);
-    }
-
-    fn allocate_cache(&mut self, cache: &CacheSpec) -> Result<AsyncCache, DeviceError> {
-        let host_blocks = cache.host_blocks;
-        let cache = self.idle()?.allocate_cache(cache).map(shared)?;
-        Ok(AsyncCache { cache, host_blocks })
-    }
-
     fn copy_blocks(
         &mut self,
-        AsyncCache { cache, host_blocks }: &mut AsyncCache,
+        cache: &mut Self::Cache,
         copies: &mut dyn Iterator<Item = BlockCopy>,
     ) -> Result<(), DeviceError> {
-        assert!(*host_blocks > 0, "copies without a host tier");
+        assert!(self.host_blocks > 0, "copies without a host tier");
         let copies: Vec<_> = copies.collect();
         submit_call!(self, |cpu, cache| cpu.copy_blocks(&mut cache, &mut copies.into_iter()))
     }
@@ -199,6 +198,8 @@ impl Load for AsyncCpu {
         fn check_cache(&self, heads: HeadShape, dtype: KvDtype) -> Result<(), FieldError>;
         fn supports(&self, format: WeightFormat, columns: usize) -> bool;
         fn activations(&self, format: WeightFormat) -> &'static str;
+        fn prepare(&mut self, matrices: &[PlannedMatrix], cache: &CacheSpec, has_adapters: bool)
+            -> Result<(), DeviceError>;
         fn packed_layout(&self) -> PackedLayout;
         fn packed_bytes(&self, columns: usize, rows: usize, format: WeightFormat) -> u64;
         fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]);
@@ -211,15 +212,6 @@ impl Load for AsyncCpu {
         fn load_vector(&mut self, values: &[f32]) -> CpuBuffer;
         fn load_rope(&mut self, table: &dyn RowSource, step: &StepSpec) -> CpuRope;
         fn allocate_adapters(&mut self, adapters: &AdapterSpec, step: &StepSpec) -> CpuAdapters;
-    }
-
-    fn prepare(
-        &mut self,
-        matrices: &[PlannedMatrix],
-        cache: &CacheSpec,
-        has_adapters: bool,
-    ) -> Result<(), DeviceError> {
-        lock(&self.cpu).prepare(matrices, cache, has_adapters)
     }
 
     fn load_adapter(
@@ -321,10 +313,7 @@ impl Compute for AsyncCpu {
 
     ask! {
         fn is_deterministic(&self) -> bool;
-    }
-
-    fn bind_thread(&mut self) {
-        lock(&self.cpu).bind_thread();
+        fn bind_thread(&mut self);
     }
 
     fn flush(&mut self) -> Result<(), DeviceError> {
@@ -336,7 +325,7 @@ impl Compute for AsyncCpu {
         inputs: &StepInputs,
         rope: &mut Self::Rope,
         slots: &Self::Slots,
-        AsyncCache { cache, .. }: &AsyncCache,
+        cache: &Self::Cache,
         adapters: Option<&Self::Adapters>,
     ) -> Result<(), DeviceError> {
         self.control.num_steps.fetch_add(1, SeqCst);
@@ -388,7 +377,7 @@ impl Compute for AsyncCpu {
         rope: &Self::Rope,
         LayerHeads { shape, norms, layer }: LayerHeads<'_, Self::Vector>,
         qkv: &mut Self::Buffer,
-        AsyncCache { cache, .. }: &mut AsyncCache,
+        cache: &mut Self::Cache,
     ) -> Result<(), DeviceError> {
         let norms = norms.map(|norms| (Arc::clone(norms.query), Arc::clone(norms.key), norms.epsilon));
         let step = &self.step;
@@ -408,12 +397,12 @@ impl Compute for AsyncCpu {
         &mut self,
         reader: &Self::Matrix,
         (): (),
-        LayerAttention { shape, params, cache, layer }: LayerAttention<'_, AsyncCache>,
+        LayerAttention { shape, params, cache, layer }: LayerAttention<'_, Self::Cache>,
         qkv: &mut Self::Buffer,
         scratch: &mut Self::Scratch,
         out: &mut Self::Operand,
     ) -> Result<(), DeviceError> {
-        let (step, cache) = (&self.step, &cache.cache);
+        let step = &self.step;
         submit_call!(self, |cpu, reader, step, cache, qkv, scratch, out| {
             let attention = LayerAttention { shape, params, cache: &*cache, layer };
             cpu.attention(&reader, &step, attention, &mut qkv, &mut scratch, &mut out)
