@@ -494,6 +494,17 @@ def test_errors_are_one_line_with_an_exit_status(
     assert "Traceback" not in done.stderr
 
 
+def test_limit_that_ends_an_answer_is_named(tiny_model: Path) -> None:
+    options = ("--ignore-eos", "--threads", 1, "--max-model-len", 32)
+    for more, end in (
+        (("--max-tokens", 4), "the limit of 4 tokens (--max-tokens)"),
+        (("--max-length", 12), "the limit of 12 tokens with the prompt (--max-length)"),
+        (("--max-tokens", 60), "the limit of 32 tokens with the prompt (the context, see --max-model-len)"),
+    ):
+        done = run("generate", tiny_model, "Hello", *options, *more)
+        assert done.stderr.rstrip().endswith(f"ended by {end}")
+
+
 def test_demo_without_its_model_prints_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     done = run("demo")

@@ -139,8 +139,8 @@ def test_arguments_without_effect_are_accepted(tiny_model: Path) -> None:
     arguments: dict[str, Any] = dict.fromkeys(arg_utils.WITHOUT_EFFECT, True)
     llm = LLM(str(tiny_model), **arguments)
     assert llm.get_world_size() == 1
-    with pytest.raises(TypeError, match="unexpected keyword argument 'max_sequences'"):
-        LLM(str(tiny_model), max_sequences=1)
+    with pytest.raises(TypeError, match=r"argument 'max_num_seq'; did you mean max_num_seqs\?$"):
+        LLM(str(tiny_model), max_num_seq=1)
 
 
 @pytest.mark.parametrize(

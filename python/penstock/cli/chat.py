@@ -11,7 +11,7 @@ import penstock
 from penstock.cli.output import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Messages = list[dict[str, Any]]
     Answer = Callable[[Messages], "Reply"]
@@ -66,8 +66,8 @@ class Reply:
         """Whether Ctrl-C stopped the answer."""
         return self.finish_reason == "cancelled"
 
-    def statistics(self) -> str:
-        """The line below the answer."""
+    def statistics(self, limits: Mapping[str, Any]) -> str:
+        """The line below the answer; `limits` are the sampling parameters that the user has set."""
         parts = []
         if self.output_tokens is not None:
             parts += [f"{self.prompt_tokens} prompt tokens", f"{self.output_tokens} output tokens"]
@@ -77,9 +77,18 @@ class Reply:
                 rate = ((self.output_tokens or 0) - 1) / (self.total - self.first_token)
                 parts.append(f"{rate:.1f} tokens/s")
         if self.finish_reason == "length":
-            limit = "" if self.output_tokens is None else f" of {self.output_tokens} tokens"
-            parts.append(f"ended by the limit{limit} (--max-tokens)")
+            parts.append(f"ended by the limit{self._limit(limits)}")
         return ", ".join(parts)
+
+    def _limit(self, limits: Mapping[str, Any]) -> str:
+        """The limit that ended the answer."""
+        if self.output_tokens is None or self.prompt_tokens is None:
+            return ""
+        if self.output_tokens == limits.get("max_tokens"):
+            return f" of {self.output_tokens} tokens (--max-tokens)"
+        total = self.prompt_tokens + self.output_tokens
+        option = "--max-length" if total == limits.get("max_length") else "the context, see --max-model-len"
+        return f" of {total} tokens with the prompt ({option})"
 
 
 def interact(messages: Messages, answer: Answer) -> None:

@@ -69,17 +69,18 @@ def _answer(
         except KeyboardInterrupt:
             request.cancel()
         result = request.result()
-    _print_end(Reply.of(result), result.to_dict() if as_json else None)
+    limits = {"max_tokens": params.max_tokens, "max_length": params.max_length}
+    _print_end(Reply.of(result), limits, result.to_dict() if as_json else None)
     return result
 
 
-def _print_end(reply: Reply, fields: Mapping[str, Any] | None) -> None:
+def _print_end(reply: Reply, limits: Mapping[str, Any], fields: Mapping[str, Any] | None) -> None:
     """Print these fields as JSON, or the end of an answer that has been printed."""
     if fields is not None:
         print_json(fields)
     else:
         click.echo()
-        click.echo(reply.statistics(), err=True)
+        click.echo(reply.statistics(limits), err=True)
 
 
 @contextmanager
@@ -204,13 +205,14 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
             yield lambda messages: Reply.of(_answer(engine, messages, params, as_json=as_json))
         return
     key = api_key(options["api_key"], options["api_key_file"])
-    remote = RemoteModel(options["url"], options["served_name"], key, given(SamplingOptions, options))
+    fields = given(SamplingOptions, options)
+    remote = RemoteModel(options["url"], options["served_name"], key, fields)
     if remote.chat_sampling:
         click.echo(f"{remote.label}: {_shown(remote.chat_sampling)}", err=True)
 
     def answer(messages: list[dict[str, Any]]) -> Reply:
         reply = remote.answer(messages, is_silent=as_json)
-        _print_end(reply, reply.to_dict() if as_json else None)
+        _print_end(reply, fields, reply.to_dict() if as_json else None)
         return reply
 
     yield answer

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import penstock
 from penstock._shown import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["UnsupportedError", "invalid", "refuse", "refuse_all", "renamed"]
+__all__ = ["UnsupportedError", "invalid", "refuse", "refuse_all", "renamed", "unexpected"]
 
 FieldError = TypeVar("FieldError", penstock.ConfigError, penstock.InvalidRequestError)
 
@@ -36,6 +37,13 @@ def refuse_all(given: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, st
         value = given.get(name, accepted)
         if value != accepted:
             refuse(name, value, reason)
+
+
+def unexpected(function: str, keyword: str, names: Iterable[str]) -> TypeError:
+    """The error for an argument that a function does not have, with the most similar one of its `names`."""
+    similar = difflib.get_close_matches(keyword, list(names), 1)
+    hint = f"; did you mean {similar[0]}?" if similar else ""
+    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}{hint}")
 
 
 def renamed(error: FieldError, names: Mapping[str, str]) -> FieldError:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from penstock.compat.errors import refuse, refuse_all
+from penstock.compat.errors import refuse, refuse_all, unexpected
 from penstock.compat.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock import EngineOptions
 
@@ -68,16 +67,10 @@ def with_hints(method: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         for name in keywords:
             if name not in names:
-                raise _unexpected(method.__qualname__, name, names)
+                raise unexpected(method.__qualname__, name, names)
         return method(*arguments, **keywords)
 
     return call
-
-
-def _unexpected(function: str, keyword: str, names: Sequence[str]) -> TypeError:
-    similar = difflib.get_close_matches(keyword, names, 1)
-    hint = f"; did you mean {similar[0]}?" if similar else ""
-    return TypeError(f"{function}() got an unexpected keyword argument {keyword!r}{hint}")
 
 
 def check_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -88,7 +81,7 @@ def check_others(others: Mapping[str, Any], names: Iterable[str]) -> None:
     refuse_all(others, UNSUPPORTED)
     for name in others:
         if name not in UNSUPPORTED and name not in WITHOUT_EFFECT:
-            raise _unexpected("Llama", name, [*names, *UNSUPPORTED, *WITHOUT_EFFECT])
+            raise unexpected("Llama", name, [*names, *UNSUPPORTED, *WITHOUT_EFFECT])
 
 
 def engine_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.compat.errors import refuse, refuse_all, renamed
+from penstock.compat.errors import refuse, refuse_all, renamed, unexpected
 from penstock.compat.vllm.config import PoolerConfig
 
 if TYPE_CHECKING:
@@ -223,8 +223,8 @@ class EngineArgs:
         accepted = {name: value for name, (value, _) in UNSUPPORTED.items()}
         for name in arguments:
             if name not in HONOURED and name not in accepted and name not in WITHOUT_EFFECT:
-                message = f"{type(self).__name__}() got an unexpected keyword argument {name!r}"
-                raise TypeError(message)
+                names = [*HONOURED, *accepted, *sorted(WITHOUT_EFFECT)]
+                raise unexpected(type(self).__name__, name, names)
         self.__dict__.update({**HONOURED, **accepted, **arguments, "model": model})
         self.engine_config()
 
