@@ -1,6 +1,7 @@
 //! The engine thread: runs an [`EngineCore`] with a mailbox and an executor, and handles the end of the engine.
 //!
-//! The thread waits only for the mailbox, takes no lock, and is the only part of the engine that reads the clock.
+//! The thread waits only for the mailbox, takes no lock except those of a port's bell and list, and is the only part of
+//! the engine that reads the clock.
 
 use std::any::Any;
 use std::io;
