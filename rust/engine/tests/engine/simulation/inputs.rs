@@ -31,7 +31,6 @@ pub fn random_limits(random: &mut Random) -> Limits {
         max_model_len,
         max_num_seqs,
         max_num_batched_tokens: max_num_seqs + random.below(20),
-        max_prefill_chunk: if random.chance(70) { usize::MAX } else { random.between(1, 8) },
         max_waiting: random.below(6),
         max_unfinished: if random.chance(85) { 1000 } else { random.between(4, 12) },
         max_paused: if random.chance(50) { 100 } else { random.between(1, 4) },

@@ -13,6 +13,7 @@ use penstock_engine::{
 };
 
 use self::inputs::{random_hasher, random_limits};
+use crate::device::Device;
 use crate::harness::{Client, Harness, Removal};
 use crate::oracle;
 use crate::random::Random;
@@ -227,11 +228,15 @@ fn lost() -> StopCause {
 impl World {
     fn new(seed: u64, seen: Seen) -> Self {
         let mut random = Random(seed);
-        let limits = random_limits(&mut random);
+        let mut limits = random_limits(&mut random);
+        let mut other = Random(!seed);
+        let deferring_rows = other.chance(15).then(|| other.between(2, 8) as u64);
+        if other.chance(10) {
+            limits.max_prefill_chunk = other.between(1, 8);
+        }
         let mut harness = Harness::with_hasher(limits, random_hasher(&mut random));
         harness.device.failing_rows = random.chance(20).then_some(40);
-        let mut other = Random(!seed);
-        harness.device.deferring_rows = other.chance(15).then(|| other.between(2, 8) as u64);
+        harness.device.deferring_rows = deferring_rows;
         let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
         Self {
             random,
@@ -513,13 +518,17 @@ impl World {
         assert!(self.removals.iter().all(|(_, removal)| removal.is_done()), "an adapter is left");
     }
 
-    /// In a bounded number of steps: in each, the first in scheduling order computes at least one token.
+    /// In a bounded number of steps: in each, the first in scheduling order computes at least one token, or its row is
+    /// deferred and computed again.
     fn run_to_the_end(&mut self) {
         let open = self.observed.iter().filter(|observed| observed.end.is_none());
         let num_steps: usize = open
             .map(|observed| observed.client.request.prompt.len() + observed.client.request.max_tokens + DEPTH)
             .sum();
-        for _ in 0..=2 * (num_steps + DEPTH) {
+        let last = |device: &Device| 2 * (num_steps + DEPTH + device.num_deferred as usize);
+        let mut num_done = 0;
+        while num_done <= last(&self.harness.device) {
+            num_done += 1;
             self.read_all();
             self.check_stats();
             if !self.harness.step() {
