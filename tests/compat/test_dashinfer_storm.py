@@ -233,6 +233,7 @@ class Storm:
         loader.serialize_to_path(None, self.output, skip_if_exists=chance.random() < 0.5)
 
 
+@pytest.mark.rare
 @pytest.mark.timeout(600)
 def test_storm_of_threads_on_two_models_leaks_nothing(
     tiny_model: Path, tmp_path: Path, pytestconfig: pytest.Config

@@ -118,6 +118,7 @@ def test_kernels_compute_products_without_an_algorithm() -> None:
 
 
 @EMULATED
+@pytest.mark.rare
 def test_checked_products_have_no_findings() -> None:
     config = CONFIGS["bfloat16"] | {"num_hidden_layers": 1}
     assert run(cublas.repeat, config, checked=True).result["products"] > 0
