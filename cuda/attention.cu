@@ -54,12 +54,12 @@ DEVICE uint4 (*query_fragments(int warp))[32] {
 
 // Writes the partial results of a split: each warp its dimensions, the first one the exponent and the sum.
 template <class E, int D, int PARTS>
-DEVICE void write_partials(Weighted<E, D, PARTS>& sums, const WorkRows& rows) {
+DEVICE void write_partials(Weighted<E, D, PARTS>& sums, const WorkItemRows& rows) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = half * 8 + int(threadIdx.x % 32 / 4);
         if (row >= rows.count) continue;
-        float* to = rows.partial(rows.work.split, row);
+        float* to = rows.partial(rows.item.split, row);
         sums.write_row(half, 1, to);
         if (threadIdx.x < 32 && threadIdx.x % 4 == 0)
             *reinterpret_cast<float2*>(to + D) = {sums.top[half], sums.sum[half]};
@@ -75,11 +75,11 @@ DEVICE void attend(const Attention& call) {
     static_assert(!IS_DECODE || STAGES * sizeof(Stage<E, D>) + 2 * D * ROWS <= 48 << 10, "shared memory");
     __shared__ Stage<E, D> stages[STAGES];
     const int warp = threadIdx.x / 32;
-    const WorkRows rows(call);
+    const WorkItemRows rows(call);
     dependency_wait();
     dependency_launch();
     if (rows.count == 0) return;
-    const int split = rows.work.split;
+    const int split = rows.item.split;
     if (IS_DECODE && split < rows.first_split()) return;  // before the window
     const Keys keys = Keys::of<D>(rows);
 
@@ -160,8 +160,8 @@ DEVICE void attend_wide(const Attention& call) {
     __shared__ TileWeights weights[WARPS][32];
     __shared__ float most[WARPS][ROWS];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
-    const WorkRows rows(call);
-    const int split = rows.work.split;
+    const WorkItemRows rows(call);
+    const int split = rows.item.split;
     const bool is_empty = rows.count == 0 || split < rows.first_split();
     const Keys keys = Keys::of<D>(rows);
     const int begin = max(keys.first / TILE, split * TILES), end = min(keys.last / TILE + 1, (split + 1) * TILES);

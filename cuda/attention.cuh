@@ -47,7 +47,7 @@ struct LaneRows {
     int first[2], last[2];
     float* queries[2];
 
-    DEVICE LaneRows(const WorkRows& rows, int start) {
+    DEVICE LaneRows(const WorkItemRows& rows, int start) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = start + half * 8 + int(threadIdx.x % 32 / 4);
@@ -518,7 +518,7 @@ struct Weighted : WeightSums {
 // Stores the results of the rows of a warp from `start` on: the values over the sums of weights. Rows pass through D
 // floats of shared memory, which give their dimensions their order.
 template <class E, int D>
-DEVICE void store_results(Weighted<E, D>& result, const float (&sums)[2], const WorkRows& rows, int start,
+DEVICE void store_results(Weighted<E, D>& result, const float (&sums)[2], const WorkItemRows& rows, int start,
                           float* row_values) {
     const int group = threadIdx.x % 32 / 4;
 #pragma unroll

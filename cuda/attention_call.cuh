@@ -10,34 +10,35 @@
 //           128 for that of attention_warpgroup.cu).
 // Splits    The positions are divided into splits of 256 and tiles of 32, from position 0 on, whatever the row. A
 //           split is an online softmax over its tiles, in order. Splits are merged in order.
-// Works     of decode and decode_wide: a part and one split; of prefill and combine: a part, with all its splits. Works
-//           without rows may be anywhere, and do nothing: they give steps of different sizes the same number of works.
+// Work items  of decode and decode_wide: a part and one split; of prefill and combine: a part, with all its splits.
+//           Work items without rows may be anywhere, and do nothing: they give steps of different sizes the same number
+//           of work items.
 //
 // The same bits: decode computes each split in a block of its own, and `combine` merges them; prefill goes through
 // the splits one after the other and merges each, by the same functions, whose operations are not contracted
 // differently. Decode appends a part's only split to an empty total itself, and combine leaves out such parts. Tiles
 // and splits of which a row sees nothing do not change it. So the bits of a row depend on its query and its visible
-// keys and values alone: not on the batch, the other queries of the step (chunks), the division into works or the
-// kernel.
+// keys and values alone: not on the batch, the other queries of the step (chunks), the division into work items or
+// the kernel.
 //
 // Data      qkv [rows][heads + 2 kv heads][head_dim] of float32, where queries are as rope_write_kv leaves them; out
 //           [rows][heads][head_dim] of `out_type`: the operand of the next product. Prefill of attention.cu overwrites
 //           the queries if heads are large. Partial results of decode:
 //           [split][kv head][row of the part][head_dim + 2] from the part's place on: the weighted sum of values, the
 //           largest exponent, the sum of weights.
-// Grids     decode: (works, kv heads), one warp; decode_wide of attention.cu: the same, 4 warps; prefill: (works, kv
-//           heads), 4 warps, or 8 in attention_warpgroup.cu; combine: (works, kv heads, any number), 4 warps: the
-//           blocks of a work share its rows. decode_wide, prefill of attention_warpgroup.cu, and for large heads
-//           decode and prefill of attention.cu, have dynamic shared memory.
+// Grids     decode: (work items, kv heads), one warp; decode_wide of attention.cu: the same, 4 warps; prefill: (work
+//           items, kv heads), 4 warps, or 8 in attention_warpgroup.cu; combine: (work items, kv heads, any number), 4
+//           warps: the blocks of a work item share its rows. decode_wide, prefill of attention_warpgroup.cu, and for
+//           large heads decode and prefill of attention.cu, have dynamic shared memory.
 #pragma once
 #include "kv_page.cuh"
 
 constexpr int SPLIT = 256, TILE = 32;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-struct __align__(16) Work {
+struct __align__(16) WorkItem {
     uint32_t first_row, start, first_block;  // of the sequence: its first query, the position of that, its block table
-    uint32_t first, count;                   // of the packed rows; no rows: the work does not exist
+    uint32_t first, count;                   // of the packed rows; no rows: the item does not exist
     uint32_t split;                          // of decode
     uint32_t partial;                        // the place of the part's partial results, in rows
     uint32_t reserved;
@@ -46,7 +47,7 @@ struct __align__(16) Work {
 struct Attention {
     float* qkv;
     const uint32_t* blocks;  // the block tables of all sequences
-    const Work* works;
+    const WorkItem* work_items;
     float* partials;
     void* out;
     KvCache cache;
@@ -57,30 +58,30 @@ struct Attention {
     FloatType out_type;
 };
 
-// The rows of a work, for one kv head.
-struct WorkRows {
+// The rows of a work item, for one kv head.
+struct WorkItemRows {
     const Attention& call;
-    const Work work;
+    const WorkItem item;
     int group, count;
 
-    DEVICE explicit WorkRows(const Attention& call)
-        : call(call), work(call.works[blockIdx.x]), group(call.heads / call.cache.kv_heads), count(work.count) {}
-    DEVICE int query(int row) const { return (int(work.first) + row) / group; }
-    DEVICE int last(int row) const { return int(work.start) + query(row); }
+    DEVICE explicit WorkItemRows(const Attention& call)
+        : call(call), item(call.work_items[blockIdx.x]), group(call.heads / call.cache.kv_heads), count(item.count) {}
+    DEVICE int query(int row) const { return (int(item.first) + row) / group; }
+    DEVICE int last(int row) const { return int(item.start) + query(row); }
     DEVICE int first(int row) const { return call.window > 0 ? max(0, last(row) - call.window + 1) : 0; }
-    DEVICE int head(int row) const { return int(blockIdx.y) * group + (int(work.first) + row) % group; }
+    DEVICE int head(int row) const { return int(blockIdx.y) * group + (int(item.first) + row) % group; }
     DEVICE int first_split() const { return first(0) / SPLIT; }
     DEVICE int last_split() const { return last(count - 1) / SPLIT; }
     DEVICE bool has_one_split() const { return first_split() == last_split(); }
-    DEVICE const uint32_t* blocks() const { return call.blocks + work.first_block; }
+    DEVICE const uint32_t* blocks() const { return call.blocks + item.first_block; }
     DEVICE float* query_row(int row) const {
         const size_t width = call.heads + 2 * call.cache.kv_heads;
-        return call.qkv + ((work.first_row + query(row)) * width + head(row)) * call.cache.head_dim;
+        return call.qkv + ((item.first_row + query(row)) * width + head(row)) * call.cache.head_dim;
     }
-    DEVICE size_t out_row(int row) const { return size_t(work.first_row + query(row)) * call.heads + head(row); }
+    DEVICE size_t out_row(int row) const { return size_t(item.first_row + query(row)) * call.heads + head(row); }
     DEVICE float* partial(int split, int row) const {
         const size_t block = size_t(split) * call.cache.kv_heads + blockIdx.y;
-        return call.partials + (work.partial + block * count + row) * (call.cache.head_dim + 2);
+        return call.partials + (item.partial + block * count + row) * (call.cache.head_dim + 2);
     }
 };
 

@@ -8,7 +8,7 @@
 #include "attention_call.cuh"
 
 constexpr int COMBINE_WARPS = 4;
-constexpr int MOST_ROWS = 16;  // of a work of decode
+constexpr int MOST_ROWS = 16;  // of a work item of decode
 constexpr int AHEAD = 16;      // splits
 
 // The partial results of a row that one lane needs: those of a dimension, and of every 16th split the exponent and the
@@ -69,7 +69,7 @@ struct Merged {
 template <class E, int MAX_HEAD_DIM, class Finish>
 DEVICE void combine_splits(const Attention& call, int head_dim, Finish finish) {
     __shared__ float values[MOST_ROWS][MAX_HEAD_DIM];
-    const WorkRows rows(call);
+    const WorkItemRows rows(call);
     dependency_wait();
     dependency_launch();
     if (rows.count == 0 || rows.has_one_split()) return;

@@ -118,11 +118,11 @@ DEVICE void attend(const Attention& call) {
     constexpr int WARPS = IS_DECODE ? 1 : PREFILL_WARPS;
     __shared__ float row_values[WARPS][MAX_HEAD_DIM], weights[WARPS][TILE];
     const int warp = threadIdx.x / 32, head_dim = call.cache.head_dim;
-    const WorkRows rows(call);
+    const WorkItemRows rows(call);
     dependency_wait();
     dependency_launch();
     if (rows.count == 0) return;
-    const int first_split = IS_DECODE ? int(rows.work.split) : rows.first_split();
+    const int first_split = IS_DECODE ? int(rows.item.split) : rows.first_split();
     const int last_split = IS_DECODE ? first_split : rows.last_split();
     if (first_split < rows.first_split()) return;  // before the window
     const bool is_partial = IS_DECODE && !rows.has_one_split();

@@ -79,9 +79,9 @@ struct Keys {
     const uint32_t* blocks;
     int kv_head, first, last;
 
-    // Those that the rows of a work see. The number of dimensions is a constant, as for the compiler.
+    // Those that the rows of a work item see. The number of dimensions is a constant, as for the compiler.
     template <int D>
-    DEVICE static Keys of(const WorkRows& rows) {
+    DEVICE static Keys of(const WorkItemRows& rows) {
         KvCache cache = rows.call.cache;
         cache.head_dim = D;
         return {cache, rows.blocks(), int(blockIdx.y), rows.first(0), rows.last(rows.count - 1)};

@@ -243,14 +243,14 @@ DEVICE void append(Total& total, Weighted<E, D>& split, float4 (&totals)[D / 8][
     total.has_values = true;
 }
 
-// Grid (works, kv heads).
+// Grid (work items, kv heads).
 template <class T, class E, int D>
 DEVICE void prefill(const Attention& call) {
     static_assert(D == 64 || D == 128, "values of a head are 64 or 128 rows of an operand");
     constexpr bool CONVERTS_KEYS = Shared<E, D>::converts_keys;
     Shared<E, D>& shared = *reinterpret_cast<Shared<E, D>*>(first_tile());
     const int warp = threadIdx.x / 32, group_start = warp / 4 * GROUP_ROWS;
-    const WorkRows rows(call);
+    const WorkItemRows rows(call);
     dependency_wait();
     dependency_launch();
     if (rows.count == 0) return;

@@ -5,7 +5,8 @@
 //
 // Conventions of all kernels:
 // - Activations are float32, rows of `width` values, dense. Rows that a matrix product reads ("operands") and weights
-//   are bf16, f16 or float32, or integers with scales (quantised.cuh, codes.cuh). Every sum of floats is of float32.
+//   are bf16, f16 or float32, or integers with scales (quantised_rows.cuh, quantised_matrix.cuh). Every sum of floats
+//   is of float32.
 // - A row of the output depends on its own row of the input alone. No sum is divided by the size of the batch, and no
 //   float is added by an atomic, so the bits of a row do not depend on the other rows.
 // - Memory that other kernels write is not `const __restrict__`: the compiler would read it by ld.global.nc, which

@@ -11,7 +11,7 @@
 // Limit     bytes: 8 read and 2 written for each value.
 // Source    Shazeer, "GLU Variants Improve Transformer", section 2; Hendrycks and Gimpel, "Gaussian Error Linear
 //           Units", section 2 (the approximation with tanh).
-#include "quantised.cuh"
+#include "quantised_rows.cuh"
 
 constexpr int THREADS = QUANTISER_THREADS;
 

@@ -13,12 +13,12 @@
 // - A chain is `mma` after `mma` for ascending columns, 16 at a time. Of the 16, a lane has four adjacent ones, in the
 //   order of lanes 0, 2, 1, 3 of a quad: gemv reads 16 bytes of a row per lane, and lanes exchange words; the other
 //   kernels read 8 bytes of a row from shared memory.
-// - `inner` is divided into segments of 2048 columns, each with a chain of its own; out, or 0, plus the chains in
-//   order, plus the bias. There is no other division of k. The segments give a product with few rows its parallelism
+// - `inner` is divided into splits of 2048 columns (split-K), each with a chain of its own; out, or 0, plus the chains
+//   in order, plus the bias. k is divided in no other way. The splits give a product with few rows its parallelism
 //   (gemv computes them at the same time) at little cost for large products (gemm adds a tile to `out` once per
-//   segment).
+//   split).
 //
-// Kernels   gemv    up to 8 rows: a warp per 16 outputs and segment; no operand is shared, so none passes through
+// Kernels   gemv    up to 8 rows: a warp per 16 outputs and split; no operand is shared, so none passes through
 //                   shared memory. Limit: bytes of w. Each lane has 12 loads of weights in flight while it multiplies
 //                   the 12 before them; the first ones are issued before the launch's dependency is complete.
 //           narrow  tiles of 64 outputs x 32 rows, 7 steps of weights in flight. Limit: bytes of w.
@@ -28,7 +28,7 @@
 //           These have 128 threads, and a ring of stages of 32 columns that cp.async fills. For sm_90a, all but gemv
 //           are replaced by those of gemm_warpgroup.cu.
 //
-// Division  If there are fewer tiles of narrow or middle than multiprocessors, a block computes one segment of a tile
+// Split-K   If there are fewer tiles of narrow or middle than multiprocessors, a block computes one split of a tile
 //           and writes its chains to scratch memory; add_chains adds them in the same order. Estimates from the sizes,
 //           for 4096 outputs, tiles of 64 outputs and 132 multiprocessors, of which 4.8 TB/s and a latency of 0.8 us
 //           require 3.8 MB in flight: 32 rows x 4096 columns has 64 tiles with 1.8 MB in flight, and 128 blocks with
@@ -36,7 +36,7 @@
 //           time as multiprocessors have room for, with at least 10 MB. The chains of the latter are 15 MB.
 // Sources   PTX ISA, mma.m16n8k16; Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages, order of blocks); He et
 //           al., "Defeating Nondeterminism in LLM Inference" (invariance to the batch).
-#include "segments.cuh"
+#include "split_k.cuh"
 
 constexpr int STEP = 32;
 
@@ -47,9 +47,9 @@ DEVICE void multiply(float (&d)[4], const uint2 (&w)[2], const uint2& x) {
     mma<T>(d, {w[0].x, w[1].x, w[0].y, w[1].y}, {x.x, x.y});
 }
 
-// ---- gemv: grid (outputs / 16, rows / 8), rounded up; a warp per segment, at most 8 warps
+// ---- gemv: grid (outputs / 16, rows / 8), rounded up; a warp per split, at most 8 warps
 
-constexpr int MAX_SEGMENTS = 32, DEPTH = 6;
+constexpr int MAX_SPLITS = 32, DEPTH = 6;
 
 // Exchanges words of lanes 0 and 2, and 1 and 3, of a quad, which have read 8 of 32 columns each: then the first two
 // words of each lane are of the first 16 columns, and the others of the last 16.
@@ -62,7 +62,7 @@ DEVICE uint4 exchanged(const uint4& words) {
 
 template <class T>
 DEVICE void gemv(const Product<T>& product) {
-    __shared__ float chains[MAX_SEGMENTS][16][8];
+    __shared__ float chains[MAX_SPLITS][16][8];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const int first_output = blockIdx.x * 16, first_row = blockIdx.y * 8, inner = product.inner;
     const uint4 zero = {0, 0, 0, 0};
@@ -75,7 +75,7 @@ DEVICE void gemv(const Product<T>& product) {
     struct Steps {
         uint4 w[DEPTH][2], x[DEPTH];
     };
-    // Load the steps from column k on, up to the end of the segment.
+    // Load the steps from column k on, up to the end of the split.
     auto load_weights = [&](Steps& steps, int k, int end) {
 #pragma unroll
         for (int i = 0; i < DEPTH; i++) {
@@ -93,19 +93,19 @@ DEVICE void gemv(const Product<T>& product) {
         }
     };
 
-    const int num_segments = ceil_div(inner, SEGMENT);
+    const int num_splits = ceil_div(inner, SPLIT_COLUMNS);
     Steps now, next = {};
-    load_weights(now, warp * SEGMENT, min(inner, (warp + 1) * SEGMENT));
+    load_weights(now, warp * SPLIT_COLUMNS, min(inner, (warp + 1) * SPLIT_COLUMNS));
     dependency_wait();
     dependency_launch();
-    for (int first = 0; first < num_segments; first += MAX_SEGMENTS) {
-        const int last = min(first + MAX_SEGMENTS, num_segments);
-        for (int segment = first + warp; segment < last; segment += blockDim.x / 32) {
-            const int end = min(inner, (segment + 1) * SEGMENT);
-            if (segment != warp) load_weights(now, segment * SEGMENT, end);
-            load_x(now, segment * SEGMENT, end);
+    for (int first = 0; first < num_splits; first += MAX_SPLITS) {
+        const int last = min(first + MAX_SPLITS, num_splits);
+        for (int split = first + warp; split < last; split += blockDim.x / 32) {
+            const int end = min(inner, (split + 1) * SPLIT_COLUMNS);
+            if (split != warp) load_weights(now, split * SPLIT_COLUMNS, end);
+            load_x(now, split * SPLIT_COLUMNS, end);
             float d[4] = {};
-            for (int k = segment * SEGMENT; k < end; k += DEPTH * STEP) {
+            for (int k = split * SPLIT_COLUMNS; k < end; k += DEPTH * STEP) {
                 if (k + DEPTH * STEP < end) {
                     load_weights(next, k + DEPTH * STEP, end);
                     load_x(next, k + DEPTH * STEP, end);
@@ -120,7 +120,7 @@ DEVICE void gemv(const Product<T>& product) {
                 now = next;
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) chains[segment - first][group + i / 2 * 8][quad * 2 + i % 2] = d[i];
+            for (int i = 0; i < 4; i++) chains[split - first][group + i / 2 * 8][quad * 2 + i % 2] = d[i];
         }
         __syncthreads();
         for (int i = threadIdx.x; i < 16 * 8; i += blockDim.x) {
@@ -128,21 +128,21 @@ DEVICE void gemv(const Product<T>& product) {
             if (output >= product.outputs || row >= product.rows) continue;
             float& out = product.out[size_t(row) * product.pitch + output];
             float sum = adds_to_out(product, first) ? out : 0;
-            for (int segment = first; segment < last; segment++)
-                sum = sum + chains[segment - first][i % 16][i / 16] + bias_of(product, output, segment);
+            for (int split = first; split < last; split++)
+                sum = sum + chains[split - first][i % 16][i / 16] + bias_of(product, output, split);
             out = sum;
         }
         __syncthreads();  // the chains may be overwritten
     }
 }
 
-// ---- gemm: grid (tiles), or (tiles, segments): then block y writes the chains of segment y, to row y `rows` of `out`
+// ---- gemm: grid (tiles), or (tiles, splits): then block y writes the chains of split y, to row y `rows` of `out`
 // and those after it
 
 // A warp computes 16 OUTPUT_TILES outputs x 8 ROW_TILES rows, and a block OUTPUT_WARPS x ROW_WARPS times as much.
 template <int OUTPUT_WARPS, int ROW_WARPS, int OUTPUT_TILES, int ROW_TILES, int STAGES>
 struct Tile {
-    static constexpr bool may_be_divided = OUTPUT_TILES * ROW_TILES <= 8;  // more leave no registers for it
+    static constexpr bool may_split = OUTPUT_TILES * ROW_TILES <= 8;  // more leave no registers for it
     static constexpr int output_warps = OUTPUT_WARPS, stages = STAGES;
     static constexpr int output_tiles = OUTPUT_TILES, row_tiles = ROW_TILES;
     static constexpr int batch = 4;  // tiles of rows that are added together; with more, registers are spilled
@@ -159,9 +159,9 @@ DEVICE void gemm(const Product<T>& product) {
     __shared__ uint4 w_stages[STAGES][Shape::outputs][WORDS], x_stages[STAGES][Shape::rows][WORDS];
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const TilePlace place = place_of_block<Shape>(product.rows, product.outputs);
-    const int segment = Shape::may_be_divided ? blockIdx.y : 0, first = segment * SEGMENT;
-    const bool is_divided = Shape::may_be_divided && gridDim.y > 1;
-    const Columns columns = {first, is_divided ? min(product.inner, first + SEGMENT) : product.inner};
+    const int split = Shape::may_split ? blockIdx.y : 0, first = split * SPLIT_COLUMNS;
+    const bool is_split = Shape::may_split && gridDim.y > 1;
+    const Columns columns = {first, is_split ? min(product.inner, first + SPLIT_COLUMNS) : product.inner};
     TileCopy<T, Shape::outputs, STEP, WORDS, Shape::threads> w_copy(product.w, place.output, product.outputs,
                                                                     product.inner, columns);
     TileCopy<T, Shape::rows, STEP, WORDS, Shape::threads> x_copy(product.x, place.row, product.rows, product.inner,
@@ -204,21 +204,21 @@ DEVICE void gemm(const Product<T>& product) {
         }
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if (column % SEGMENT == 0 || column >= columns.end)
-            add_segment<Shape>(product, d, place.output + warp_output + group, place.row + warp_row + quad * 2,
-                               (column - first - 1) / SEGMENT);
+        if (column % SPLIT_COLUMNS == 0 || column >= columns.end)
+            add_split<Shape>(product, d, place.output + warp_output + group, place.row + warp_row + quad * 2,
+                               (column - first - 1) / SPLIT_COLUMNS);
     }
     copy_wait<0>();  // zeros, behind the last step
 }
 
 // ---- add_chains: grid (outputs / 256, rows), rounded up; a thread per element
 
-// The chains of a divided product: [segments][rows][outputs].
+// The chains of a product by split-K: [splits][rows][outputs].
 struct Chains {
     const float* chains;
     const float* bias;  // or null
     float* out;
-    int rows, outputs, segments, pitch, accumulates;
+    int rows, outputs, splits, pitch, accumulates;
 };
 
 extern "C" __global__ void __launch_bounds__(256) add_chains(Chains call) {
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256) add_chains(Chains call) {
     float& out = call.out[size_t(row) * call.pitch + output];
     float sum = call.accumulates ? out : 0;
 #pragma unroll 8
-    for (int segment = 0; segment < call.segments; segment++) sum = __fadd_rn(sum, chain[segment * apart]);
+    for (int split = 0; split < call.splits; split++) sum = __fadd_rn(sum, chain[split * apart]);
     out = __fadd_rn(sum, call.bias != nullptr ? call.bias[output] : 0);
 }
 EXPORT(add_chains)

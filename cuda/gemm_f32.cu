@@ -4,9 +4,9 @@
 //
 // Data      x [rows][inner], w [outputs][inner] and out as in gemm.cu, of float32; inner is a multiple of 4.
 //
-// The order of the sum is the same for every number of rows and both kernels: `inner` is divided into segments of 256
-// columns; a chain of fused multiply-adds goes through a segment, and the chains are added in order. So the rounding
-// error grows with 256 + inner / 256, not with inner.
+// The order of the sum is the same for every number of rows and both kernels: a chain of fused multiply-adds goes
+// through 256 columns, then the next one begins, and the chains are added in order. So the rounding error grows with
+// 256 + inner / 256, not with inner.
 //
 // Kernels   gemv_f32         tiles of 16 outputs x 8 rows, grid (outputs / 16, rows / 8), rounded up
 //           gemm_narrow_f32  tiles of 64 outputs x 32 rows, a block per tile
@@ -17,7 +17,7 @@
 // Source    Thakkar et al., "CUTLASS: efficient GEMM" (tiles, stages).
 #include "product.cuh"
 
-constexpr int STEP = 32, SEGMENT = 256, THREADS = 128;
+constexpr int STEP = 32, CHAIN_COLUMNS = 256, THREADS = 128;
 
 // A thread computes OUTPUTS x ROWS elements, 16 outputs and 8 rows apart.
 template <int OUTPUTS, int ROWS, int STAGES>
@@ -76,7 +76,7 @@ DEVICE void gemm(const Product<float>& product, TilePlace place) {
         }
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if (column % SEGMENT != 0 && column < product.inner) continue;
+        if (column % CHAIN_COLUMNS != 0 && column < product.inner) continue;
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
 #pragma unroll

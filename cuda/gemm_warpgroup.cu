@@ -2,21 +2,21 @@
 //
 //     out[m][n] = (out[m][n] if `accumulates`) + sum over k of x[m][k] w[n][k] + (bias[n] if there is one)
 //
-// Chains    as in gemm.cu: 16 columns after 16 columns, in segments of 2048. wgmma has the bits of mma (common.cuh).
+// Chains    as in gemm.cu: 16 columns after 16 columns, in splits of 2048. wgmma has the bits of mma (common.cuh).
 // Tiles     of 64 outputs for each group of four warps, and ROWS rows. A stage has 64 columns of both operands, which
 //           cp.async copies. A group begins the products of a stage, and waits for those of the stage before; so the
 //           stage before that one can be filled again, and STAGES - 2 of them are on their way.
 // Limits    Few rows: bytes of w. Many rows: bytes that multiprocessors read from the L2 cache, 48 KiB for the 4.2
 //           MFLOP of a stage of the widest tile: 5.5 TB/s at 470 TFLOP/s.
-// Division  as in gemm.cu: block y computes segment y of a tile, if the launch has several; add_chains adds the chains.
+// Split-K   as in gemm.cu: block y computes split y of a tile, if the launch has several; add_chains adds the chains.
 // Sources   PTX ISA, "Asynchronous warpgroup level matrix instructions"; NVIDIA, CUTLASS documentation (sm_90 tiles).
-#include "segments.cuh"
+#include "split_k.cuh"
 #include "warpgroup.cuh"
 
 // BATCH: tiles of 8 rows whose sums are added to `out` together.
 template <int GROUPS, int ROWS, int STAGES, int BATCH = 8>
 struct Tile {
-    static constexpr bool may_be_divided = true;
+    static constexpr bool may_split = true;
     static constexpr int outputs = 64 * GROUPS, rows = ROWS, stages = STAGES, threads = 128 * GROUPS;
     static constexpr int output_tiles = 1, row_tiles = ROWS / 8, batch = BATCH < ROWS / 8 ? BATCH : ROWS / 8;
 };
@@ -28,8 +28,8 @@ DEVICE void gemm(const Product<T>& product) {
     using Row = uint4[TILE_WORDS];
     uint4* const stages = first_tile();
     const TilePlace place = place_of_block<Shape>(product.rows, product.outputs);
-    const int first = blockIdx.y * SEGMENT;
-    const Columns columns = {first, gridDim.y > 1 ? min(product.inner, first + SEGMENT) : product.inner};
+    const int first = blockIdx.y * SPLIT_COLUMNS;
+    const Columns columns = {first, gridDim.y > 1 ? min(product.inner, first + SPLIT_COLUMNS) : product.inner};
     constexpr int THREADS = Shape::threads;
     TileCopy<T, Shape::outputs, TILE_COLUMNS, TILE_WORDS, THREADS> w_copy(product.w, place.output, product.outputs,
                                                                           product.inner, columns);
@@ -47,8 +47,8 @@ DEVICE void gemm(const Product<T>& product) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / 4;
     int stage = 0, free_stage = STAGES - 2;
     float d[Shape::row_tiles][4] = {};
-    for (int column = first, segment = 0; column < columns.end; segment++) {
-        const int end = min(columns.end, column + SEGMENT);
+    for (int column = first, split = 0; column < columns.end; split++) {
+        const int end = min(columns.end, column + SPLIT_COLUMNS);
         keep_registers(d);
         for (; column < end; column += TILE_COLUMNS) {
             copy_wait<STAGES - 3>();
@@ -68,8 +68,8 @@ DEVICE void gemm(const Product<T>& product) {
         }
         wait_for_products<0>();
         keep_registers(d);
-        add_segment<Shape>(product, reinterpret_cast<float(&)[1][Shape::row_tiles][4]>(d),
-                           place.output + warp * 16 + lane / 4, place.row + lane % 4 * 2, segment);
+        add_split<Shape>(product, reinterpret_cast<float(&)[1][Shape::row_tiles][4]>(d),
+                           place.output + warp * 16 + lane / 4, place.row + lane % 4 * 2, split);
     }
     copy_wait<0>();  // zeros, behind the last step
 }

@@ -1,9 +1,9 @@
 // Rows of float32 as 8-bit integers or e4m3 with scales.
 //
-// Data      x [rows][columns] of float32; `to` as in quantised.cuh, without rows of floats.
-// Shape     grid (rows, parts): blocks share the columns of a row, 1024 at a time; 1 part if a row is a span.
+// Data      x [rows][columns] of float32; `to` as in quantised_rows.cuh, without rows of floats.
+// Shape     grid (rows, parts): blocks share the columns of a row, 1024 at a time; 1 part if a row is a group.
 // Limit     bytes: 4 read and 1.25 written for each value.
-#include "quantised.cuh"
+#include "quantised_rows.cuh"
 
 template <class Numbers>
 DEVICE void quantise(const float* x, const QuantisedRows& to) {

@@ -3,16 +3,16 @@
 //     out[row][i] = x[row][i] / sqrt(mean over j of x[row][j]^2 + epsilon) * weight[i]
 //
 // Data      x [rows][width] and weight [width] of float32; out [rows][width] of T: the operand of the next product,
-//           or float32; of rms_norm_int8 and rms_norm_fp8, numbers with scales (quantised.cuh). The residual connection
-//           before the norm is the epilogue of the product before it (gemm.cu), and a family with the factor 1 + weight
-//           adds the 1 when the weight is loaded: neither needs a variant here.
+//           or float32; of rms_norm_int8 and rms_norm_fp8, numbers with scales (quantised_rows.cuh). The residual
+//           connection before the norm is the epilogue of the product before it (gemm.cu), and a family with the factor
+//           1 + weight adds the 1 when the weight is loaded: neither needs a variant here.
 // Shape     one block of 256 threads per row, which take 4 values at a time, or 1 if the width is not a multiple of 4.
 //           The sum is 256 chains, thread i adding the squares of values 4 i .. 4 i + 3, 4 (i + 256) ..; then
 //           butterflies in the warps, then the 8 warps in order: an order that depends on the width alone.
 // Limit     bytes: x is read twice, the second time from a cache, and out is written once.
 // Source    Zhang and Sennrich, "Root Mean Square Layer Normalization", section 4.
 #include "norm.cuh"
-#include "quantised.cuh"
+#include "quantised_rows.cuh"
 
 constexpr int THREADS = QUANTISER_THREADS;
 

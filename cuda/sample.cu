@@ -206,10 +206,10 @@ sample_logprobs(Batch batch) {
     if (entry.num_top > 0)
         result.num_top = collect_highest(shared, row, best, entry.num_top, masses, batch.tops + entry.first_top);
     if (threadIdx.x >= 32) return;
-    const int spans = ceil_div(row.vocabulary, SPAN);
-    const float* sums = batch.sums_of_exp + size_t(number) * spans;
+    const int warp_tiles = ceil_div(row.vocabulary, WARP_IDS);
+    const float* sums = batch.sums_of_exp + size_t(number) * warp_tiles;
     double rest = 0;
-    find_exceeding(spans, rest, result.sum, [&](int span) { return double(sums[span]); });
+    find_exceeding(warp_tiles, rest, result.sum, [&](int warp_tile) { return double(sums[warp_tile]); });
     if (threadIdx.x != 0) return;
     result.best = best;
     result.score = row.scores[result.token];

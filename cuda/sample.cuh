@@ -12,10 +12,10 @@
 #include "common.cuh"
 
 constexpr uint32_t NONE = 0xffffffffu;
-constexpr int TILE = 128;                            // ids
-constexpr int SPAN = 4 * TILE;                       // the ids of a warp in kernels of many blocks for a row
-constexpr int ROW_THREADS = 256;                     // of those kernels
-constexpr int BLOCK_IDS = ROW_THREADS / 32 * SPAN;  // and the ids of a block
+constexpr int TILE = 128;                               // ids
+constexpr int WARP_IDS = 4 * TILE;                      // of a warp in kernels of many blocks for a row: a warp tile
+constexpr int ROW_THREADS = 256;                        // of those kernels
+constexpr int BLOCK_IDS = ROW_THREADS / 32 * WARP_IDS;  // and the ids of a block
 
 // begin generated: Entry
 enum : uint32_t {
@@ -138,7 +138,8 @@ struct Bounds {
     uint32_t rank;
 };
 
-// The arguments of the kernels of a batch. Arrays of an entry have `tiles` elements; `sums_of_exp` has one for a span.
+// The arguments of the kernels of a batch. Arrays of an entry have `tiles` elements; `sums_of_exp` has one for a warp
+// tile.
 struct Batch {
     const Entry* entries;
     const float* logits;        // [rows][vocabulary]
@@ -148,7 +149,7 @@ struct Batch {
     float* highest;             // [entries][tiles]: of the scores
     float* highest_logits;      // [entries][tiles]: of the logits, if log probabilities need them and they differ
     float* sums;                // [entries][tiles]: of the weights
-    float* sums_of_exp;         // [entries][spans]: of the distribution of log probabilities
+    float* sums_of_exp;         // [entries][warp tiles]: of the distribution of log probabilities
     uint64_t* masses;           // [entries][tiles]: of ids of equal rank
     Bounds* bounds;             // [entries]
     Result* results;            // [entries]

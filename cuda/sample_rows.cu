@@ -3,12 +3,12 @@
 //     sample_process   scores = logits + bias, with penalties; minus infinity where masked
 //     sample_exclude   minus infinity for the ids that would complete a bad sequence or repeat an n-gram
 //     sample_maxima    the highest score of each tile
-//     sample_weights   the sum of the weights of each tile, and of each span for log probabilities
+//     sample_weights   the sum of the weights of each tile, and of each warp tile for log probabilities
 //
 // Data      See Batch in sample.cuh. A slot's tokens are its history and, for the entry at position n among those of
 //           its slot, the drafts of the entries at positions 1 to n: it is sampled only if they are right.
 // Shape     grid (blocks, entries). A thread of sample_exclude compares the last tokens with those before one token;
-//           a block of the others takes 4096 ids, of which a warp takes 512 (a span, 4 tiles).
+//           a block of the others takes 4096 ids, of which a warp takes 512 (a warp tile, 4 tiles).
 // Limit     bytes: 4 per id in sample_maxima, again in sample_weights (not for greedy rows), 8 to 16 in
 //           sample_process (not for rows without any of its parameters).
 #include "sample.cuh"
@@ -168,14 +168,14 @@ sample_weights(Batch batch) {
     const int number = blockIdx.y;
     const Entry entry = batch.entries[number];
     const bool is_first_lane = threadIdx.x % 32 == 0;
-    const int span = (blockIdx.x * ROW_THREADS + threadIdx.x) / 32;
+    const int warp_tile = (blockIdx.x * ROW_THREADS + threadIdx.x) / 32;
     float weights[4];
     if (entry.given == NONE && !(entry.flags & IS_GREEDY)) {
         const Row row = scores_row(batch, entry, number);
         const float best = highest_of(row.highest, row.tiles, partial[0]);
         const bool is_bounded = entry.top_k > 0 || entry.top_n_sigma > 0;
         const uint32_t last = is_bounded ? batch.bounds[number].rank : NONE;
-        for (int tile = span * 4; tile < min(span * 4 + 4, row.tiles); tile++) {
+        for (int tile = warp_tile * 4; tile < min(warp_tile * 4 + 4, row.tiles); tile++) {
             float sum = 0;
             if (rank_of(row.highest[tile]) <= last) {
                 load_weights(weights, row, tile, best, entry.factor);
@@ -189,13 +189,13 @@ sample_weights(Batch batch) {
         const Row row = logprobs_row(batch, entry, number);
         const float best = highest_of(row.highest, row.tiles, partial[1]);
         float chain = 0;
-        for (int tile = span * 4; tile < min(span * 4 + 4, row.tiles); tile++) {
+        for (int tile = warp_tile * 4; tile < min(warp_tile * 4 + 4, row.tiles); tile++) {
             load_weights(weights, row, tile, best, logprobs_factor(entry));
             add_tile(chain, weights);
         }
-        const int spans = ceil_div(row.vocabulary, SPAN);
+        const int warp_tiles = ceil_div(row.vocabulary, WARP_IDS);
         const float sum = sum_of_chains(chain);
-        if (is_first_lane && span < spans) batch.sums_of_exp[size_t(number) * spans + span] = sum;
+        if (is_first_lane && warp_tile < warp_tiles) batch.sums_of_exp[size_t(number) * warp_tiles + warp_tile] = sum;
     }
 }
 EXPORT(sample_weights)

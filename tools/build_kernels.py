@@ -33,13 +33,13 @@ WARPGROUP_ATTENTION = [
 
 def sources(architecture: str) -> list[tuple[str, str]]:
     """Files of kernels of an architecture, with the variants that are compiled."""
-    from support.kernels.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
+    from support.kernels.quantised_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
     variants = {
         "attention.cu": ATTENTION,
         "attention_warpgroup.cu": WARPGROUP_ATTENTION,
-        "codes.cu": VARIANTS,
-        "codes_warpgroup.cu": WARPGROUP_VARIANTS,
+        "gemm_quantised.cu": VARIANTS,
+        "gemm_quantised_warpgroup.cu": WARPGROUP_VARIANTS,
     }
     files = sorted(path.name for path in (ROOT / "cuda").glob("*.cu"))
     if architecture != WARPGROUP_TARGET:

@@ -32,8 +32,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 SANITIZERS = {
-    "memcheck": ["rows", "gemm", "kv", "lora", "codes", "attention", "sample"],
-    "racecheck": ["rows", "gemm", "codes", "attention"],
+    "memcheck": ["rows", "gemm", "gemm_quantised", "kv", "lora", "attention", "sample"],
+    "racecheck": ["rows", "gemm", "gemm_quantised", "attention"],
 }
 #: Other tests of the engine.
 OTHERS = ("adapters", "sampling")

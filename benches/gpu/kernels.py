@@ -14,15 +14,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import test_kernels_cuda_attention as attention
-import test_kernels_cuda_codes as codes
 import test_kernels_cuda_gemm as gemm
+import test_kernels_cuda_gemm_quantised as quantised
 from cases import Attention, Product, QuantisedProduct
 from rows import Row, Rows
 
 from emu.client import DriverError, Pointer
-from support.kernels.codes_layout import Format, tile_bytes
 from support.kernels.gpu import Gpu
 from support.kernels.kv_pages import KvCache, KvLayout
+from support.kernels.quantised_matrix import Format, tile_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ FORMATS = {
     "fp8": (Format("e4m3", 0, "f32"), "fp8"),
     "w4a16": (Format("code4", 32, "bf16", "stored"), "bf16"),
 }
-#: Blocks of a launch of combine; with fewer, 4 share a work.
+#: Blocks of a launch of combine; with fewer, 4 share a work item.
 ENOUGH_BLOCKS = 256
 KV_NAMES = {"bfloat16": "bf16", "int8": "int8", "uint4": "uint4"}
 BLOCK_SIZE = 16
@@ -154,7 +154,7 @@ def product(bench: Bench, case: Product) -> list[list[Launch]]:
 
 
 def kernels_of(bench: Bench, case: Product) -> list[tuple[str, tuple[Any, ...]]]:
-    """The kernels that the engine chooses from, with their launches. Sums are not divided."""
+    """The kernels that the engine chooses from, with their launches, without split-K."""
     if case.rows <= MOST_GEMV_ROWS:
         names = ["gemv"]
     elif bench.has_warpgroups:
@@ -166,7 +166,7 @@ def kernels_of(bench: Bench, case: Product) -> list[tuple[str, tuple[Any, ...]]]
         outputs, rows = gemm.TILES[name]
         tiles = (-(-case.outputs // outputs), -(-case.rows // rows))
         if name == "gemv":
-            found.append((name, (tiles, 32 * min(8, -(-case.inner // gemm.SEGMENT)))))
+            found.append((name, (tiles, 32 * min(8, -(-case.inner // gemm.SPLIT_COLUMNS)))))
             continue
         threads, shared = gemm.launch_of(name)
         bench.allow_shared(f"{name}_bf16", shared)
@@ -189,23 +189,27 @@ def quantised_candidates(bench: Bench, case: QuantisedProduct) -> list[list[list
         "out": bench.output_buffer,
         "rows": case.rows,
         "pitch": case.outputs,
-        "span_shift": shift,
+        "x_group_shift": shift,
     }
     size = -(-case.outputs // 16) * tile_bytes(format_, case.inner)
     matrices = [
-        codes.Codes(bench.random(size), case.outputs, case.inner, shift, format_.scales == "bf16", 0)
+        quantised.MatrixArgument(
+            bench.random(size), case.outputs, case.inner, shift, format_.scales == "bf16", 0
+        )
         for _ in range(case.copies)
     ]
     is_small = case.rows <= MOST_GEMV_ROWS
-    names = [name for name in codes.kernels_of(format_, dtype) if is_small == name.startswith("gemv")]
+    names = [name for name in quantised.kernels_of(format_, dtype) if is_small == name.startswith("gemv")]
     names = [name for name in names if bench.has_warpgroups or "warpgroup" not in name]
-    names = [name for name in names if name not in codes.OF_FEW_ROWS or case.rows <= codes.TILES[name][1]]
+    names = [
+        name for name in names if name not in quantised.OF_FEW_ROWS or case.rows <= quantised.TILES[name][1]
+    ]
     candidates = []
     for name in names:
-        shape = codes.launch_of(name, format_, dtype, case.rows, case.outputs, case.inner)
+        shape = quantised.launch_of(name, format_, dtype, case.rows, case.outputs, case.inner)
         kernel = f"{name}_{format_.kernels(dtype)}"
         bench.allow_shared(kernel, shape[2])
-        candidates.append([[(kernel, shape, codes.Product(w=matrix, **operands))] for matrix in matrices])
+        candidates.append([[(kernel, shape, quantised.Product(w=matrix, **operands))] for matrix in matrices])
     return candidates
 
 
@@ -227,7 +231,7 @@ class AttentionOperands:
         self.copies = [
             bench.random(case.sequences * self.blocks * layout.block_bytes) for _ in range(case.copies)
         ]
-        self._works: dict[tuple[str, int, bool], tuple[Pointer, int]] = {}
+        self._work_items: dict[tuple[str, int, bool], tuple[Pointer, int]] = {}
 
     @property
     def kernels(self) -> list[str]:
@@ -240,11 +244,11 @@ class AttentionOperands:
     def launches(self, kernel: str, pages: Pointer, *, of_last: bool = False) -> list[Launch]:
         """The launches by a kernel, or those of the last query of each sequence by a kernel of decode."""
         case, is_decode = self.case, not kernel.startswith("prefill")
-        works = {kernel: self._works_of(kernel, self.splits if is_decode else 1, of_last=of_last)}
+        work_items = {kernel: self._work_items_of(kernel, self.splits if is_decode else 1, of_last=of_last)}
         if is_decode and self.splits > 1:
-            works["combine"] = self._works_of(kernel, 1, of_last=of_last)
+            work_items["combine"] = self._work_items_of(kernel, 1, of_last=of_last)
         found: list[Launch] = []
-        for name, (entries, count) in works.items():
+        for name, (entries, count) in work_items.items():
             pointers = (self.qkv, self.table, entries, self.partials, self.bench.output_buffer)
             call = attention.Attention(
                 cache=KvCache(pages, case.kv_heads, BLOCK_SIZE, case.head_dim),
@@ -260,10 +264,10 @@ class AttentionOperands:
             found.append((function, ((count, case.kv_heads, depth), attention.THREADS[name], shared), call))
         return found
 
-    def _works_of(self, kernel: str, splits: int, *, of_last: bool) -> tuple[Pointer, int]:
-        """The works of all sequences, with one for each of `splits`: the structure `Work` of the kernels."""
+    def _work_items_of(self, kernel: str, splits: int, *, of_last: bool) -> tuple[Pointer, int]:
+        """The work items of all sequences, one for each of `splits`: `WorkItem` of the kernels."""
         key = kernel, splits, of_last
-        if key not in self._works:
+        if key not in self._work_items:
             case = self.case
             queries = 1 if of_last else case.queries
             packed, most = queries * self.group, attention.ROWS[kernel]
@@ -285,8 +289,8 @@ class AttentionOperands:
                 ],
                 np.uint32,
             )
-            self._works[key] = self.bench.array(entries), len(entries)
-        return self._works[key]
+            self._work_items[key] = self.bench.array(entries), len(entries)
+        return self._work_items[key]
 
 
 def attend(bench: Bench, case: Attention) -> list[list[Launch]]:

@@ -7,8 +7,8 @@ Each run has sections, in processes of their own with limits of time:
 
 - A: `bits`, whether tensor cores compute one chain for all tiles; `cublas`, whether cuBLASLt does; `memory`,
   rates of reads, latencies of products and costs of boundaries between kernels;
-- B2: `attention`, every kernel with every type of cache, and its bits; `codes`, products of 4-bit weights;
-  `torch`, torch's attention;
+- B2: `attention`, every kernel with every type of cache, and its bits; `quantised`, products of 4-bit
+  weights; `torch`, torch's attention;
 - C: `bf16`, `int8-kv`, `int4`, steps of engines; `host`, a step that is hardly more than the host's work;
 - D: `counters`, stall reasons and utilisation of single launches by ncu;
 - E: `checks`, bits of the new kernels; `racecheck`, races under compute-sanitizer.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 #: The sections of each run, in the order of what they decide, and the most seconds of each.
 RUNS = {
     "A": {"bits": 20, "cublas": 45, "memory": 45},
-    "B2": {"attention": 60, "codes": 20, "torch": 45},
+    "B2": {"attention": 60, "quantised": 20, "torch": 45},
     "C": {"bf16": 70, "int8-kv": 70, "int4": 100, "host": 20},
     "D": {"counters": 90},
     "E": {"checks": 40, "racecheck": 80},
@@ -81,10 +81,10 @@ def run_section(name: str, out: Path, models: Path, device: str, *, tiny: bool) 
         import plan_attention
 
         (plan_attention.attention if name == "attention" else plan_attention.torch)(figures, shape, tiny=tiny)
-    elif name == "codes":
-        import plan_codes
+    elif name == "quantised":
+        import plan_quantised
 
-        plan_codes.products(figures, shape, tiny=tiny)
+        plan_quantised.products(figures, shape, tiny=tiny)
     elif name in VARIANTS:
         import plan_steps
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import test_kernels_cuda_attention as attention
-import test_kernels_cuda_codes as codes
+import test_kernels_cuda_gemm_quantised as quantised
 from plan_rows import IS_EMULATED
 
 from support.kernels import cuda
-from support.kernels.codes_layout import Format
+from support.kernels.quantised_matrix import Format
 
 if TYPE_CHECKING:
     from plan_rows import Figures
@@ -43,27 +43,27 @@ RACES, RACE_SECONDS = ("checks", "memory"), 40
 def checks(figures: Figures, *, tiny: bool) -> None:
     """Compare new kernels with older ones, as in the tests."""
     kernels = cuda.host_kernels()
-    for case in cases_of_codes(tiny=tiny):
-        check_codes(figures, kernels, *case)
+    for case in quantised_cases(tiny=tiny):
+        check_quantised(figures, kernels, *case)
     for lengths in TINY_LENGTHS if tiny else LENGTHS:
         for kv in CACHES:
             check_attention(figures, kernels, kv, lengths)
 
 
-def cases_of_codes(*, tiny: bool) -> list[tuple[Format, str, tuple[int, int, int]]]:
+def quantised_cases(*, tiny: bool) -> list[tuple[Format, str, tuple[int, int, int]]]:
     """The formats with each size."""
     sizes = [*(TINY_SIZES if tiny else SIZES), TINY_WIDE_SIZE if tiny else WIDE_SIZE]
     return [(format_, dtype, size) for size in sizes for format_, dtype in FORMATS]
 
 
-def check_codes(
+def check_quantised(
     figures: Figures, kernels: cuda.HostKernels, format_: Format, dtype: str, size: tuple[int, int, int]
 ) -> None:
     """Compare the products by the kernels for a number of rows with an older one."""
-    operands = codes.random_operands(format_, *size, dtype)
+    operands = quantised.random_operands(format_, *size, dtype)
     expected = operands.run(kernels, OLD)
-    for kernel in codes.kernels_of(format_, dtype):
-        if kernel == OLD or (kernel in codes.OF_FEW_ROWS) != (size[0] <= codes.TILES["gemv"][1]):
+    for kernel in quantised.kernels_of(format_, dtype):
+        if kernel == OLD or (kernel in quantised.OF_FEW_ROWS) != (size[0] <= quantised.TILES["gemv"][1]):
             continue
         different = int(np.count_nonzero(operands.run(kernels, kernel) != expected))
         name = f"{format_}, {dtype} rows, {kernel} = {OLD}, {' x '.join(map(str, size))}"
@@ -114,7 +114,7 @@ def _kernels() -> list[str]:
     """The kernels that are compiled beforehand."""
     found = [f"rope_write_kv_{kv}" for kv in CACHES]
     for format_, dtype in FORMATS:
-        found += [f"{kernel}_{format_.kernels(dtype)}" for kernel in codes.kernels_of(format_, dtype)]
+        found += [f"{kernel}_{format_.kernels(dtype)}" for kernel in quantised.kernels_of(format_, dtype)]
     return found
 
 

@@ -196,5 +196,5 @@ def append(figures: Figures, name: str, values: Counters) -> None:
         figures.figure(f"{name}: {figure}", [value], "%", details=values if figure == "issue slots" else None)
 
 
-#: The kernels that are compiled beforehand, besides those of `plan_attention` and `plan_codes`.
+#: The kernels that are compiled beforehand, besides those of `plan_attention` and `plan_quantised`.
 KERNELS = tuple(f"{name}_bf16" for name in gemm.STAGES)

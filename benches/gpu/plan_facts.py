@@ -120,8 +120,8 @@ def bits(figures: Figures, *, tiny: bool) -> None:
 
 
 def todays(bench: PlanBench, figures: Figures, *, tiny: bool) -> None:
-    """Compare today's products of one segment with one chain."""
-    rows, outputs, inner = (8, 72, 128) if tiny else (8, 4096, gemm.SEGMENT)
+    """Compare today's products of one split with one chain."""
+    rows, outputs, inner = (8, 72, 128) if tiny else (8, 4096, gemm.SPLIT_COLUMNS)
     m = matrices(bench, rows, outputs, inner)
     size = 4 * rows * outputs
     expected, out = bench.poisoned(size), bench.poisoned(size)

@@ -18,7 +18,7 @@ PREPARED = REPOSITORY / "target" / "gpu" / "kernels"
 ARCHITECTURE = "sm_90a"
 #: Variants of kernels that the engines of the plan load, besides all files without variants.
 ENGINE_VARIANTS = ("bf16,bf16,bf16,128", "bf16,int8,int8,128", "bf16,bf16,128", "bf16,int8,128")
-ENGINE_CODES = ("code4,32,scale16,affine,bf16", "code8,64,scale16,centred,bf16")
+ENGINE_FORMATS = ("code4,32,scale16,affine,bf16", "code8,64,scale16,centred,bf16")
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -36,15 +36,15 @@ def prepare(folder: Path, *, archive: bool = True) -> None:
     start = time.monotonic()
     import plan_attention
     import plan_checks
-    import plan_codes
     import plan_counters
     import plan_facts
+    import plan_quantised
     from plan_bench import PlanBench
 
     from support.kernels import cuda
     from support.kernels.gpu import source_of
 
-    modules = (plan_facts, plan_attention, plan_codes, plan_counters, plan_checks)
+    modules = (plan_facts, plan_attention, plan_quantised, plan_counters, plan_checks)
     lists = (module.KERNELS for module in modules)
     for name in dict.fromkeys(name for names in lists for name in names):
         path, defines = source_of(name, ARCHITECTURE, PlanBench.folders)
@@ -63,7 +63,7 @@ def write_archive() -> None:
     sys.path.insert(0, str(REPOSITORY / "tools"))
     import build_kernels
 
-    wanted = {"", *ENGINE_VARIANTS, *ENGINE_CODES}
+    wanted = {"", *ENGINE_VARIANTS, *ENGINE_FORMATS}
     build_kernels.archive(
         [
             (file, variant, ARCHITECTURE)

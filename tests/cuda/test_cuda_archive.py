@@ -119,7 +119,7 @@ def test_tool_lists_every_file_of_kernels_once() -> None:
     assert len(set(sources)) == len(sources)
     assert {("attention.cu", f"bf16,u4,uint4,{size}") for size in (80, 128, 256)} <= set(sources)
     others = tool("build_kernels").sources("sm_80")
-    warpgroups = {"attention_warpgroup.cu", "codes_warpgroup.cu", "gemm_warpgroup.cu"}
+    warpgroups = {"attention_warpgroup.cu", "gemm_quantised_warpgroup.cu", "gemm_warpgroup.cu"}
     assert files - {file for file, _ in others} == warpgroups
     # Devices of 8.9 load kernels of sm_80, which has no products of 8-bit floats.
     fp8 = {source for source in sources if source[1].endswith(",fp8")}

@@ -20,7 +20,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         make_config("mistral", sliding_window=40, dtype="bfloat16", head_dim=128),
         {"kv_cache_dtype": "int8"},
     ),
-    "llama with products of several segments, bfloat16": (
+    "llama with products of several splits, bfloat16": (
         make_config("llama", dtype="bfloat16", intermediate_size=2112),
         {},
     ),
@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 #: Models with `attention_decode_wide` for steps of few sequences.
 WIDE_DECODE = (
     "mistral with a short window, bfloat16, int8 cache",
-    "llama with products of several segments, bfloat16",
+    "llama with products of several splits, bfloat16",
 )
 #: Models with `attention_prefill_warpgroup`.
 WARPGROUP_PREFILL = WIDE_DECODE[:1]

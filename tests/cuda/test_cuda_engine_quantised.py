@@ -108,12 +108,12 @@ def test_large_products_use_warpgroups_where_they_exist(name: str) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize(("method", "span"), [("fp8", 0), ("fp8-square-blocks", 64)])
-def test_fp8_activations_are_those_of_rounded_inputs(method: str, span: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "group"), [("fp8", 0), ("fp8-square-blocks", 64)])
+def test_fp8_activations_are_those_of_rounded_inputs(method: str, group: int, tmp_path: Path) -> None:
     values = write_quantised(tmp_path / method, METHODS[method])
     plain = write_checkpoint(tmp_path / "plain", make_config("llama"))
     write_safetensors(plain / "model.safetensors", values, "float32")
-    expected = load_rounded(plain, span).logits(random_prompt(17)).rows
+    expected = load_rounded(plain, group).logits(random_prompt(17)).rows
     ended = run_program(quantised.rounded_logits, tmp_path, method)
     assert ended.findings == []
     found = np.array(ended.result)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from emu import build
-from support.kernels.codes_layout import e4m3_values
 from support.kernels.cuda import HostKernels, to_bits, to_floats
 from support.kernels.emulator import PLANTS, plants, run
+from support.kernels.quantised_matrix import e4m3_values
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -81,15 +81,15 @@ def test_variants_of_kernels_by_their_names() -> None:
     name = "attention_prefill_warpgroup_f16_int8_128"
     assert definition(name) == ["attention_warpgroup.cu", "VARIANT=f16,int8,128"]
     assert definition("gemm_narrow_e4m3_32_scale16_centred_bf16") == [
-        "codes.cu",
+        "gemm_quantised.cu",
         "VARIANT=e4m3,32,scale16,centred,bf16",
     ]
     assert definition("gemm_warpgroup_wide_code4_32_nested_affine_int8") == [
-        "codes_warpgroup.cu",
+        "gemm_quantised_warpgroup.cu",
         "VARIANT=code4,32,nested,affine,int8",
     ]
     assert definition("embed_code4_32_nested_affine_int8") == [
-        "codes.cu",
+        "gemm_quantised.cu",
         "VARIANT=code4,32,nested,affine,int8",
     ]
     assert variant_of("attention_decode_f32_bf16") is None

@@ -82,7 +82,7 @@ def test_attention_and_checks_are_measured(tmp_path: Path) -> None:
     assert status == 1
     assert "NOT COMPLETE: torch: not started: no time was left" in summary
     assert {figure["section"] for figure in figures} == {
-        *("attention", "codes", "counters", "checks", "racecheck")
+        *("attention", "quantised", "counters", "checks", "racecheck")
     }
     differences = [figure for figure in figures if "differ" in figure["name"]]
     assert len(differences) >= 9
@@ -243,4 +243,4 @@ def test_kernels_of_the_plan_are_compiled_beforehand(tmp_path: Path) -> None:
         assert "(C75" not in logs[probe.stem], "products of warpgroups are serialised"
         assert all(used.spilled_bytes == 0 for used in cuda.resources(logs[probe.stem]).values()), probe
     names = {path.name.partition(".")[0] for path in (tmp_path / "cubins").glob("*.cubin")}
-    assert {"chains", "ring", "ring_bulk", "latency", "data", "gemm", "attention", "codes"} <= names
+    assert {"chains", "ring", "ring_bulk", "latency", "data", "gemm", "attention", "gemm_quantised"} <= names

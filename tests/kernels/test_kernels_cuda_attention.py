@@ -23,11 +23,11 @@ pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 SPLIT = 256
 #: The largest heads of `decode_wide`.
 WIDE_HEAD_DIM = 128
-#: The rows of a work, and the threads of its blocks.
+#: The rows of a work item, and the threads of its blocks.
 ROWS = {"decode": 16, "decode_wide": 16, "prefill": 64, "prefill_warpgroup": 128}
 THREADS = {"decode": 32, "decode_wide": 128, "prefill": 128, "prefill_warpgroup": 256, "combine": 128}
-#: A work without rows. The rest of it is not read.
-NO_WORK = [0x7FFFFFFF] * 4 + [0] + [0x7FFFFFFF] * 3
+#: A work item without rows. The rest of it is not read.
+NO_WORK_ITEM = [0x7FFFFFFF] * 4 + [0] + [0x7FFFFFFF] * 3
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ class Filled:
 
     def __init__(self, kernels: cuda.HostKernels, case: Case) -> None:
         self.kernels, self.case = kernels, case
-        self.combine_blocks = 1  # for a work; none: the kernel is not launched
+        self.combine_blocks = 1  # for a work item; none: the kernel is not launched
         rng = np.random.default_rng(sum(case.lengths) + case.head_dim)
         layout, dim, size = case.layout, case.head_dim, case.block_size
         counts = [-(-length // size) for length in case.lengths]
@@ -146,26 +146,26 @@ class Filled:
     def attend(self, parts: Sequence[tuple[int, int, int]], kernel: str) -> Array:
         """The rows of some queries: of a sequence, from a position to another."""
         case, limit = self.case, ROWS[kernel]
-        works, split_works, places = [NO_WORK], [], 0
+        items, split_items, places = [NO_WORK_ITEM], [], 0
         rows: list[int] = []
         for sequence, first, last in parts:
             first_block = sum(len(table) for table in self.tables[:sequence])
             packed = (last - first) * case.group
-            for work in range(0, packed, limit):
-                count = min(limit, packed - work)
-                splits = (first + (work + count - 1) // case.group) // SPLIT + 1
-                entry = [len(rows), first, first_block, work, count, 0, places, 0]
-                works.append(entry)
-                split_works += [[*entry[:5], split, *entry[6:]] for split in range(splits)] + [NO_WORK]
+            for start in range(0, packed, limit):
+                count = min(limit, packed - start)
+                splits = (first + (start + count - 1) // case.group) // SPLIT + 1
+                entry = [len(rows), first, first_block, start, count, 0, places, 0]
+                items.append(entry)
+                split_items += [[*entry[:5], split, *entry[6:]] for split in range(splits)] + [NO_WORK_ITEM]
                 places += splits * case.kv_heads * count
             rows += range(self.starts[sequence] + first, self.starts[sequence] + last)
         qkv = np.ascontiguousarray(self.qkv[rows])
         out = cuda.to_bits(np.full((len(rows), case.heads, case.head_dim), np.nan), case.result)
         partials = np.full((places, case.head_dim + 2), np.nan, np.float32)
         blocks = np.concatenate(self.tables)
-        launches = [(kernel, works, 1)]
+        launches = [(kernel, items, 1)]
         if kernel.startswith("decode"):
-            launches = [(kernel, split_works, 1), ("combine", works, self.combine_blocks)]
+            launches = [(kernel, split_items, 1), ("combine", items, self.combine_blocks)]
         for name, entries, depth in launches:
             if depth == 0:
                 continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.kernels import cuda
-from support.kernels.code_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
+from support.kernels.quantised_variants import VARIANTS, WARPGROUP_TARGET, WARPGROUP_VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def test_other_heads_compile_without_spills(variant: str, target: str) -> None:
 
 
 #: The variants for all formats of matrices that the loader accepts, each with one of the targets.
-CODES = [
+QUANTISED = [
     pytest.param(variant, target, id=f"{variant} {target}")
     for index, variant in enumerate(VARIANTS)
     for target in [cuda.TARGETS[index % len(cuda.TARGETS)]]
@@ -65,16 +65,16 @@ CODES = [
 
 
 @pytest.mark.rare
-@pytest.mark.parametrize(("variant", "target"), CODES)
-def test_every_format_of_codes_compiles_without_spills(variant: str, target: str) -> None:
-    kernels = compile_without_spills(cuda.SOURCES / "codes.cu", target, f"VARIANT={variant}")
+@pytest.mark.parametrize(("variant", "target"), QUANTISED)
+def test_every_quantised_format_compiles_without_spills(variant: str, target: str) -> None:
+    kernels = compile_without_spills(cuda.SOURCES / "gemm_quantised.cu", target, f"VARIANT={variant}")
     assert len(kernels) == 7
 
 
 @pytest.mark.rare
 @pytest.mark.parametrize("variant", WARPGROUP_VARIANTS, ids=lambda variant: f"{variant} {WARPGROUP_TARGET}")
 def test_every_format_by_warpgroups_compiles_without_spills(variant: str) -> None:
-    path = cuda.SOURCES / "codes_warpgroup.cu"
+    path = cuda.SOURCES / "gemm_quantised_warpgroup.cu"
     assert len(compile_without_spills(path, WARPGROUP_TARGET, f"VARIANT={variant}")) == 1
 
 

@@ -36,7 +36,7 @@ STAGES = {
     "gemm_warpgroup_wide": 6,
     "gemm_warpgroup_widest": 4,
 }
-#: Products of which a block computes one segment.
+#: Products of which a block computes one split.
 DIVIDED = {
     "divided_narrow": "gemm_narrow",
     "divided_middle": "gemm_middle",
@@ -59,7 +59,7 @@ def kernels_of(dtype: str) -> list[str]:
     return [kernel for kernel, of in KERNELS if of == dtype]
 
 
-SEGMENT = 2048
+SPLIT_COLUMNS = 2048
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ class Chains(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("outputs", ctypes.c_int),
-        ("segments", ctypes.c_int),
+        ("splits", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("accumulates", ctypes.c_int),
     )
@@ -134,7 +134,7 @@ class Operands:
         product = Product(*arrays, rows, outputs, inner, outputs + 3, self.base is not None)
         tiles, dtype = self._tiles(kernel), self._dtype()
         if kernel == "gemv":
-            threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SEGMENT))
+            threads = 128 if dtype == "f32" else 32 * min(8, -(-inner // SPLIT_COLUMNS))
             kernels.launch(f"gemv_{dtype}", tiles, threads, product)
         elif kernel == "gemm_any":
             kernels.launch(f"gemm_any_{dtype}", tiles[::-1], 256, product)
@@ -144,16 +144,16 @@ class Operands:
 
     def _run_divided(self, kernels: cuda.HostKernels, kernel: str, out: Array) -> None:
         (rows, inner), outputs = self.x.shape, len(self.w)
-        tiles, segments = self._tiles(kernel), -(-inner // SEGMENT)
-        chains = np.full((segments, rows, outputs), np.nan, np.float32)
+        tiles, splits = self._tiles(kernel), -(-inner // SPLIT_COLUMNS)
+        chains = np.full((splits, rows, outputs), np.nan, np.float32)
         part = Product(
             *cuda.addresses(self.x, cuda.constant(self.w), None, chains), rows, outputs, inner, outputs, 0
         )
         threads, shared = launch_of(kernel)
         name = f"{kernel}_{self._dtype()}"
-        kernels.launch(name, [tiles[0] * tiles[1], segments], threads, part, shared=shared)
+        kernels.launch(name, [tiles[0] * tiles[1], splits], threads, part, shared=shared)
         arrays = cuda.addresses(chains, self.bias, out)
-        call = Chains(*arrays, rows, outputs, segments, outputs + 3, self.base is not None)
+        call = Chains(*arrays, rows, outputs, splits, outputs + 3, self.base is not None)
         kernels.launch("add_chains", [-(-outputs // 256), rows], 256, call)
 
     def _tiles(self, kernel: str) -> list[int]:
@@ -244,24 +244,24 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
 
 
 def test_bits_do_not_depend_on_the_warps_of_gemv(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(2, 16, 9 * SEGMENT + 32)
+    operands = random_operands(2, 16, 9 * SPLIT_COLUMNS + 32)
     assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
 
 
 def test_divided_products_read_their_own_columns(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(70, 300, 2 * SEGMENT + 40)
+    operands = random_operands(70, 300, 2 * SPLIT_COLUMNS + 40)
     expected = operands.run(kernels, "gemm_wide")
     divided = [kernel for kernel in kernels_of("bf16") if kernel in DIVIDED]
     for kernel in divided:
         assert np.array_equal(operands.run(kernels, kernel), expected)
-    first = Operands(operands.x[:, :SEGMENT].copy(), operands.w[:, :SEGMENT].copy())
-    operands.x[:, SEGMENT:] = 0
+    first = Operands(operands.x[:, :SPLIT_COLUMNS].copy(), operands.w[:, :SPLIT_COLUMNS].copy())
+    operands.x[:, SPLIT_COLUMNS:] = 0
     for kernel in divided:
         assert np.array_equal(operands.run(kernels, kernel), first.run(kernels, "gemv")), kernel
 
 
 def test_gemv_has_no_limit_of_inner(kernels: cuda.HostKernels) -> None:
-    operands = random_operands(1, 16, 33 * SEGMENT + 32)
+    operands = random_operands(1, 16, 33 * SPLIT_COLUMNS + 32)
     assert np.array_equal(operands.run(kernels, "gemv"), operands.run(kernels, "gemm_narrow"))
 
 
@@ -277,7 +277,7 @@ def test_a_row_of_nan_does_not_change_others(kernels: cuda.HostKernels, dtype: s
         assert np.array_equal(out[others], expected[kernel][others])
 
 
-def test_sum_of_float32_has_the_error_of_a_segment(kernels: cuda.HostKernels) -> None:
+def test_sum_of_float32_has_the_error_of_a_chain(kernels: cuda.HostKernels) -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.uniform(0.5, 1, (rows, 16384)).astype(np.float32) for rows in (2, 20))
     operands = Operands(x, w)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_kernels_cuda_attention import Case, Filled
-from test_kernels_cuda_codes import OF_FEW_ROWS, Codes
-from test_kernels_cuda_codes import TILES as CODES_TILES
-from test_kernels_cuda_codes import Operands as CodesOperands
-from test_kernels_cuda_codes import Product as CodesProduct
-from test_kernels_cuda_codes import launch_of as launch_of_codes
 from test_kernels_cuda_gemm import DIVIDED, KERNELS, TILES, Product, launch_of
+from test_kernels_cuda_gemm_quantised import OF_FEW_ROWS, MatrixArgument
+from test_kernels_cuda_gemm_quantised import TILES as QUANTISED_TILES
+from test_kernels_cuda_gemm_quantised import Operands as QuantisedOperands
+from test_kernels_cuda_gemm_quantised import Product as QuantisedProduct
+from test_kernels_cuda_gemm_quantised import launch_of as launch_of_quantised
 from test_kernels_cuda_rows import Strides
 
 from emu import build
-from support.kernels import codes_layout, cuda, kv_pages
+from support.kernels import cuda, kv_pages, quantised_matrix
 from support.kernels.cuda import sparse, to_bits
 from support.kernels.quantised_rows import QuantisedRowsArgument, quantised
 
@@ -103,19 +103,21 @@ def test_far_rows_are_quantised(kernels: cuda.LastBlock) -> None:
 
 
 # Kernels of few rows have no far rows.
-@pytest.mark.parametrize("kernel", [kernel for kernel in CODES_TILES if kernel not in OF_FEW_ROWS])
+@pytest.mark.parametrize("kernel", [kernel for kernel in QUANTISED_TILES if kernel not in OF_FEW_ROWS])
 def test_product_reads_far_rows_of_integers(kernels: cuda.LastBlock, kernel: str) -> None:
-    inner, (tile_outputs, _) = 1 << 14, CODES_TILES[kernel]
-    matrix = codes_layout.random_matrix(codes_layout.FORMATS[0], tile_outputs, inner)
-    data = codes_layout.packed(matrix)
+    inner, (tile_outputs, _) = 1 << 14, QUANTISED_TILES[kernel]
+    matrix = quantised_matrix.random_matrix(quantised_matrix.FORMATS[0], tile_outputs, inner)
+    data = quantised_matrix.packed(matrix)
     last = quantised(normal(1, inner), 32)
     rows = FAR // (inner // 64 * 80) + 1
     x, out = zeros_like_far((rows, inner // 64 * 80), last.packed()), sparse(rows, tile_outputs)
-    call = [*cuda.addresses(x, None, out), rows, tile_outputs, 0, last.span_shift]
-    grid, threads, shared = launch_of_codes(kernel, matrix.format, "int8", rows, tile_outputs, inner)
+    call = [*cuda.addresses(x, None, out), rows, tile_outputs, 0, last.group_shift]
+    grid, threads, shared = launch_of_quantised(kernel, matrix.format, "int8", rows, tile_outputs, inner)
     name = f"{kernel}_{matrix.format.kernels('int8')}"
-    kernels.launch(name, grid, threads, CodesProduct(Codes.of(matrix, data), *call), shared=shared)
-    expected, magnitude = CodesOperands(last, matrix).expected()
+    kernels.launch(
+        name, grid, threads, QuantisedProduct(MatrixArgument.of(matrix, data), *call), shared=shared
+    )
+    expected, magnitude = QuantisedOperands(last, matrix).expected()
     assert (np.abs(out[-1] - expected[0]) <= 1e-6 * magnitude[0]).all()
 
 
@@ -160,21 +162,21 @@ def test_product_reads_and_writes_far_rows(kernels: cuda.LastBlock, name: tuple[
     assert np.allclose(result, (cuda.to_floats(x) @ cuda.to_floats(w).T)[0], atol=1e-2)
 
 
-@pytest.mark.parametrize("kernel", CODES_TILES)
-def test_product_reads_far_codes(kernels: cuda.LastBlock, kernel: str) -> None:
-    inner, tile_outputs = 4096, CODES_TILES[kernel][0]
-    small = codes_layout.random_matrix(codes_layout.FORMATS[0], 16, inner)
-    tile = codes_layout.packed(small)
+@pytest.mark.parametrize("kernel", QUANTISED_TILES)
+def test_product_reads_far_quantised_weights(kernels: cuda.LastBlock, kernel: str) -> None:
+    inner, tile_outputs = 4096, QUANTISED_TILES[kernel][0]
+    small = quantised_matrix.random_matrix(quantised_matrix.FORMATS[0], 16, inner)
+    tile = quantised_matrix.packed(small)
     outputs = FAR // tile.shape[1] * 16 // tile_outputs * tile_outputs + tile_outputs
     data = sparse(outputs // 16, tile.shape[1], dtype=np.uint8)
     data[-1] = tile
     x, out = to_bits(normal(1, inner), "bf16"), sparse(1, outputs)
-    codes = Codes.of(small, data)
-    codes.rows = outputs
-    product = CodesProduct(codes, *cuda.addresses(x, None, out), 1, outputs, 0)
-    grid, threads, shared = launch_of_codes(kernel, small.format, "bf16", 1, outputs, inner)
+    matrix = MatrixArgument.of(small, data)
+    matrix.rows = outputs
+    product = QuantisedProduct(matrix, *cuda.addresses(x, None, out), 1, outputs, 0)
+    grid, threads, shared = launch_of_quantised(kernel, small.format, "bf16", 1, outputs, inner)
     kernels.launch(f"{kernel}_{small.format.kernels()}", grid, threads, product, shared=shared)
-    expected = CodesOperands(x, small).expected()[0]
+    expected = QuantisedOperands(x, small).expected()[0]
     assert np.allclose(out[0, -16:], expected[0], rtol=1e-3, atol=1e-2)
 
 

@@ -77,8 +77,8 @@ def test_products_copy_a_step_without_branches(file: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["gemm_middle", "gemm_wide"])
 @pytest.mark.parametrize(("code", "scales"), [("code4", "scale16"), ("e4m3", "scale32")])
-def test_codes_of_large_tiles_pass_through_the_ring(kernel: str, code: str, scales: str) -> None:
-    kernels = cuda.ptx("codes.cu", f"VARIANT={code},64,{scales},centred,bf16")
+def test_quantised_weights_of_large_tiles_pass_through_the_ring(kernel: str, code: str, scales: str) -> None:
+    kernels = cuda.ptx("gemm_quantised.cu", f"VARIANT={code},64,{scales},centred,bf16")
     program = kernels[f"{kernel}_{code}_64_{scales}_centred_bf16"]
     step = re.search(r"cp\.async\.wait_group(?:(?!wait_group)[\s\S])*?mma\.sync", program)
     assert step is not None

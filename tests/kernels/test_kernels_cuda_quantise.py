@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.kernels import cuda
-from support.kernels.codes_layout import e4m3_values
+from support.kernels.quantised_matrix import e4m3_values
 from support.kernels.quantised_rows import QuantisedRowsArgument, quantised
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(600)  # the first test builds the kernels
 
-SPANS = [0, 32, 64, 128, 256, 512, 1024]
+GROUPS = [0, 32, 64, 128, 256, 512, 1024]
 WIDTHS = [8, 200, 1056, 2312]
 EPSILON = 1e-5
 dtypes = pytest.mark.parametrize("dtype", ["int8", "fp8"])
@@ -30,7 +30,7 @@ def kernels() -> cuda.HostKernels:
 
 
 def random_values(rows: int, width: int) -> Array:
-    """Values of several magnitudes, with spans of zeros."""
+    """Values of several magnitudes, with groups of zeros."""
     rng = np.random.default_rng([rows, width])
     x = rng.standard_normal((rows, width)).astype(np.float32)
     x[:, width // 3 :] *= 50
@@ -41,30 +41,30 @@ def random_values(rows: int, width: int) -> Array:
 class Target:
     """Rows that a kernel writes, which are 0xff where nothing is written, with a row behind them."""
 
-    def __init__(self, rows: int, columns: int, span: int, *, keeps_floats: bool = False) -> None:
+    def __init__(self, rows: int, columns: int, group: int, *, keeps_floats: bool = False) -> None:
         self.rows = np.full((rows + 1, -(-columns // 64) * 80), 0xFF, np.uint8)
         self.floats = np.full((rows + 1, columns), np.nan, np.float32)
         kept = self.floats if keeps_floats else None
-        self.argument = QuantisedRowsArgument(*cuda.addresses(self.rows, kept), columns, span)
+        self.argument = QuantisedRowsArgument(*cuda.addresses(self.rows, kept), columns, group)
         #: Blocks that share a row, of kernels that have several.
-        self.parts = -(-columns // 1024) if span else 1
+        self.parts = -(-columns // 1024) if group else 1
 
-    def check(self, expected: Array, span: int, dtype: str) -> None:
+    def check(self, expected: Array, group: int, dtype: str) -> None:
         """The rows are `expected`."""
         assert (self.rows[-1] == 0xFF).all()
-        assert np.array_equal(self.rows[:-1], quantised(expected, span, dtype).packed())
+        assert np.array_equal(self.rows[:-1], quantised(expected, group, dtype).packed())
 
 
 @dtypes
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_are_quantised_as_on_the_cpu(
-    kernels: cuda.HostKernels, width: int, span: int, dtype: str
+    kernels: cuda.HostKernels, width: int, group: int, dtype: str
 ) -> None:
     x = random_values(3, width)
-    target = Target(3, width, span)
+    target = Target(3, width, group)
     kernels.launch(f"quantise_{dtype}", [3, target.parts], 256, x, target.argument)
-    target.check(x, span, dtype)
+    target.check(x, group, dtype)
 
 
 def run_rms_norm(kernels: cuda.HostKernels, dtype: str, width: int, target: Target) -> Array:
@@ -87,21 +87,21 @@ def run_silu_mul(kernels: cuda.HostKernels, dtype: str, width: int, target: Targ
 
 @dtypes
 @pytest.mark.parametrize("run", [run_rms_norm, run_silu_mul])
-@pytest.mark.parametrize("span", [0, 32, 256])
+@pytest.mark.parametrize("group", [0, 32, 256])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("keeps_floats", [False, True])
 def test_operands_are_the_quantised_values_of_the_float32_kernel(
     kernels: cuda.HostKernels,
     run: Callable[[cuda.HostKernels, str, int, Target], Array],
     width: int,
-    span: int,
+    group: int,
     dtype: str,
     *,
     keeps_floats: bool,
 ) -> None:
-    target = Target(2, width, span, keeps_floats=keeps_floats)
+    target = Target(2, width, group, keeps_floats=keeps_floats)
     expected = run(kernels, dtype, width, target)
-    target.check(expected, span, dtype)
+    target.check(expected, group, dtype)
     kept = expected if keeps_floats else np.full_like(expected, np.nan)
     assert np.array_equal(target.floats[:-1], kept, equal_nan=True)
     assert np.isnan(target.floats[-1]).all()
@@ -109,14 +109,14 @@ def test_operands_are_the_quantised_values_of_the_float32_kernel(
 
 @dtypes
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("span", [0, 32, 256])
-def test_scale_of_a_span_that_is_not_finite_is_nan(
-    kernels: cuda.HostKernels, value: float, span: int, dtype: str
+@pytest.mark.parametrize("group", [0, 32, 256])
+def test_scale_of_a_group_that_is_not_finite_is_nan(
+    kernels: cuda.HostKernels, value: float, group: int, dtype: str
 ) -> None:
     x = random_values(2, 1300)
-    expected = quantised(x, span, dtype).packed()
+    expected = quantised(x, group, dtype).packed()
     x[1, 700] = value
-    target = Target(2, 1300, span)
+    target = Target(2, 1300, group)
     kernels.launch(f"quantise_{dtype}", [2, target.parts], 256, x, target.argument)
     assert np.array_equal(target.rows[0], expected[0])
 
@@ -124,7 +124,7 @@ def test_scale_of_a_span_that_is_not_finite_is_nan(
         return row.reshape(-1, 80)[:, 64:].copy().view(np.float32).reshape(-1, 2)
 
     halves = np.arange(len(scales(expected[1]))) * 32
-    is_other = halves // span != 700 // span if span else np.zeros(len(halves), bool)
+    is_other = halves // group != 700 // group if group else np.zeros(len(halves), bool)
     found = scales(target.rows[1])
     assert np.isnan(found[~is_other]).all()
     assert np.array_equal(found[is_other], scales(expected[1])[is_other])

@@ -1,4 +1,4 @@
-// One chain of products over all columns: the order of a sum without segments, by mma and by wgmma.
+// One chain of products over all columns: the order of a sum without split-K, by mma and by wgmma.
 //
 //     out[row][column] = sum over k of a[row][k] b[column][k], 16 columns after 16 columns, from the first one on
 //

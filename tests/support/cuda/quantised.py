@@ -101,7 +101,7 @@ def mixed_layers() -> list[float]:
 
 
 def odd_columns(*names: str) -> dict[str, list[Any]]:
-    """For each quantisation, results of a model in which a matrix has columns that no kernel of codes reads.
+    """For each quantisation, results of a model with a matrix of columns that no quantised kernel reads.
 
     They are the error of the logits against the CPU, which has that matrix and activations in float32; and
     the message of the converted model.
@@ -138,7 +138,7 @@ def errors(
 def logits_of(
     model: Path, prompts: list[list[int]], quantization: Any = "auto", **options: Any
 ) -> tuple[list[np.ndarray[Any, Any]], list[str], list[str]]:
-    """The logits of prompts on the CUDA device, the formats of the matrices, and the activations of codes."""
+    """The logits of prompts on CUDA, the formats of weights, and the activations of quantised ones."""
     with penstock.Engine(model, device="cuda", quantization=quantization, **SIZES | options) as engine:
         results = [item.result for item in engine.blocking.generate_many(prompts, PARAMS)]
         infos = engine.info.weight_formats

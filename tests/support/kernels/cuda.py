@@ -44,7 +44,7 @@ CARRIED = os.environ.get("PENSTOCK_TEST_CUBINS")
 #: The files of tests of kernels, which run with checked kernels in each gate, and with plain ones in a share.
 CHECKED_FILES = [
     f"test_kernels_cuda_{name}"
-    for name in ("attention", "codes", "gemm", "kv", "lora", "quantise", "rows", "sample")
+    for name in ("attention", "gemm", "gemm_quantised", "kv", "lora", "quantise", "rows", "sample")
 ]
 
 #: Those of which checked runs are rare, because they take minutes.
@@ -63,14 +63,14 @@ VARIANTS = {
             "f16,u4,uint4,256",
         ),
     ],
-    "codes": [
+    "gemm_quantised": [
         *("code4,32,nested,affine,bf16", "code6,16,nested,centred,bf16"),
         *("code8,32,scale16,affine,bf16", "e4m3,64,scale32,centred,bf16"),
         *("code4,32,nested,affine,int8", "code4,64,scale16,affine,int8", "code5,32,nested,affine,int8"),
         *("code6,16,nested,centred,int8", "code8,64,scale32,centred,int8"),
         "e4m3,64,scale32,centred,fp8",
     ],
-    "codes_warpgroup": ["code4,32,scale16,affine,int8", "code4,64,scale16,affine,bf16"],
+    "gemm_quantised_warpgroup": ["code4,32,scale16,affine,int8", "code4,64,scale16,affine,bf16"],
 }
 
 Array = np.ndarray[Any, Any]

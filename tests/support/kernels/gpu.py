@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from emu.client import Device, DriverError
 from support.kernels import cuda
-from support.kernels.code_variants import WARPGROUP_TARGET
 from support.kernels.emulator import MAX_DYNAMIC_SHARED, on_device, upload
+from support.kernels.quantised_variants import WARPGROUP_TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,12 +34,12 @@ VARIANTS = [
         "{type},{element},{kv},{dim}",
     ),
     (
-        "codes_warpgroup.cu",
+        "gemm_quantised_warpgroup.cu",
         r"gemm_warpgroup_[a-z]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+_[a-z]+\d+)",
         "{code},{format}",
     ),
     (
-        "codes.cu",
+        "gemm_quantised.cu",
         r"[a-z_]+_(?P<code>code\d|e4m3)_(?P<format>\d+_[a-z]+\d*_[a-z]+_[a-z]+\d+)",
         "{code},{format}",
     ),

@@ -1,4 +1,4 @@
-"""Rows of 8-bit integers or e4m3 with scales: their values, and the layout of ``cuda/quantised.cuh``."""
+"""Rows of 8-bit integers or e4m3 with scales: their values, and the layout of ``cuda/quantised_rows.cuh``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from support.kernels.codes_layout import e4m3_values
+from support.kernels.quantised_matrix import e4m3_values
 
 if TYPE_CHECKING:
     from support.kernels.cuda import Array
@@ -21,35 +21,35 @@ LARGEST = {"int8": np.float32(127), "fp8": np.float32(448)}
 
 
 class QuantisedRowsArgument(ctypes.Structure):
-    """``QuantisedRows`` of ``cuda/quantised.cuh``."""
+    """``QuantisedRows`` of ``cuda/quantised_rows.cuh``."""
 
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("floats", ctypes.c_void_p),
         ("columns", ctypes.c_int),
-        ("span", ctypes.c_int),
+        ("group", ctypes.c_int),
     )
 
 
 @dataclass
 class QuantisedRows:
-    """Rows of codes with the scale of each column. ``span`` is 0 if a row is a span."""
+    """Rows of codes with the scale of each column. ``group`` is 0 if a row is a group."""
 
     dtype: str  # int8 or fp8
     codes: Array
     scales: Array
-    span: int
+    group: int
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> QuantisedRows:
-        return QuantisedRows(self.dtype, self.codes[rows], self.scales[rows], self.span)
+        return QuantisedRows(self.dtype, self.codes[rows], self.scales[rows], self.group)
 
     @property
-    def span_shift(self) -> int:
+    def group_shift(self) -> int:
         """As products read it."""
-        return self.span.bit_length() - 1 if self.span else 31
+        return self.group.bit_length() - 1 if self.group else 31
 
     def values(self) -> Array:
         """In float64."""
@@ -63,14 +63,16 @@ class QuantisedRows:
         blocks = -(-columns // BLOCK)
         codes = np.zeros((rows, blocks * BLOCK), np.uint8)
         codes[:, :columns] = self.codes
-        span = self.span or blocks * BLOCK
-        starts = np.arange(0, blocks * BLOCK, HALF) // span * span
+        group = self.group or blocks * BLOCK
+        starts = np.arange(0, blocks * BLOCK, HALF) // group * group
         scales = np.where(starts < columns, self.scales[:, np.minimum(starts, columns - 1)], np.float32(0))
         sums = codes.view(np.int8).reshape(rows, -1, HALF).sum(axis=2, dtype=np.int32)
         sums *= self.dtype == "int8"
-        spans = np.stack([scales, scales * sums.astype(np.float32)], axis=2).reshape(rows, blocks, 4)
+        row_scales = np.stack([scales, scales * sums.astype(np.float32)], axis=2).reshape(rows, blocks, 4)
         fours = codes.reshape(rows, blocks, -1, 4)[..., ORDER].reshape(rows, blocks, BLOCK)
-        return np.concatenate([fours, np.ascontiguousarray(spans).view(np.uint8)], axis=2).reshape(rows, -1)
+        return np.concatenate([fours, np.ascontiguousarray(row_scales).view(np.uint8)], axis=2).reshape(
+            rows, -1
+        )
 
 
 def nearest_codes(values: Array) -> Array:
@@ -85,10 +87,10 @@ def nearest_codes(values: Array) -> Array:
     return codes
 
 
-def quantised(x: Array, span: int, dtype: str = "int8") -> QuantisedRows:
+def quantised(x: Array, group: int, dtype: str = "int8") -> QuantisedRows:
     """Rows of float32 as numbers: the rule of the CPU, ``rust/kernels/src/generic/grid/quantise.rs``."""
     rows, columns = x.shape
-    width, most = span or columns, LARGEST[dtype]
+    width, most = group or columns, LARGEST[dtype]
     padded = np.zeros((rows, -(-columns // width) * width), np.float32)
     padded[:, :columns] = x
     largest = np.abs(padded.reshape(rows, -1, width)).max(axis=2)
@@ -101,4 +103,4 @@ def quantised(x: Array, span: int, dtype: str = "int8") -> QuantisedRows:
         products: Array = x * factors
         numbers = np.clip(np.where(np.isnan(products), -most, products), -most, most)
     codes = np.rint(numbers).astype(np.int8).view(np.uint8) if dtype == "int8" else nearest_codes(numbers)
-    return QuantisedRows(dtype, codes, scales, span)
+    return QuantisedRows(dtype, codes, scales, group)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from support.kernels.cuda import Array, HostKernels
 
 NONE = 2**32 - 1
-TILE, SPAN, BLOCK_IDS = 128, 512, 4096
+TILE, WARP_IDS, BLOCK_IDS = 128, 512, 4096
 LIST = 16
 
 WORD, FLOAT = np.uint32, np.float32
@@ -303,7 +303,7 @@ class Sampler:
     def sample(self, logits: Array, positions: list[Position]) -> list[Outcome]:
         """Samples the positions, each from its row of the logits."""
         count, vocabulary = len(positions), self.vocabulary
-        tiles, spans = -(-vocabulary // TILE), -(-vocabulary // SPAN)
+        tiles, warp_tiles = -(-vocabulary // TILE), -(-vocabulary // WARP_IDS)
         entries = self._entries(positions)
         masks = [bitmap(position.mask) for position in positions if position.mask is not None]
         processed = [position.processed for position in positions if position.processed is not None]
@@ -320,7 +320,7 @@ class Sampler:
             "highest": floats(tiles),
             "highest_logits": floats(tiles),
             "sums": floats(tiles),
-            "sums_of_exp": floats(spans),
+            "sums_of_exp": floats(warp_tiles),
             "masses": np.zeros((count, tiles), np.uint64),
             "bounds": np.full((count, 2), 7_777_777, np.uint32),
             "results": np.zeros(count, RESULT),

@@ -1,9 +1,9 @@
-//! The division of a step's attention into works.
+//! The division of a step's attention into work items.
 //!
 //! The queries of a sequence times the heads that share a key head are its packed rows, which are divided into parts. A
-//! part of few rows has works of `decode`, one for each split of its positions, which are computed at the same time,
-//! and, if there are several, a work of `combine`. One of many rows is a work of `prefill`, which goes through the
-//! splits one after the other. The results have the same bits, so the division may depend on anything.
+//! part of few rows has work items of `decode`, one for each split of its positions, which are computed at the same
+//! time, and, if there are several, a work item of `combine`. One of many rows is a work item of `prefill`, which goes
+//! through the splits one after the other. The results have the same bits, so the division may depend on anything.
 
 use bytemuck::{Pod, Zeroable};
 use penstock_types::{AttentionRow, HeadShape, KvDtype};
@@ -12,9 +12,9 @@ use crate::seam::StepSpec;
 
 /// Positions of a split, as in `attention.cu`.
 const SPLIT: usize = 256;
-/// Packed rows of a warp: those of a work of `decode`.
+/// Packed rows of a warp: those of a work item of `decode`.
 pub(super) const DECODE_ROWS: usize = 16;
-/// Packed rows of a work of `prefill`, and of that of `attention_warpgroup.cu`.
+/// Packed rows of a work item of `prefill`, and of that of `attention_warpgroup.cu`.
 pub(super) const PREFILL_ROWS: usize = 64;
 pub(super) const WARPGROUP_ROWS: usize = 128;
 /// The largest heads of which the kernels of `attention.cu` have the queries in static shared memory: `LARGE` of
@@ -22,55 +22,56 @@ pub(super) const WARPGROUP_ROWS: usize = 128;
 pub(super) const MOST_STATIC_HEAD_DIM: usize = 128;
 /// Dynamic shared memory of a block of `decode_wide`, as in `attention.cu`.
 pub(super) const WIDE_SHARED_BYTES: usize = 64 << 10;
-/// Packed rows up to which a sequence is divided into works of `decode`.
+/// Packed rows up to which a sequence is divided into work items of `decode`.
 const MOST_DECODE_ROWS: usize = 64;
-/// Bytes of partial results, and works of `decode` that have them, beyond which sequences are works of `prefill`: there
-/// are enough works then.
+/// Bytes of partial results, and work items of `decode` that have them, beyond which sequences are work items of
+/// `prefill`: there are enough work items then.
 const MOST_PARTIAL_BYTES: usize = 256 << 20;
-const MOST_SPLIT_WORKS: usize = 1 << 16;
-/// Blocks of a launch of `combine` that occupy a device. If its works give fewer, several blocks share the rows of a
-/// work.
+const MOST_SPLIT_WORK_ITEMS: usize = 1 << 16;
+/// Blocks of a launch of `combine` that occupy a device. If its work items give fewer, several blocks share the rows of
+/// a work item.
 const ENOUGH_BLOCKS: usize = 256;
-const BLOCKS_OF_A_WORK: usize = 4;
+const BLOCKS_OF_A_WORK_ITEM: usize = 4;
 
-/// A work, as the kernels read it.
+/// A work item, as the kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub(super) struct Work {
+pub(super) struct WorkItem {
     /// The first query of the sequence, its position, and the first block of the sequence.
     pub first_row: u32,
     pub start: u32,
     pub first_block: u32,
-    /// The first packed row, and their number. A work without rows does nothing.
+    /// The first packed row, and their number. A work item without rows does nothing.
     pub first: u32,
     pub count: u32,
-    /// The split, in works of `decode`.
+    /// The split, in work items of `decode`.
     pub split: u32,
     /// The first row of the part's partial results, if it has several splits.
     pub partial: u32,
     reserved: u32,
 }
 
-/// The works of a step. Lists of `decode` and `combine` end with works without rows, so that steps of similar size have
-/// lists of equal length.
+/// The work items of a step. Lists of `decode` and `combine` end with work items without rows, so that steps of similar
+/// size have lists of equal length.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Works {
-    pub decode: Vec<Work>,
-    pub combine: Vec<Work>,
-    pub prefill: Vec<Work>,
+pub(super) struct WorkItems {
+    pub decode: Vec<WorkItem>,
+    pub combine: Vec<WorkItem>,
+    pub prefill: Vec<WorkItem>,
 }
 
-impl Works {
-    /// The most works of a step, all kinds together: one for a part, and those with one of `partial_rows` rows of
+impl WorkItems {
+    /// The most work items of a step, all kinds together: one for a part, and those with one of `partial_rows` rows of
     /// partial results or more.
     pub fn most(tokens: usize, sequences: usize, heads: HeadShape, partial_rows: usize) -> usize {
         let group = heads.heads / heads.kv_heads.max(1);
         let parts = tokens.saturating_mul(group).div_ceil(DECODE_ROWS).saturating_add(sequences);
-        let works = parts.saturating_add(partial_rows / rows_of_split(heads));
-        works.saturating_add(works / 4).saturating_add(2)
+        let work_items = parts.saturating_add(partial_rows / rows_of_split(heads));
+        work_items.saturating_add(work_items / 4).saturating_add(2)
     }
 
-    /// Divides the sequences of a step. Partial results have at most `most_rows` rows, works of prefill `prefill_rows`.
+    /// Divides the sequences of a step. Partial results have at most `most_rows` rows, work items of prefill
+    /// `prefill_rows`.
     pub fn divide(
         &mut self,
         sequences: &[AttentionRow],
@@ -87,41 +88,41 @@ impl Works {
             let packed = sequence.num_queries * group;
             // The number of splits of a part that ends before packed row `end`.
             let splits = |end: usize| (sequence.start + (end - 1) / group) / SPLIT + 1;
-            let work = |first: usize, rows: usize| Work {
+            let item = |first: usize, rows: usize| WorkItem {
                 first_row: sequence.first_query as u32,
                 start: sequence.start as u32,
                 first_block: sequence.blocks.start as u32,
                 first: first as u32,
                 count: rows.min(packed - first) as u32,
-                ..Work::default()
+                ..WorkItem::default()
             };
             let most_splits = if packed == 0 { 0 } else { splits(packed) };
             let needed = if most_splits > 1 { most_splits * kv_heads * packed } else { 0 };
             if packed > MOST_DECODE_ROWS || used + needed > most_rows {
                 // The last ones take longest, and begin first.
                 self.prefill
-                    .extend((0..packed).step_by(prefill_rows).rev().map(|first| work(first, prefill_rows)));
+                    .extend((0..packed).step_by(prefill_rows).rev().map(|first| item(first, prefill_rows)));
                 continue;
             }
             for first in (0..packed).step_by(DECODE_ROWS) {
-                let work = Work { partial: used as u32, ..work(first, DECODE_ROWS) };
-                let (rows, splits) = (work.count as usize, splits(first + work.count as usize));
-                self.decode.extend((0..splits).map(|split| Work { split: split as u32, ..work }));
+                let item = WorkItem { partial: used as u32, ..item(first, DECODE_ROWS) };
+                let (rows, splits) = (item.count as usize, splits(first + item.count as usize));
+                self.decode.extend((0..splits).map(|split| WorkItem { split: split as u32, ..item }));
                 if splits > 1 {
-                    self.combine.push(work);
+                    self.combine.push(item);
                     used += splits * kv_heads * rows;
                 }
             }
         }
-        for works in [&mut self.decode, &mut self.combine] {
-            works.resize(padded(works.len()), Work::default());
+        for work_items in [&mut self.decode, &mut self.combine] {
+            work_items.resize(padded(work_items.len()), WorkItem::default());
         }
     }
 }
 
-/// A number of works or slightly more. There are 4 such numbers from a power of two to the next.
-fn padded(works: usize) -> usize {
-    works.next_multiple_of((works.next_power_of_two() / 8).max(1))
+/// A number of work items or slightly more. There are 4 such numbers from a power of two to the next.
+fn padded(work_items: usize) -> usize {
+    work_items.next_multiple_of((work_items.next_power_of_two() / 8).max(1))
 }
 
 /// Whether `attention.cu` has `decode_wide` for heads of a cache: `HAS_WIDE`.
@@ -160,14 +161,19 @@ pub(super) fn warpgroup_shared_bytes(head_dim: usize, dtype: KvDtype) -> usize {
 
 /// Whether `decode_wide` takes less time than `decode`: up to one block for each multiprocessor, or two if the cache is
 /// quantised (measured on an H100).
-pub(super) fn is_wide_faster(works: usize, kv_heads: usize, multiprocessors: usize, dtype: KvDtype) -> bool {
+pub(super) fn is_wide_faster(
+    work_items: usize,
+    kv_heads: usize,
+    multiprocessors: usize,
+    dtype: KvDtype,
+) -> bool {
     let blocks = if matches!(dtype, KvDtype::Int8 | KvDtype::Uint4) { 2 } else { 1 };
-    works * kv_heads <= blocks * multiprocessors
+    work_items * kv_heads <= blocks * multiprocessors
 }
 
-/// The blocks that share the rows of a work of `combine`.
-pub(super) fn combine_blocks(works: usize, kv_heads: usize) -> usize {
-    if works * kv_heads < ENOUGH_BLOCKS { BLOCKS_OF_A_WORK } else { 1 }
+/// The blocks that share the rows of a work item of `combine`.
+pub(super) fn combine_blocks(work_items: usize, kv_heads: usize) -> usize {
+    if work_items * kv_heads < ENOUGH_BLOCKS { BLOCKS_OF_A_WORK_ITEM } else { 1 }
 }
 
 /// Rows of partial results of a split, for all key heads: at least as many, on average over the parts of a sequence.
@@ -181,7 +187,7 @@ fn rows_of_split(heads: HeadShape) -> usize {
 pub(super) fn partial_rows(spec: &StepSpec) -> usize {
     let HeadShape { heads, head_dim, .. } = spec.heads;
     let most = MOST_PARTIAL_BYTES / partial_row_bytes(head_dim);
-    let most = most.min(MOST_SPLIT_WORKS.saturating_mul(rows_of_split(spec.heads)));
+    let most = most.min(MOST_SPLIT_WORK_ITEMS.saturating_mul(rows_of_split(spec.heads)));
     let each = spec.positions.div_ceil(SPLIT).saturating_mul(heads).saturating_mul(4);
     spec.sequences.saturating_mul(each).clamp(1, most)
 }
@@ -205,47 +211,47 @@ mod tests {
         HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 }
     }
 
-    fn divided(sequences: &[AttentionRow], group: usize, most_rows: usize) -> Works {
-        let mut works = Works::default();
-        works.divide(sequences, heads(group, 2), most_rows, PREFILL_ROWS);
-        works
+    fn divided(sequences: &[AttentionRow], group: usize, most_rows: usize) -> WorkItems {
+        let mut work_items = WorkItems::default();
+        work_items.divide(sequences, heads(group, 2), most_rows, PREFILL_ROWS);
+        work_items
     }
 
     /// First row, number of rows, split, and place of partial results.
-    fn parts(works: &[Work]) -> Vec<(u32, u32, u32, u32)> {
-        works.iter().map(|work| (work.first, work.count, work.split, work.partial)).collect()
+    fn parts(work_items: &[WorkItem]) -> Vec<(u32, u32, u32, u32)> {
+        work_items.iter().map(|item| (item.first, item.count, item.split, item.partial)).collect()
     }
 
     #[test]
     fn few_rows_are_decoded_and_many_are_not() {
-        let works = divided(&[sequence(600, 1), sequence(0, 100), sequence(253, 7)], 4, 1000);
+        let work_items = divided(&[sequence(600, 1), sequence(0, 100), sequence(253, 7)], 4, 1000);
         // The first part of the last sequence ends at position 256, the second one at 259.
         let first = [(0, 4, 0, 0), (0, 4, 1, 0), (0, 4, 2, 0)];
         let last = [(0, 16, 0, 24), (0, 16, 1, 24), (16, 12, 0, 88), (16, 12, 1, 88)];
-        assert_eq!(parts(&works.decode), [&first[..], &last].concat());
-        assert_eq!(parts(&works.combine), [first[0], last[0], last[2]]);
-        assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (320, 64, 0, 0)]);
-        assert_eq!(works.prefill.len(), 400_usize.div_ceil(64));
-        let mut works = Works::default();
-        works.divide(&[sequence(0, 100)], heads(4, 2), 1000, 128);
-        assert_eq!(parts(&works.prefill)[..2], [(384, 16, 0, 0), (256, 128, 0, 0)]);
+        assert_eq!(parts(&work_items.decode), [&first[..], &last].concat());
+        assert_eq!(parts(&work_items.combine), [first[0], last[0], last[2]]);
+        assert_eq!(parts(&work_items.prefill)[..2], [(384, 16, 0, 0), (320, 64, 0, 0)]);
+        assert_eq!(work_items.prefill.len(), 400_usize.div_ceil(64));
+        let mut work_items = WorkItems::default();
+        work_items.divide(&[sequence(0, 100)], heads(4, 2), 1000, 128);
+        assert_eq!(parts(&work_items.prefill)[..2], [(384, 16, 0, 0), (256, 128, 0, 0)]);
     }
 
     #[test]
     fn parts_with_one_split_are_not_combined() {
-        let works = divided(&[sequence(255, 1), sequence(256, 1), sequence(0, 16)], 4, 1000);
+        let work_items = divided(&[sequence(255, 1), sequence(256, 1), sequence(0, 16)], 4, 1000);
         let four = |start| (0..4).map(move |part| (16 * part, 16, 0, start));
         let expected: Vec<_> =
             [(0, 4, 0, 0), (0, 4, 0, 0), (0, 4, 1, 0)].into_iter().chain(four(16)).collect();
-        assert_eq!(parts(&works.decode), expected);
-        assert_eq!(parts(&works.combine), [(0, 4, 0, 0)]);
+        assert_eq!(parts(&work_items.decode), expected);
+        assert_eq!(parts(&work_items.combine), [(0, 4, 0, 0)]);
     }
 
     #[test]
     fn partial_results_have_a_limit() {
         let sequences = [sequence(600, 1), sequence(600, 1)];
-        let works = divided(&sequences, 4, 47);
-        assert_eq!((works.decode.len(), works.combine.len(), works.prefill.len()), (3, 1, 1));
+        let work_items = divided(&sequences, 4, 47);
+        assert_eq!((work_items.decode.len(), work_items.combine.len(), work_items.prefill.len()), (3, 1, 1));
         assert_eq!(divided(&sequences, 4, 48).combine.len(), 2);
         assert_eq!(divided(&[sequence(0, 1)], 4, 0).decode.len(), 1);
     }
@@ -255,28 +261,37 @@ mod tests {
         let lengths: std::collections::BTreeSet<_> = (1..=1024).map(padded).collect();
         assert_eq!(lengths.len(), 8 + 4 * 7);
         assert!((0..2000).all(|count| (count..=count + count / 4).contains(&padded(count))));
-        let works = divided(&vec![sequence(5000, 1); 9], 4, 1 << 20);
-        assert_eq!((works.decode.len(), works.combine.len()), (192, 10));
-        assert!(works.decode[180..].iter().chain(&works.combine[9..]).all(|work| *work == Work::default()));
+        let work_items = divided(&vec![sequence(5000, 1); 9], 4, 1 << 20);
+        assert_eq!((work_items.decode.len(), work_items.combine.len()), (192, 10));
+        assert!(
+            work_items.decode[180..]
+                .iter()
+                .chain(&work_items.combine[9..])
+                .all(|item| *item == WorkItem::default())
+        );
     }
 
     #[test]
-    fn most_works_are_never_exceeded() {
+    fn most_work_items_are_never_exceeded() {
         for (tokens, count) in [(1, 1), (512, 1), (512, 64), (512, 512), (1200, 100)] {
             for (start, group, kv_heads) in combinations(&[0, 255, 3000], &[1, 3, 8, 17, 32], &[1, 2, 8]) {
                 let sequences: Vec<_> = (0..count).map(|_| sequence(start, tokens / count)).collect();
                 let heads = HeadShape { heads: group * kv_heads, kv_heads, head_dim: 64 };
                 for rows in [1, 100, 1 << 20] {
-                    let mut works = Works::default();
-                    works.divide(&sequences, heads, rows, PREFILL_ROWS);
-                    let number = works.decode.len() + works.combine.len() + works.prefill.len();
-                    assert!(number <= Works::most(tokens, count, heads, rows), "{start} {heads:?} {rows}");
-                    let last = works.combine.iter().rfind(|work| work.count > 0);
-                    let end = last.map_or(0, |work| {
+                    let mut work_items = WorkItems::default();
+                    work_items.divide(&sequences, heads, rows, PREFILL_ROWS);
+                    let number =
+                        work_items.decode.len() + work_items.combine.len() + work_items.prefill.len();
+                    assert!(
+                        number <= WorkItems::most(tokens, count, heads, rows),
+                        "{start} {heads:?} {rows}"
+                    );
+                    let last = work_items.combine.iter().rfind(|item| item.count > 0);
+                    let end = last.map_or(0, |item| {
                         let is_same =
-                            |other: &&Work| (other.first, other.partial) == (work.first, work.partial);
-                        let splits = works.decode.iter().filter(is_same).count();
-                        work.partial as usize + splits * kv_heads * work.count as usize
+                            |other: &&WorkItem| (other.first, other.partial) == (item.first, item.partial);
+                        let splits = work_items.decode.iter().filter(is_same).count();
+                        item.partial as usize + splits * kv_heads * item.count as usize
                     });
                     assert!(end <= rows);
                 }
@@ -301,13 +316,13 @@ mod tests {
     }
 
     #[test]
-    fn few_works_have_wide_decode() {
-        let most = |dtype| (1..100).rfind(|&works| is_wide_faster(works, 8, 132, dtype));
+    fn few_work_items_have_wide_decode() {
+        let most = |dtype| (1..100).rfind(|&count| is_wide_faster(count, 8, 132, dtype));
         assert_eq!((most(KvDtype::Bf16), most(KvDtype::Int8)), (Some(16), Some(33)));
     }
 
     #[test]
-    fn longest_sequences_have_few_works() {
+    fn longest_sequences_have_few_work_items() {
         for (kv_heads, head_dim) in [(1, 2), (8, 128), (1, 128), (128, 256)] {
             let heads = HeadShape { heads: 128, kv_heads, head_dim };
             let (tokens, sequences) = (MAX_NUM_BATCHED_TOKENS, 4096);
@@ -316,11 +331,11 @@ mod tests {
                 StepSpec { tokens, sequences, logits_rows: 1, positions, block_size, heads, vocabulary };
             let rows = partial_rows(&spec);
             assert!(rows * partial_row_bytes(head_dim) <= MOST_PARTIAL_BYTES);
-            let most = Works::most(0, 0, heads, rows);
-            assert!(most <= MOST_SPLIT_WORKS / 4 * 5 + 2, "{heads:?}");
+            let most = WorkItems::most(0, 0, heads, rows);
+            assert!(most <= MOST_SPLIT_WORK_ITEMS / 4 * 5 + 2, "{heads:?}");
             assert!(
-                i32::try_from(Works::most(tokens, sequences, heads, rows)).is_ok(),
-                "the limit of a grid"
+                i32::try_from(WorkItems::most(tokens, sequences, heads, rows)).is_ok(),
+                "the limit of a launch"
             );
         }
     }

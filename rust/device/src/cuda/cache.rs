@@ -75,7 +75,7 @@ pub(super) struct AttentionKernels {
     pub row_bytes: usize,
 }
 
-/// A kernel of prefill: the most packed rows of a work, and the dynamic shared memory of a block.
+/// A kernel of prefill: the most packed rows of a work item, and the dynamic shared memory of a block.
 pub(super) struct Prefill {
     pub kernel: Kernel,
     pub rows: usize,
@@ -83,7 +83,7 @@ pub(super) struct Prefill {
 }
 
 impl Prefill {
-    /// Threads of a block: a warp for the rows of a work of decode.
+    /// Threads of a block: a warp for the rows of a work item of decode.
     pub fn threads(&self) -> usize {
         self.rows / DECODE_ROWS * 32
     }
@@ -119,8 +119,8 @@ impl LoadedAttention {
         std::iter::once(AttentionKernels::source(shape, arithmetic)).chain(warpgroups)
     }
 
-    /// The most packed rows of a work that every kernel of prefill takes: of those that steps use, and until a step has
-    /// used all, of those that are loaded.
+    /// The most packed rows of a work item that every kernel of prefill takes: of those that steps use, and until a
+    /// step has used all, of those that are loaded.
     pub fn prefill_rows(&self) -> usize {
         let most = |is_counted: &dyn Fn(usize) -> bool| {
             let loaded = self.kernels.iter().enumerate().filter(|(index, _)| is_counted(*index));

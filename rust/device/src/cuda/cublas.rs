@@ -1,5 +1,5 @@
 //! Products by cuBLASLt, which may have other bits in another batch. Kernels of `cuda/` compute products of few rows,
-//! those that the library has no algorithm for, and all products of codes.
+//! those that the library has no algorithm for, and all products of quantised weights.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

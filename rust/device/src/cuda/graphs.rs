@@ -35,7 +35,7 @@ pub(super) struct StepShape {
     pub rows: usize,
     pub outputs: usize,
     /// Of `decode` and `combine`.
-    pub works: [usize; 2],
+    pub work_items: [usize; 2],
     pub adapter_tiles: [usize; 2],
 }
 

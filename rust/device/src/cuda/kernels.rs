@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use penstock_cuda::{Context, Device, Kernel, KernelCompiler, Module};
 use penstock_types::{Dtype, KvDtype};
 
-use super::division::GroupTiles;
 use super::operand::Numbers;
+use super::tile_shape::WarpgroupTileShape;
 use super::upload::run_in_threads;
 use super::{allocation, start};
 use crate::error::DeviceError;
@@ -136,24 +136,24 @@ impl ByHalf {
     }
 }
 
-/// A kernel of products by warpgroups for each size of tiles, in the order of `GroupTiles::ALL`.
+/// A kernel of products by warpgroups for each tile shape, in the order of `WarpgroupTileShape::ALL`.
 pub(super) struct WarpgroupKernels([ByHalf; 4]);
 
 impl WarpgroupKernels {
     fn load(loader: &mut Loader) -> Result<Self, DeviceError> {
-        let mut load = |tiles: GroupTiles| -> Result<ByHalf, DeviceError> {
-            let kernels = ByHalf::load(loader, WARPGROUPS, tiles.kernel())?;
+        let mut load = |shape: WarpgroupTileShape| -> Result<ByHalf, DeviceError> {
+            let kernels = ByHalf::load(loader, WARPGROUPS, shape.kernel())?;
             for kernel in &kernels.0 {
-                kernel.set_shared_limit(tiles.shared_bytes() as u32).map_err(start)?;
+                kernel.set_shared_limit(shape.shared_bytes() as u32).map_err(start)?;
             }
             Ok(kernels)
         };
-        let [narrow, middle, wide, widest] = GroupTiles::ALL;
+        let [narrow, middle, wide, widest] = WarpgroupTileShape::ALL;
         Ok(Self([load(narrow)?, load(middle)?, load(wide)?, load(widest)?]))
     }
 
-    pub fn get(&self, tiles: GroupTiles, dtype: Dtype) -> &Kernel {
-        self.0[tiles as usize].get(dtype)
+    pub fn get(&self, shape: WarpgroupTileShape, dtype: Dtype) -> &Kernel {
+        self.0[shape as usize].get(dtype)
     }
 }
 

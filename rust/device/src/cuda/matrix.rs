@@ -1,8 +1,8 @@
 //! Weight matrices on the device.
 //!
-//! A part of plain numbers is its rows, dense; one of integer codes has the layout of [`codes`]. All parts read the
-//! same operand: a matrix of plain numbers reads that type. One with codes reads 8-bit integers or e4m3 if all its
-//! parts do, and otherwise bfloat16, in which its parts of plain numbers are stored, too.
+//! A part of plain numbers is its rows, dense; one of quantised weights has the layout of [`quantised_matrix`]. All
+//! parts read the same operand: a matrix of plain numbers reads that type. One with quantised weights reads 8-bit
+//! integers or e4m3 if all its parts do, and otherwise bfloat16, in which its parts of plain numbers are stored, too.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 use half::{bf16, f16};
 use penstock_types::{Dtype, WeightFormat};
 
-use super::codes;
-use super::codes_kernels::CodesKernels;
+use super::gemm_quantised::QuantisedGemmKernels;
 use super::operand::OperandForm;
+use super::quantised_matrix;
 use crate::arena::Region;
 use crate::seam::RowSource;
 
@@ -25,7 +25,7 @@ const ALIGNMENT: usize = 256;
 /// The layout of packed matrices in files.
 pub(super) const PACKED_LAYOUT: &str = "cuda-rows-2";
 /// Packed matrices of multiples of these rows can be one behind the other in a file.
-pub(super) const PACKED_ROWS: usize = codes::TILE_ROWS;
+pub(super) const PACKED_ROWS: usize = quantised_matrix::TILE_ROWS;
 
 /// A weight matrix.
 pub struct CudaMatrix {
@@ -41,8 +41,8 @@ pub(super) struct Part {
     pub rows: usize,
     /// The first byte in the region of the matrix.
     pub offset: usize,
-    /// The kernels and the grid of codes; `None` for plain numbers.
-    pub codes: Option<Arc<CodesKernels>>,
+    /// The kernels of quantised weights; `None` for plain numbers.
+    pub quantised: Option<Arc<QuantisedGemmKernels>>,
 }
 
 /// The rows, the format and the first byte of a part.
@@ -72,7 +72,9 @@ impl Layout {
             let format = stored(columns, *format);
             let (format, unit) = match format {
                 WeightFormat::Float(_) => (WeightFormat::Float(operand.floats()), 1),
-                WeightFormat::Grid(_) => (format.with_activations(operand.activations()), codes::TILE_ROWS),
+                WeightFormat::Grid(_) => {
+                    (format.with_activations(operand.activations()), quantised_matrix::TILE_ROWS)
+                }
             };
             let before = joined.last_mut().filter(|before| before.format == format);
             let offset = match before.filter(|before| before.rows.is_multiple_of(unit)) {
@@ -93,10 +95,12 @@ impl Layout {
     }
 }
 
-/// The format on the device: bfloat16 for codes that it does not support.
+/// The format on the device: bfloat16 for quantised weights that it does not support.
 pub(super) fn stored(columns: usize, format: WeightFormat) -> WeightFormat {
     match format {
-        WeightFormat::Grid(grid) if !codes::supports(&grid, columns) => WeightFormat::Float(Dtype::Bf16),
+        WeightFormat::Grid(grid) if !quantised_matrix::supports(&grid, columns) => {
+            WeightFormat::Float(Dtype::Bf16)
+        }
         _ => format,
     }
 }
@@ -105,7 +109,7 @@ pub(super) fn stored(columns: usize, format: WeightFormat) -> WeightFormat {
 pub(super) fn part_bytes(columns: usize, rows: usize, format: WeightFormat) -> usize {
     match format {
         WeightFormat::Float(dtype) => rows.saturating_mul(columns * dtype.bytes()),
-        WeightFormat::Grid(grid) => codes::bytes(rows, columns, &grid),
+        WeightFormat::Grid(grid) => quantised_matrix::bytes(rows, columns, &grid),
     }
 }
 

@@ -7,16 +7,14 @@
 //! page-locked memory.
 //!
 //! Activations are float32. The operand of a product has the type of its matrix: float32, float16 or bfloat16; for
-//! codes, bfloat16, or 8-bit integers or e4m3 with scales.
+//! quantised weights, bfloat16, or 8-bit integers or e4m3 with scales.
 
 mod adapters;
 mod attention;
 mod backend;
 mod cache;
-mod codes;
-mod codes_kernels;
 mod cublas;
-mod division;
+mod gemm_quantised;
 mod graphs;
 mod kernels;
 mod low_rank;
@@ -26,9 +24,11 @@ mod operand;
 mod operations;
 mod pinned;
 mod product;
+mod quantised_matrix;
 mod queue;
 mod sampling;
 mod step;
+mod tile_shape;
 mod updates;
 mod upload;
 
@@ -42,9 +42,8 @@ pub use adapters::CudaAdapters;
 use backend::DOWNLOAD_BYTES;
 pub use cache::CudaCache;
 use cache::LoadedAttention;
-use codes_kernels::LoadedCodes;
 use cublas::CublasProducts;
-use division::Division;
+use gemm_quantised::LoadedQuantisedGemm;
 use kernels::{CommonKernels, Loader};
 pub use matrix::CudaMatrix;
 pub use memory::CudaBuffer;
@@ -55,6 +54,7 @@ use pinned::{Counted, HostMemory};
 use queue::Queue;
 pub use sampling::{CudaSlots, CudaTicket};
 pub use step::{CudaRope, CudaStep};
+use tile_shape::TileSelector;
 pub use updates::CudaAdapterLayout;
 use upload::Uploader;
 
@@ -72,8 +72,8 @@ pub struct Cuda {
     operands: Operands,
     /// Whether kernels multiply e4m3 by tensor cores.
     has_fp8: bool,
-    codes: LoadedCodes,
-    division: Division,
+    quantised_gemm: LoadedQuantisedGemm,
+    tile_selector: TileSelector,
     /// Opened when the operations are prepared.
     cublas_library: Option<Cublas>,
     /// `None` if a row has the same bits in every batch.
@@ -112,8 +112,8 @@ impl Cuda {
             attention: LoadedAttention::default(),
             operands: Operands::default(),
             has_fp8: device.architecture.version >= FP8_COMPUTE_CAPABILITY,
-            codes: LoadedCodes::default(),
-            division: Division::new(device),
+            quantised_gemm: LoadedQuantisedGemm::default(),
+            tile_selector: TileSelector::new(device),
             cublas_library: cublas,
             cublas: None,
             most_partial_rows: 0,

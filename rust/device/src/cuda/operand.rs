@@ -1,4 +1,4 @@
-//! Operands: the rows that a matrix is multiplied by, `cuda/quantised.cuh` if they are quantised.
+//! Operands: the rows that a matrix is multiplied by, `cuda/quantised_rows.cuh` if they are quantised.
 
 use bytemuck::NoUninit;
 use penstock_cuda::{DevicePointer, Parameter};
@@ -6,15 +6,15 @@ use penstock_types::{Activations, CodeBits, Dtype, WeightFormat};
 
 use super::memory::CudaMemory;
 use super::queue::Shape;
-use super::{Cuda, codes};
+use super::{Cuda, quantised_matrix};
 use crate::arena::Region;
 
 /// Columns of a block of a quantised row, and its bytes.
 const BLOCK: usize = 64;
 const BLOCK_BYTES: usize = 80;
-/// Columns of the smallest and of the largest span.
-const MIN_SPAN: usize = 32;
-const MAX_SPAN: usize = 1024;
+/// Columns of the smallest and of the largest group of values that have one scale.
+const MIN_GROUP: usize = 32;
+const MAX_GROUP: usize = 1024;
 /// Columns that a block of threads quantises at a time.
 const COLUMNS_OF_A_BLOCK: usize = 1024;
 /// Alignment of the quantised rows of an operand.
@@ -24,7 +24,7 @@ const ALIGNMENT: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OperandForm {
     Floats(Dtype),
-    Quantised(Numbers, Span),
+    Quantised(Numbers, ScaleGroup),
 }
 
 /// The type of the numbers of quantised rows.
@@ -34,9 +34,9 @@ pub(super) enum Numbers {
     Fp8,
 }
 
-/// The columns that have a scale.
+/// The columns that have one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Span {
+pub(super) enum ScaleGroup {
     Columns(usize),
     Row,
 }
@@ -59,7 +59,7 @@ impl OperandForm {
         let (mut numbers, mut smallest_group, mut largest_chunk) = (None, None, 0);
         for format in formats {
             let WeightFormat::Grid(grid) = format else { return None };
-            let chunk = codes::chunk(&grid);
+            let chunk = quantised_matrix::chunk(&grid);
             let own = match (grid.activations, grid.bits) {
                 (Activations::Int8, bits) if bits != CodeBits::E4m3 => Numbers::Int8,
                 (Activations::Fp8, CodeBits::E4m3) if has_fp8 && chunk == BLOCK => Numbers::Fp8,
@@ -71,9 +71,10 @@ impl OperandForm {
             smallest_group = smallest_group.into_iter().chain(grid.group.map(usize::from)).min();
             largest_chunk = largest_chunk.max(chunk);
         }
-        let span = smallest_group
-            .map_or(Span::Row, |group| Span::Columns(group.clamp(largest_chunk.max(MIN_SPAN), MAX_SPAN)));
-        numbers.map(|numbers| Self::Quantised(numbers, span))
+        let group = smallest_group.map_or(ScaleGroup::Row, |group| {
+            ScaleGroup::Columns(group.clamp(largest_chunk.max(MIN_GROUP), MAX_GROUP))
+        });
+        numbers.map(|numbers| Self::Quantised(numbers, group))
     }
 
     /// The name of the type.
@@ -85,7 +86,7 @@ impl OperandForm {
         }
     }
 
-    /// The activations of the kernels of codes.
+    /// The activations of the kernels of quantised weights.
     pub fn activations(self) -> Activations {
         match self {
             Self::Floats(_) => Activations::Float,
@@ -118,10 +119,10 @@ impl OperandForm {
         }
     }
 
-    /// The exponent of a span, as products read it.
-    pub fn span_shift(self) -> i32 {
+    /// The exponent of the columns of a group, as products read it.
+    pub fn group_shift(self) -> i32 {
         match self {
-            Self::Quantised(_, Span::Columns(span)) => span.ilog2().cast_signed(),
+            Self::Quantised(_, ScaleGroup::Columns(group)) => group.ilog2().cast_signed(),
             _ => 31,
         }
     }
@@ -192,8 +193,8 @@ pub(super) struct QuantisedRows {
     /// Or null.
     pub floats: DevicePointer,
     pub columns: i32,
-    /// Columns of a span; 0 if a row is a span.
-    pub span: i32,
+    /// Columns of a group; 0 if a row is a group.
+    pub group: i32,
 }
 // SAFETY: the same fields as in the kernels' type.
 unsafe impl Parameter for QuantisedRows {}
@@ -201,7 +202,7 @@ unsafe impl Parameter for QuantisedRows {}
 impl QuantisedRows {
     /// The launch of a kernel that writes this number of rows, of which several blocks may share one.
     pub fn shape(&self, rows: usize) -> Shape {
-        let parts = if self.span == 0 { 1 } else { (self.columns as usize).div_ceil(COLUMNS_OF_A_BLOCK) };
+        let parts = if self.group == 0 { 1 } else { (self.columns as usize).div_ceil(COLUMNS_OF_A_BLOCK) };
         Shape::of([rows, parts, 1], 256)
     }
 }
@@ -218,12 +219,12 @@ impl Cuda {
         let floats = out.floats(&self.memory);
         match form {
             OperandForm::Floats(dtype) => Rows::Floats(floats, dtype),
-            OperandForm::Quantised(numbers, span) => {
+            OperandForm::Quantised(numbers, group) => {
                 let rows = QuantisedRows {
                     rows: out.pointer(&self.memory, form),
                     floats: if self.operands.has_adapters { floats } else { DevicePointer::NULL },
                     columns: columns as i32,
-                    span: if let Span::Columns(span) = span { span as i32 } else { 0 },
+                    group: if let ScaleGroup::Columns(group) = group { group as i32 } else { 0 },
                 };
                 Rows::Quantised(rows, numbers)
             }
@@ -250,8 +251,11 @@ mod tests {
     fn quantised_rows_need_the_same_numbers_in_all_parts() {
         let integers = grid(CodeBits::Four, Some(128), Activations::Int8);
         let fp8 = grid(CodeBits::E4m3, None, Activations::Fp8);
-        assert_eq!(form(&[integers, integers]), OperandForm::Quantised(Numbers::Int8, Span::Columns(128)));
-        assert_eq!(form(&[fp8, fp8]), OperandForm::Quantised(Numbers::Fp8, Span::Row));
+        assert_eq!(
+            form(&[integers, integers]),
+            OperandForm::Quantised(Numbers::Int8, ScaleGroup::Columns(128))
+        );
+        assert_eq!(form(&[fp8, fp8]), OperandForm::Quantised(Numbers::Fp8, ScaleGroup::Row));
         let bf16 = OperandForm::Floats(Dtype::Bf16);
         for other in [
             grid(CodeBits::Four, Some(128), Activations::Float),
@@ -269,23 +273,23 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_as_wide_as_the_smallest_group() {
-        let span = |groups: &[u16]| {
+    fn groups_of_rows_are_as_wide_as_the_smallest_of_weights() {
+        let group = |groups: &[u16]| {
             let part =
                 |group: &u16| grid(CodeBits::Eight, Some(*group).filter(|g| *g > 0), Activations::Int8);
             match form(&groups.iter().map(part).collect::<Vec<_>>()) {
-                OperandForm::Quantised(_, span) => span,
+                OperandForm::Quantised(_, group) => group,
                 OperandForm::Floats(dtype) => panic!("{dtype:?}"),
             }
         };
-        assert_eq!(span(&[0]), Span::Row);
-        assert_eq!(span(&[0, 128]), Span::Columns(128));
-        assert_eq!(span(&[128, 256]), Span::Columns(128));
-        assert_eq!(span(&[32]), Span::Columns(32));
-        assert_eq!(span(&[16]), Span::Columns(32));
-        assert_eq!(span(&[4096]), Span::Columns(1024));
+        assert_eq!(group(&[0]), ScaleGroup::Row);
+        assert_eq!(group(&[0, 128]), ScaleGroup::Columns(128));
+        assert_eq!(group(&[128, 256]), ScaleGroup::Columns(128));
+        assert_eq!(group(&[32]), ScaleGroup::Columns(32));
+        assert_eq!(group(&[16]), ScaleGroup::Columns(32));
+        assert_eq!(group(&[4096]), ScaleGroup::Columns(1024));
         // The scale of a chunk of 64 columns is one number.
-        assert_eq!(span(&[32, 128]), Span::Columns(64));
+        assert_eq!(group(&[32, 128]), ScaleGroup::Columns(64));
     }
 
     #[test]
@@ -293,7 +297,7 @@ mod tests {
         let mut operands = Operands::default();
         operands.add(OperandForm::Floats(Dtype::Bf16));
         assert_eq!(operands.bytes(3, 70), (1024, 1024));
-        operands.add(OperandForm::Quantised(Numbers::Fp8, Span::Row));
+        operands.add(OperandForm::Quantised(Numbers::Fp8, ScaleGroup::Row));
         assert_eq!(operands.bytes(3, 70), (1024 + 3 * 160, 1024));
         assert_eq!(operands.bytes(usize::MAX, 70).0, usize::MAX);
     }

@@ -9,7 +9,7 @@ use penstock_types::HeadShape;
 use super::cache::CacheShape;
 use super::operand::{OperandForm, Rows};
 use super::queue::Shape;
-use super::step::WorkList;
+use super::step::WorkItemList;
 use super::{Cuda, CudaBuffer, CudaCache, CudaStep, attention};
 use crate::error::DeviceError;
 
@@ -50,7 +50,7 @@ pub(super) struct RopeWriteKv {
 pub(super) struct Attention {
     pub qkv: DevicePointer,
     pub blocks: DevicePointer,
-    pub works: DevicePointer,
+    pub work_items: DevicePointer,
     pub partials: DevicePointer,
     pub out: DevicePointer,
     pub cache: KvCache,
@@ -70,7 +70,7 @@ unsafe impl Parameter for RopeWriteKv {}
 unsafe impl Parameter for Attention {}
 
 impl Cuda {
-    /// Launches the works of decode, their merge, and the works of prefill. `call` has the works of decode.
+    /// Launches the work items of decode, their merge, and the work items of prefill. `call` has those of decode.
     pub(super) fn launch_attention(
         &mut self,
         step: CudaStep<'_>,
@@ -81,8 +81,8 @@ impl Cuda {
     ) -> Result<(), DeviceError> {
         let kernels = self.attention.used(&mut self.loader, cache, operand, layer)?;
         let kv_heads = cache.heads.kv_heads;
-        let grid = |list: WorkList, depth| [list.count, kv_heads, depth];
-        let multiprocessors = self.division.multiprocessors;
+        let grid = |list: WorkItemList, depth| [list.count, kv_heads, depth];
+        let multiprocessors = self.tile_selector.multiprocessors;
         let is_wide = attention::is_wide_faster(step.decode.count, kv_heads, multiprocessors, cache.dtype);
         let decode = grid(step.decode, 1);
         let (kernel, shape) = match &kernels.decode_wide {
@@ -93,14 +93,14 @@ impl Cuda {
             }
         };
         self.queue.launch(kernel, shape, &[call.into()])?;
-        let call = Attention { works: step.combine.works, ..*call };
+        let call = Attention { work_items: step.combine.work_items, ..*call };
         let combine = grid(step.combine, attention::combine_blocks(step.combine.count, kv_heads));
         self.queue.launch(&kernels.combine, Shape::of(combine, 128), &[(&call).into()])?;
-        let call = Attention { works: step.prefill.works, ..call };
+        let call = Attention { work_items: step.prefill.work_items, ..call };
         let prefill = &kernels.prefill;
         assert!(
             step.prefill.count == 0 || step.prefill_rows <= prefill.rows,
-            "works of other kernels; this is a bug"
+            "work items of other kernels; this is a bug"
         );
         let shape = Shape::of(grid(step.prefill, 1), prefill.threads()).with_shared(prefill.shared_bytes);
         self.queue.launch(&prefill.kernel, shape, &[(&call).into()])

@@ -6,11 +6,11 @@ use penstock_cuda::{DevicePointer, Kernel, Parameter, ProductOperands, ProductSh
 use penstock_types::Dtype;
 
 use super::Cuda;
-use super::codes_kernels::{MAX_WARPS, PartProduct};
 use super::cublas::{alignment_of, is_aligned};
-use super::division::{SEGMENT, TILE, Tiles};
+use super::gemm_quantised::{MAX_WARPS, PartProduct};
 use super::kernels::WarpgroupKernels;
 use super::queue::Shape;
+use super::tile_shape::{SPLIT_COLUMNS, TILE, TileShape};
 use crate::error::DeviceError;
 
 /// A product of plain numbers, as `gemm.cu` reads it.
@@ -31,7 +31,7 @@ struct Product {
 // SAFETY: the same fields as in the kernel's type.
 unsafe impl Parameter for Product {}
 
-/// The chains of a divided product, as `gemm.cu` reads them.
+/// The chains of a product by split-K, as `gemm.cu` reads them.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
 struct Chains {
@@ -40,7 +40,7 @@ struct Chains {
     out: DevicePointer,
     rows: i32,
     outputs: i32,
-    segments: i32,
+    splits: i32,
     pitch: i32,
     accumulates: i32,
     padding: u32,
@@ -52,14 +52,14 @@ unsafe impl Parameter for Chains {}
 struct Tiled<'a> {
     kernel: &'a Kernel,
     shape: Shape,
-    /// The number of segments, if each block stores the chains of one and a second launch adds them.
-    segments: Option<usize>,
+    /// The number of splits, if each block stores the chains of one and a second launch adds them (split-K).
+    splits: Option<usize>,
 }
 
 impl<'a> Tiled<'a> {
-    /// A launch in which a block computes all segments of a tile.
+    /// A launch in which a block computes all splits of a tile.
     fn whole(kernel: &'a Kernel, shape: Shape) -> Self {
-        Self { kernel, shape, segments: None }
+        Self { kernel, shape, splits: None }
     }
 }
 
@@ -68,7 +68,7 @@ impl Cuda {
     fn multiply_by_cublas(&self, product: &PartProduct, dtype: Dtype) -> Result<bool, DeviceError> {
         let Some(cublas) = &self.cublas else { return Ok(false) };
         let PartProduct { x, w, bias, out, rows, outputs, inner, pitch, accumulates, .. } = *product;
-        let is_small = self.division.tiles_of_floats(rows, outputs) == Tiles::Vectors;
+        let is_small = self.tile_selector.tile_shape(rows, outputs) == TileShape::Vectors;
         if dtype == Dtype::F32 || is_small || !is_aligned(inner) {
             return Ok(false);
         }
@@ -120,24 +120,24 @@ impl Cuda {
             let shape = Shape::of([rows, outputs.div_ceil(8), 1], 256);
             return self.queue.launch(kernels.gemm_any.get(dtype), shape, &[(&call).into()]);
         }
-        let divided = |kernel| Tiled {
-            segments: self.division.segments(rows, outputs, inner),
+        let split = |kernel| Tiled {
+            splits: self.tile_selector.splits(rows, outputs, inner),
             ..Tiled::whole(kernel, tiles(TILE, TILE))
         };
-        let tiled = match (self.division.tiles_of_floats(rows, outputs), &kernels.warpgroups) {
-            (Tiles::Vectors, _) => {
-                let warps = if is_f32 { 4 } else { inner.div_ceil(SEGMENT).min(MAX_WARPS) };
+        let tiled = match (self.tile_selector.tile_shape(rows, outputs), &kernels.warpgroups) {
+            (TileShape::Vectors, _) => {
+                let warps = if is_f32 { 4 } else { inner.div_ceil(SPLIT_COLUMNS).min(MAX_WARPS) };
                 let shape = Shape::of([outputs.div_ceil(16), rows.div_ceil(8), 1], 32 * warps);
                 Tiled::whole(kernels.gemv.get(dtype), shape)
             }
             _ if is_f32 => Tiled::whole(kernels.gemm_narrow.get(dtype), tiles(32, 64)),
             (_, Some(warpgroups)) => self.tiled_by_warpgroups(warpgroups, &call, dtype),
-            (Tiles::Wide, None) => Tiled::whole(kernels.gemm_wide.get(dtype), tiles(128, 128)),
-            (Tiles::Middle, None) => divided(kernels.gemm_middle.get(dtype)),
-            (Tiles::Narrow, None) => divided(kernels.gemm_narrow.get(dtype)),
+            (TileShape::Wide, None) => Tiled::whole(kernels.gemm_wide.get(dtype), tiles(128, 128)),
+            (TileShape::Middle, None) => split(kernels.gemm_middle.get(dtype)),
+            (TileShape::Narrow, None) => split(kernels.gemm_narrow.get(dtype)),
         };
-        match tiled.segments {
-            Some(segments) => self.multiply_segments(&tiled, call, segments),
+        match tiled.splits {
+            Some(splits) => self.multiply_split_k(&tiled, call, splits),
             None => self.queue.launch(tiled.kernel, tiled.shape, &[(&call).into()]),
         }
     }
@@ -150,30 +150,31 @@ impl Cuda {
         dtype: Dtype,
     ) -> Tiled<'a> {
         let (rows, outputs) = (product.rows as usize, product.outputs as usize);
-        let tiles = self.division.tiles_of_warpgroups(rows, outputs);
+        let tile_shape = self.tile_selector.warpgroup_tile_shape(rows, outputs);
         let inner = product.inner as usize;
         Tiled {
-            kernel: kernels.get(tiles, dtype),
-            shape: Shape::new(tiles.count(rows, outputs), tiles.threads()).with_shared(tiles.shared_bytes()),
-            segments: self.division.segments_of_warpgroups(tiles, rows, outputs, inner),
+            kernel: kernels.get(tile_shape, dtype),
+            shape: Shape::new(tile_shape.count(rows, outputs), tile_shape.threads())
+                .with_shared(tile_shape.shared_bytes()),
+            splits: self.tile_selector.warpgroup_splits(tile_shape, rows, outputs, inner),
         }
     }
 
-    /// Launches a product with a block for each segment of a tile.
-    fn multiply_segments(
+    /// Launches a product by split-K: with a block for each split of a tile.
+    fn multiply_split_k(
         &self,
         tiled: &Tiled<'_>,
         product: Product,
-        segments: usize,
+        splits: usize,
     ) -> Result<(), DeviceError> {
-        let chains = self.division.chains.as_ref().expect("scratch is allocated first; this is a bug");
+        let chains = self.tile_selector.chains.as_ref().expect("scratch is allocated first; this is a bug");
         let chains = self.memory.pointer(chains);
         let Product { bias, out, rows, outputs, pitch, accumulates, .. } = product;
         let part =
             Product { bias: DevicePointer::NULL, out: chains, pitch: outputs, accumulates: 0, ..product };
-        self.queue.launch(tiled.kernel, tiled.shape.with_segments(segments), &[(&part).into()])?;
-        let segments = segments as i32;
-        let call = Chains { chains, bias, out, rows, outputs, segments, pitch, accumulates, padding: 0 };
+        self.queue.launch(tiled.kernel, tiled.shape.with_splits(splits), &[(&part).into()])?;
+        let splits = splits as i32;
+        let call = Chains { chains, bias, out, rows, outputs, splits, pitch, accumulates, padding: 0 };
         let shape = Shape::of([(outputs as usize).div_ceil(256), rows as usize, 1], 256);
         self.queue.launch(&self.kernels.add_chains, shape, &[(&call).into()])
     }

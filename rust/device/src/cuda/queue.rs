@@ -52,9 +52,9 @@ impl Shape {
         Self { shared_bytes, ..self }
     }
 
-    /// The blocks of each of `segments` segments.
-    pub fn with_segments(self, segments: usize) -> Self {
-        Self { blocks: [self.blocks[0], segments, 1], ..self }
+    /// The blocks of each split of a product by split-K.
+    pub fn with_splits(self, splits: usize) -> Self {
+        Self { blocks: [self.blocks[0], splits, 1], ..self }
     }
 }
 

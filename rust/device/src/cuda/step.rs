@@ -7,7 +7,7 @@ use penstock_cuda::DevicePointer;
 use penstock_types::{Dtype, HeadShape};
 
 use super::Cuda;
-use super::attention::{Work, Works, partial_rows};
+use super::attention::{WorkItem, WorkItems, partial_rows};
 use super::graphs::StepShape;
 use super::low_rank::{Tile, Tiles, divide_rows};
 use super::matrix::read_as;
@@ -32,7 +32,7 @@ pub struct CudaRope {
     buffers: Vec<Staging>,
     next: usize,
     /// Reused in every step.
-    works: Works,
+    work_items: WorkItems,
     adapter_tiles: Vec<Tile>,
     heads: HeadShape,
 }
@@ -52,17 +52,17 @@ pub struct CudaStep<'a> {
     /// The rows with adapters, of all rows and of the output rows.
     pub(super) adapters: [Tiles; 2],
     pub(super) blocks: DevicePointer,
-    pub(super) decode: WorkList,
-    pub(super) combine: WorkList,
-    pub(super) prefill: WorkList,
-    /// The most rows of a work of prefill.
+    pub(super) decode: WorkItemList,
+    pub(super) combine: WorkItemList,
+    pub(super) prefill: WorkItemList,
+    /// The most rows of a work item of prefill.
     pub(super) prefill_rows: usize,
 }
 
-/// Works of attention on the device.
+/// Work items of attention on the device.
 #[derive(Clone, Copy)]
-pub(super) struct WorkList {
-    pub works: DevicePointer,
+pub(super) struct WorkItemList {
+    pub work_items: DevicePointer,
     pub count: usize,
 }
 
@@ -75,11 +75,11 @@ pub(super) fn input_buffer_bytes(spec: &StepSpec) -> usize {
 pub(super) fn input_bytes(spec: &StepSpec) -> usize {
     let rotation = rotation_width(spec) * size_of::<f32>();
     let row = 6 * size_of::<u32>() + 2 * size_of::<Tile>() + rotation;
-    let works = Works::most(spec.tokens, spec.sequences, spec.heads, partial_rows(spec));
+    let work_items = WorkItems::most(spec.tokens, spec.sequences, spec.heads, partial_rows(spec));
     let arrays = [
         (spec.tokens, row),
         (spec.most_blocks(), size_of::<u32>()),
-        (works, size_of::<Work>()),
+        (work_items, size_of::<WorkItem>()),
         (16, ALIGNMENT),
     ];
     arrays.into_iter().fold(0, |sum: usize, (count, bytes)| sum.saturating_add(count.saturating_mul(bytes)))
@@ -111,8 +111,8 @@ impl Arrays<'_> {
         if values.is_empty() { DevicePointer::NULL } else { self.push(values) }
     }
 
-    fn push_works(&mut self, works: &[Work]) -> WorkList {
-        WorkList { works: self.push(works), count: works.len() }
+    fn push_work_items(&mut self, work_items: &[WorkItem]) -> WorkItemList {
+        WorkItemList { work_items: self.push(work_items), count: work_items.len() }
     }
 }
 
@@ -136,7 +136,7 @@ impl CudaRope {
             inputs: cuda.memory.allocate_workspace(bytes, "workspace")?,
             buffers: buffers.collect::<Result<_, _>>()?,
             next: 0,
-            works: Works::default(),
+            work_items: WorkItems::default(),
             adapter_tiles: Vec::new(),
             heads: spec.heads,
         })
@@ -153,7 +153,7 @@ impl Cuda {
     ) -> Result<CudaStep<'a>, DeviceError> {
         let target = self.memory.pointer(&rope.inputs);
         let (most_rows, prefill_rows) = (self.most_partial_rows, self.attention.prefill_rows());
-        rope.works.divide(&inputs.sequences, rope.heads, most_rows, prefill_rows);
+        rope.work_items.divide(&inputs.sequences, rope.heads, most_rows, prefill_rows);
         let buffer = &mut rope.buffers[rope.next];
         rope.next = (rope.next + 1) % BUFFERS;
         // A capture of the step's embeddings may be open, in which no event may be queried.
@@ -173,9 +173,9 @@ impl Cuda {
                 divide_rows(inputs, rows, &mut rope.adapter_tiles);
                 Tiles { tiles: arrays.push(&rope.adapter_tiles), count: rope.adapter_tiles.len() }
             }),
-            decode: arrays.push_works(&rope.works.decode),
-            combine: arrays.push_works(&rope.works.combine),
-            prefill: arrays.push_works(&rope.works.prefill),
+            decode: arrays.push_work_items(&rope.work_items.decode),
+            combine: arrays.push_work_items(&rope.work_items.combine),
+            prefill: arrays.push_work_items(&rope.work_items.prefill),
             prefill_rows,
             // Last, because their number does not depend on the shape of the step.
             blocks: arrays.push(&inputs.blocks),
@@ -195,7 +195,7 @@ impl CudaStep<'_> {
         (self.prefill.count == 0).then_some(StepShape {
             rows: inputs.tokens.len(),
             outputs: inputs.output_rows.len(),
-            works: [self.decode.count, self.combine.count],
+            work_items: [self.decode.count, self.combine.count],
             adapter_tiles: self.adapters.map(|tiles| tiles.count),
         })
     }

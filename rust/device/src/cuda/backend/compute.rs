@@ -7,7 +7,7 @@ use penstock_cuda::{Argument, DevicePointer};
 use penstock_types::{Dtype, Epilogue};
 
 use crate::arena::Region;
-use crate::cuda::codes_kernels::PartProduct;
+use crate::cuda::gemm_quantised::PartProduct;
 use crate::cuda::kernels::float_type;
 use crate::cuda::operand::{OperandForm, QuantisedRows, Rows};
 use crate::cuda::operations::{Attention, RopeWriteKv};
@@ -61,7 +61,7 @@ impl Compute for Cuda {
         let (count, width) = (step.inputs.tokens.len(), table.columns as i32);
         let data = self.memory.pointer(&table.region);
         let rows = [step.tokens, slots.last_tokens(), self.memory.pointer(&out.0)];
-        if let Some(kernels) = &part.codes {
+        if let Some(kernels) = &part.quantised {
             return kernels.read_rows(&self.queue, (data, table.rows, table.columns), rows, count);
         }
         let [tokens, last_tokens, out] = rows.each_ref().map(Argument::from);
@@ -116,11 +116,11 @@ impl Compute for Cuda {
                 inner: weight.columns,
                 pitch: weight.rows,
                 accumulates: matches!(epilogue, Epilogue::Add | Epilogue::AddBias(_)),
-                span_shift: form.span_shift(),
+                x_group_shift: form.group_shift(),
             };
-            match &part.codes {
+            match &part.quantised {
                 None => self.multiply_floats(&product, form.floats())?,
-                Some(kernels) => kernels.multiply(&self.queue, &self.division, &product)?,
+                Some(kernels) => kernels.multiply(&self.queue, &self.tile_selector, &product)?,
             }
             output += part.rows;
         }
@@ -186,7 +186,7 @@ impl Compute for Cuda {
         let call = Attention {
             qkv: self.memory.pointer(&qkv.0),
             blocks: step.blocks,
-            works: step.decode.works,
+            work_items: step.decode.work_items,
             partials: self.memory.pointer(scratch),
             out: out.floats(&self.memory),
             cache: self.layer(cache, layer),

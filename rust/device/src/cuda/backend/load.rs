@@ -8,15 +8,15 @@ use penstock_cuda::DevicePointer;
 use penstock_types::{Dtype, FieldError, HeadShape, KvDtype, PackedAdapter, WeightFormat};
 
 use crate::cuda::cache::{CacheShape, LoadedAttention};
-use crate::cuda::codes_kernels::CodesKernels;
 use crate::cuda::cublas::CublasProducts;
+use crate::cuda::gemm_quantised::QuantisedGemmKernels;
 use crate::cuda::kernels::Source;
 use crate::cuda::matrix::{
     Layout, PACKED_LAYOUT, PACKED_ROWS, Part, Place, Stored, packed_bytes, part_bytes, read_as, stored,
 };
 use crate::cuda::operand::{OperandForm, Operands};
 use crate::cuda::{
-    Cuda, CudaAdapterLayout, CudaAdapters, CudaBuffer, CudaMatrix, CudaRope, codes, cublas, start,
+    Cuda, CudaAdapterLayout, CudaAdapters, CudaBuffer, CudaMatrix, CudaRope, cublas, quantised_matrix, start,
 };
 use crate::error::DeviceError;
 use crate::seam::{
@@ -52,7 +52,7 @@ impl Load for Cuda {
     fn supports(&self, format: WeightFormat, columns: usize) -> bool {
         match format {
             WeightFormat::Float(_) => true,
-            WeightFormat::Grid(grid) => codes::supports(&grid, columns),
+            WeightFormat::Grid(grid) => quantised_matrix::supports(&grid, columns),
         }
     }
 
@@ -80,7 +80,7 @@ impl Load for Cuda {
                 WeightFormat::Float(_) => None,
                 WeightFormat::Grid(grid) => Some(grid),
             });
-            sources.extend(grids.flat_map(|grid| CodesKernels::sources(&self.loader, &grid)));
+            sources.extend(grids.flat_map(|grid| QuantisedGemmKernels::sources(&self.loader, &grid)));
         }
         sources.sort_unstable();
         sources.dedup();
@@ -102,7 +102,7 @@ impl Load for Cuda {
         let out = &mut out[..part_bytes(columns, rows, format)];
         match format {
             WeightFormat::Float(dtype) => read_as(part.source, 0..rows, dtype, out),
-            WeightFormat::Grid(grid) => codes::read(part.source, &grid, 0..rows, out),
+            WeightFormat::Grid(grid) => quantised_matrix::read(part.source, &grid, 0..rows, out),
         }
     }
 
@@ -117,10 +117,18 @@ impl Load for Cuda {
                     self.upload_floats(target, (rows, columns), part.source, dtype)?;
                 }
                 WeightFormat::Grid(grid) => {
-                    let table = (rows.div_ceil(codes::TILE_ROWS), codes::bytes(1, columns, &grid));
+                    let table = (
+                        rows.div_ceil(quantised_matrix::TILE_ROWS),
+                        quantised_matrix::bytes(1, columns, &grid),
+                    );
                     self.uploader.upload(&self.queue, target, table, 1, &|tiles, out| {
-                        let end = rows.min(tiles.end * codes::TILE_ROWS);
-                        codes::read(part.source, &grid, tiles.start * codes::TILE_ROWS..end, out);
+                        let end = rows.min(tiles.end * quantised_matrix::TILE_ROWS);
+                        quantised_matrix::read(
+                            part.source,
+                            &grid,
+                            tiles.start * quantised_matrix::TILE_ROWS..end,
+                            out,
+                        );
                     })?;
                 }
             }
@@ -247,11 +255,11 @@ impl Cuda {
         self.operands.add(layout.operand);
         let mut parts = Vec::new();
         for Place { rows, format, offset } in layout.joined {
-            let codes = match format {
+            let quantised = match format {
                 WeightFormat::Float(_) => None,
-                WeightFormat::Grid(grid) => Some(self.codes.get(&mut self.loader, &grid)?),
+                WeightFormat::Grid(grid) => Some(self.quantised_gemm.get(&mut self.loader, &grid)?),
             };
-            parts.push(Part { rows, offset, codes });
+            parts.push(Part { rows, offset, quantised });
         }
         let region = self.memory.allocate(layout.bytes, "weights")?;
         let rows = parts.iter().map(|part| part.rows).sum();

@@ -40,7 +40,7 @@ impl Memory for Cuda {
                 let row = attention::partial_row_bytes(step.heads.head_dim);
                 let partials = attention::partial_rows(step).saturating_mul(row);
                 let cublas = self.cublas.as_ref().map_or(0, |_| granted(WORKSPACE_BYTES));
-                sum(&[partials, self.division.chains_bytes(step.tokens)]).saturating_add(cublas)
+                sum(&[partials, self.tile_selector.chains_bytes(step.tokens)]).saturating_add(cublas)
             }
             Allocation::Slots(step) => granted(CudaSlots::bytes(step)),
             Allocation::Blocks { count: 0, .. } => 0,
@@ -101,8 +101,8 @@ impl Memory for Cuda {
     }
 
     fn allocate_scratch(&mut self, step: &StepSpec) -> Result<Region, DeviceError> {
-        let chains = self.division.chains_bytes(step.tokens);
-        self.division.chains = Some(self.memory.allocate_workspace(chains, "workspace")?);
+        let chains = self.tile_selector.chains_bytes(step.tokens);
+        self.tile_selector.chains = Some(self.memory.allocate_workspace(chains, "workspace")?);
         if let Some(cublas) = &mut self.cublas {
             cublas.workspace = Some(self.memory.allocate_workspace(WORKSPACE_BYTES, "workspace")?);
         }

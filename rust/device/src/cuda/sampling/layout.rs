@@ -10,10 +10,10 @@ use crate::seam::StepSpec;
 
 /// In an entry, there is no such value.
 pub(super) const NONE: u32 = u32::MAX;
-/// Ids of a tile, of a warp and of a block, in the kernels that divide a row.
+/// Ids of a tile, of a warp (a warp tile) and of a block, in the kernels that divide a row.
 const TILE: usize = 128;
-const SPAN: usize = 4 * TILE;
-pub(super) const BLOCK_IDS: usize = 8 * SPAN;
+const WARP_IDS: usize = 4 * TILE;
+pub(super) const BLOCK_IDS: usize = 8 * WARP_IDS;
 /// Biases of a request, and ids of its bad sequences; the engine has the same limit.
 pub(super) const MOST_LISTED: usize = 1024;
 /// Entries of a launch. Larger batches are divided.
@@ -201,7 +201,7 @@ impl Sizes {
             base.offset(start)
         };
         let (slots, entries, word) = (self.slots, self.entries, size_of::<u32>());
-        let (tiles, spans) = (self.vocabulary.div_ceil(TILE), self.vocabulary.div_ceil(SPAN));
+        let (tiles, warp_tiles) = (self.vocabulary.div_ceil(TILE), self.vocabulary.div_ceil(WARP_IDS));
         let slots = SlotArrays {
             last_tokens: array(slots, word),
             lengths: array(slots, word),
@@ -229,7 +229,7 @@ impl Sizes {
             highest: array(entries * tiles, size_of::<f32>()),
             highest_logits: array(entries * tiles, size_of::<f32>()),
             sums: array(entries * tiles, size_of::<f32>()),
-            sums_of_exp: array(entries * spans, size_of::<f32>()),
+            sums_of_exp: array(entries * warp_tiles, size_of::<f32>()),
             masses: array(entries * tiles, size_of::<u64>()),
             bounds: array(entries, 2 * word),
             results,

@@ -1,4 +1,4 @@
-"""CUDA products with codes on the host: against float64, and the same bits for every number of rows."""
+"""CUDA quantised GEMM on the host: against float64, and the same bits for every number of rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from support.kernels import cuda
-from support.kernels.code_variants import WARPGROUP_VARIANTS
-from support.kernels.codes_layout import CODES, FORMATS, Format, Matrix, hash_lines, packed, random_matrix
 from support.kernels.gpu import has_warpgroups
+from support.kernels.quantised_matrix import CODES, FORMATS, Format, Matrix, hash_lines, packed, random_matrix
 from support.kernels.quantised_rows import QuantisedRows, quantised
+from support.kernels.quantised_variants import WARPGROUP_VARIANTS
 from support.paths import DATA
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TILES = {
 #: Kernels whose grid has one tile of rows. The tests divide more rows.
 OF_FEW_ROWS = ("gemv_row", "gemv_few", "gemv")
 THREADS = {"gemm_middle": 128, "gemm_wide": 256, "gemm_warpgroup_wide": 256}
-SEGMENT = 512
+SPLIT_COLUMNS = 512
 FOLLOWS = 1 << 31
 HAS_WARPGROUPS = has_warpgroups()
 #: Formats, and the type of the rows.
@@ -48,7 +48,7 @@ PRODUCTS = [
 product_parameters = pytest.mark.parametrize(("format_", "dtype"), PRODUCTS, ids=str)
 KERNELS = [kernel for kernel in TILES if HAS_WARPGROUPS or "warpgroup" not in kernel]
 kernel_parameters = pytest.mark.parametrize("kernel", KERNELS)
-HASHES = DATA / "cuda_codes.txt"
+HASHES = DATA / "cuda_quantised.txt"
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,8 @@ def kernels() -> cuda.HostKernels:
     return cuda.host_kernels()
 
 
-class Codes(ctypes.Structure):
-    """``Codes`` of ``cuda/codes.cuh``."""
+class MatrixArgument(ctypes.Structure):
+    """``QuantisedMatrix`` of ``cuda/quantised_matrix.cuh``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -69,7 +69,7 @@ class Codes(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, matrix: Matrix, data: Array) -> Codes:
+    def of(cls, matrix: Matrix, data: Array) -> MatrixArgument:
         """The argument for a matrix that is packed as ``data``."""
         format_ = matrix.format
         shift = format_.group.bit_length() - 1 if format_.group else 31
@@ -78,25 +78,25 @@ class Codes(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """``CodesProduct`` of ``cuda/codes_product.cuh``."""
+    """``QuantisedProduct`` of ``cuda/gemm_quantised.cuh``."""
 
     _fields_ = (
-        ("w", Codes),
+        ("w", MatrixArgument),
         ("x", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("rows", ctypes.c_int),
         ("pitch", ctypes.c_int),
         ("accumulates", ctypes.c_int),
-        ("span_shift", ctypes.c_int),
+        ("x_group_shift", ctypes.c_int),
     )
 
 
 class Rows(ctypes.Structure):
-    """``CodesRows`` of ``cuda/codes.cu``."""
+    """``QuantisedTableRows`` of ``cuda/gemm_quantised.cu``."""
 
     _fields_ = (
-        ("table", Codes),
+        ("table", MatrixArgument),
         ("tokens", ctypes.c_void_p),
         ("last_tokens", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -110,17 +110,17 @@ def kernels_of(format_: Format, dtype: str) -> list[str]:
 
 
 def shared_bytes(kernel: str, format_: Format, dtype: str) -> int:
-    """The dynamic shared memory of a block: ``Shared`` of ``cuda/codes_warpgroup.cu``, from a tile on."""
+    """The dynamic shared memory of a block: that of ``gemm_quantised_warpgroup.cu``, from a tile on."""
     if "warpgroup" not in kernel:
         return 0
     outputs, rows = TILES[kernel]
     is_quantised = dtype != "bf16"
     blocks, stages = (2, 4) if is_quantised else (1, 6)
     chunks = 64 // min(format_.group or 64, 64)
-    codes, spans = blocks * outputs * 8 * CODES[format_.code][0], blocks * rows * 16
+    codes, row_scales = blocks * outputs * 8 * CODES[format_.code][0], blocks * rows * 16
     has_factors = is_quantised or format_.has_minima
     totals, factors = 4 * rows * outputs, 2 * blocks * chunks * rows * 8
-    stage = rows * 128 + codes + is_quantised * spans
+    stage = rows * 128 + codes + is_quantised * row_scales
     return 1024 + stages * stage + has_factors * factors + totals
 
 
@@ -131,7 +131,7 @@ def launch_of(
     tile_outputs, tile_rows = TILES[kernel]
     tiles = [-(-outputs // tile_outputs), -(-rows // tile_rows)]
     shared = shared_bytes(kernel, format_, dtype)
-    threads = THREADS.get(kernel, 32 * min(8, -(-inner // SEGMENT)))
+    threads = THREADS.get(kernel, 32 * min(8, -(-inner // SPLIT_COLUMNS)))
     return [math.prod(tiles)] if shared else tiles, threads, shared
 
 
@@ -156,11 +156,11 @@ class Operands:
             out[:rows, :outputs] = self.base
         data = packed(self.matrix)
         if isinstance(self.x, QuantisedRows):
-            x, dtype, span_shift = self.x.packed(), self.x.dtype, self.x.span_shift
+            x, dtype, x_group_shift = self.x.packed(), self.x.dtype, self.x.group_shift
         else:
-            x, dtype, span_shift = self.x, "bf16", 0
-        call = [*cuda.addresses(x, self.bias, out), rows, outputs + 3, self.base is not None, span_shift]
-        product = Product(Codes.of(self.matrix, data), *call)
+            x, dtype, x_group_shift = self.x, "bf16", 0
+        call = [*cuda.addresses(x, self.bias, out), rows, outputs + 3, self.base is not None, x_group_shift]
+        product = Product(MatrixArgument.of(self.matrix, data), *call)
         grid, threads, shared = launch_of(kernel, self.matrix.format, dtype, rows, outputs, inner)
         name = f"{kernel}_{self.matrix.format.kernels(dtype)}"
         kernels.launch(name, grid, threads, product, shared=shared)
@@ -188,16 +188,16 @@ class Operands:
 
 
 def random_operands(
-    format_: Format, rows: int, outputs: int, inner: int, dtype: str = "bf16", span: int | None = None
+    format_: Format, rows: int, outputs: int, inner: int, dtype: str = "bf16", x_group: int | None = None
 ) -> Operands:
-    """Random operands; a span is as wide as the groups, if ``span`` is not given."""
+    """Random operands; groups of x are as wide as those of the weights, if ``x_group`` is not given."""
     rng = np.random.default_rng([rows, outputs, inner])
     x = rng.standard_normal((rows, inner)).astype(np.float32)
     matrix = random_matrix(format_, outputs, inner)
     if dtype == "bf16":
         return Operands(cuda.to_bits(x, "bf16"), matrix)
     default = max(format_.group, 32) if format_.group else 0
-    return Operands(quantised(x, default if span is None else span, dtype), matrix)
+    return Operands(quantised(x, default if x_group is None else x_group, dtype), matrix)
 
 
 def check(operands: Operands, out: Array, kernel: str = "") -> None:
@@ -216,7 +216,7 @@ def test_product_equals_float64(kernels: cuda.HostKernels, format_: Format, dtyp
 
 @kernel_parameters
 @pytest.mark.parametrize("shape", [(1, 1, 8), (8, 33, 512), (35, 150, 576), (140, 130, 1096)], ids=str)
-def test_every_tile_and_segment_is_computed(
+def test_every_tile_and_split_is_computed(
     kernels: cuda.HostKernels, kernel: str, shape: tuple[int, int, int]
 ) -> None:
     operands = random_operands(Format("code4", 128, "f16", "zero_point"), *shape)
@@ -224,17 +224,17 @@ def test_every_tile_and_segment_is_computed(
 
 
 @pytest.mark.parametrize(
-    ("group", "span"),
+    ("group", "x_group"),
     [(32, 128), (64, 64), (64, 128), (128, 64), (0, 256), (256, 512), (1024, 0), (1024, 1024)],
 )
-def test_groups_and_spans_may_differ(kernels: cuda.HostKernels, group: int, span: int) -> None:
+def test_groups_of_weights_and_rows_may_differ(kernels: cuda.HostKernels, group: int, x_group: int) -> None:
     formats = [
         (Format("code4", group, "f16", "stored"), "int8"),
         (Format("code8", group, "f32" if group == 0 else "bf16"), "int8"),
         (Format("e4m3", group, "f32"), "fp8"),
     ]
     for format_, dtype in formats[: 2 if group == 32 else 3]:
-        operands = random_operands(format_, 3, 20, 1160, dtype, span)
+        operands = random_operands(format_, 3, 20, 1160, dtype, x_group)
         expected = operands.run(kernels, "gemv")
         check(operands, expected)
         for kernel in kernels_of(format_, dtype):
@@ -293,7 +293,7 @@ def test_bits_do_not_depend_on_the_rows_or_the_kernel(
 def test_bits_do_not_depend_on_the_warps_or_rounds_of_gemv(
     kernels: cuda.HostKernels, code: str, dtype: str
 ) -> None:
-    operands = random_operands(Format(code, 128, "f16"), 2, 16, 18 * SEGMENT + 64, dtype)
+    operands = random_operands(Format(code, 128, "f16"), 2, 16, 18 * SPLIT_COLUMNS + 64, dtype)
     expected = operands.run(kernels, "gemm_wide")
     check(operands, expected)
     for kernel in (*OF_FEW_ROWS, "gemm_narrow"):
@@ -352,7 +352,7 @@ def test_rows_of_a_table_are_those_of_the_cpu(kernels: cuda.HostKernels, format_
     last_tokens = np.array([0, 0, 29], np.uint32)
     out = np.full((len(tokens) + 1, 296), np.nan, np.float32)
     data = packed(table)
-    rows = Rows(Codes.of(table, data), *cuda.addresses(tokens, last_tokens, out))
+    rows = Rows(MatrixArgument.of(table, data), *cuda.addresses(tokens, last_tokens, out))
     kernels.launch(f"embed_{format_.kernels()}", [len(tokens)], 64, rows)
     expected = table.weights()[[0, 36, 7, 8, 29, 15, 16]]
     assert np.array_equal(out[:-1].view(np.uint32), expected.view(np.uint32))

@@ -1,4 +1,4 @@
-//! Matrices of integer codes: their layout on the device, `cuda/codes.cuh`.
+//! Matrices of quantised weights: their layout on the device, `cuda/quantised_matrix.cuh`.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::seam::WeightSource;
 pub(super) const TILE_ROWS: usize = 16;
 /// Columns of a block.
 pub(super) const BLOCK: usize = 64;
-const CODES_ALIGNMENT: usize = 64;
+const MATRIX_ALIGNMENT: usize = 64;
 const LANES: usize = 32;
 
 /// Whether a matrix can have this format: all that the CPU has, with groups of any power of two from 32 columns on,
@@ -97,7 +97,7 @@ impl<'a> Tile<'a> {
         let scales = blocks * LANES * size_of::<u32>() * grid.bits.count() as usize;
         let outers = scales + units * 8 * (BLOCK / chunk) * values * grid.scales.bytes();
         let bytes = outers + grid.outer_groups(columns) * 8 * values * size_of::<f16>();
-        let bytes = bytes.next_multiple_of(CODES_ALIGNMENT);
+        let bytes = bytes.next_multiple_of(MATRIX_ALIGNMENT);
         Self { grid, columns, chunk, values, blocks, units, scales, outers, bytes }
     }
 
@@ -210,12 +210,13 @@ pub(super) fn chunk(grid: &Grid) -> usize {
     grid.group.map_or(BLOCK, usize::from).min(BLOCK)
 }
 
-/// Whether `codes_warpgroup.cu` has kernels of a format and its activations.
+/// Whether `gemm_quantised_warpgroup.cu` has kernels of a format and its activations.
 pub(super) fn has_warpgroups(grid: &Grid) -> bool {
     grid.activations != Activations::Fp8 && chunk(grid) >= 32
 }
 
-/// The variant of `codes.cu`, and of `codes_warpgroup.cu`, that has the kernels of a format and its activations.
+/// The variant of `gemm_quantised.cu`, and of `gemm_quantised_warpgroup.cu`, that has the kernels of a format and its
+/// activations.
 pub(super) fn variant(grid: &Grid) -> String {
     let code = match grid.bits {
         CodeBits::Four => "code4",
@@ -244,14 +245,14 @@ mod tests {
     use super::*;
 
     /// Format, rows, columns, and the hash of the packed bytes of [`numbered`], which
-    /// tests/support/kernels/codes_layout.py writes.
+    /// tests/support/kernels/quantised_matrix.py writes.
     const HASHES: &str =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_codes.txt"));
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_quantised.txt"));
 
-    /// The variants of `codes.cu` that a matrix can have, which tests/kernels/test_kernels_cuda_compile.py compiles.
-    /// Those of `codes_warpgroup.cu` are marked.
+    /// The variants of `gemm_quantised.cu` that a matrix can have, which tests/kernels/test_kernels_cuda_compile.py
+    /// compiles. Those of `gemm_quantised_warpgroup.cu` are marked.
     const VARIANTS: &str =
-        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_code_variants.txt"));
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cuda_quantised_variants.txt"));
 
     #[test]
     fn variants_of_the_tests_are_those_of_supported_formats() {

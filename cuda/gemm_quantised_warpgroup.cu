@@ -1,9 +1,10 @@
-// Products of activations and a matrix of codes (codes_product.cuh) by wgmma, in the order of codes.cu: for sm_90a, and
-// as many rows as make it faster than `middle` of codes.cu.
+// Quantised GEMM (gemm_quantised.cuh) by wgmma, in the order of gemm_quantised.cu: for sm_90a, and as many rows as make
+// it faster than `middle` of gemm_quantised.cu.
 //
-// Operands  The first operand is the codes, which each lane unpacks into registers, as codes.cuh packs them. The second
-//           one is x, in shared memory. The registers of a lane hold other columns than wgmma expects, so x is permuted
-//           accordingly when it is copied, in quarters of 16-byte words. Quarter i of a row of a stage goes to
+// Operands  The first operand is the codes, which each lane unpacks into registers, as quantised_matrix.cuh packs them.
+//           The second one is x, in shared memory. The registers of a lane hold other columns than wgmma expects, so x
+//           is permuted accordingly when it is copied, in quarters of 16-byte words. Quarter i of a row of a stage goes
+//           to
 //
 //               8-bit integers    i = 8 a + 2 quad + b            to    8 a + 4 b + quad
 //               bf16              i = 16 a + 4 quad + b           to    16 a + 4 b + quad
@@ -20,8 +21,8 @@
 //           512 rows x 28672 outputs x 4096 columns take 797 us for int4 with minima and bf16, 851 us for int4 with
 //           minima and integers, 461 us for int8: 0.82, 0.98 and 0.83 of the time of `middle`.
 // Sources   PTX ISA, "Asynchronous warpgroup level matrix instructions" (first operand in registers); Frantar et al.,
-//           "MARLIN", section 3 (codes in the order of the operands); codes_product.cuh.
-#include "codes_product.cuh"
+//           "MARLIN", section 3 (codes in the order of the operands); gemm_quantised.cuh.
+#include "gemm_quantised.cuh"
 #include "product.cuh"
 #include "warpgroup.cuh"
 
@@ -43,8 +44,8 @@ struct Tile {
 struct __align__(8) RowFactors {
     float scale, sum;
 };
-struct __align__(16) RowSpans {
-    Span halves[2];
+struct __align__(16) RowScales {
+    RowScale halves[2];
 };
 
 // The stages of a block.
@@ -54,13 +55,13 @@ struct Ring {
     static constexpr int slices = blocks * F::chunks, parts = 4 / slices;  // parts of 32 bytes, of a slice
     uint4 x[stages][Tile::rows][TILE_WORDS], w[stages][blocks][Tile::warps][F::block_bytes / 16];
 };
-// The spans of x in the stages, if it has any.
+// The scales of x in the stages, if it has any.
 template <class F, bool = F::has_quantised_rows>
-struct Spans {};
+struct StageRowScales {};
 template <class F>
-struct Spans<F, true> {
+struct StageRowScales<F, true> {
     using Stages = Ring<F>;
-    RowSpans spans[Stages::stages][Stages::blocks][Tile::rows];
+    RowScales row_scales[Stages::stages][Stages::blocks][Tile::rows];
 };
 // The factors of the slices of this stage and the one before it, if they are needed.
 template <class F, bool = F::has_quantised_rows || F::has_minima>
@@ -74,7 +75,7 @@ struct SliceFactors<F, true> {
 };
 // Dynamic shared memory.
 template <class F>
-struct Shared : Ring<F>, Spans<F>, SliceFactors<F> {
+struct Shared : Ring<F>, StageRowScales<F>, SliceFactors<F> {
     float4 totals[Tile::rows / 8][Tile::threads];  // of each thread
 };
 
@@ -91,17 +92,17 @@ DEVICE uint32_t quarter_at(const Row& x, int row, int place) {
     return reinterpret_cast<const uint32_t*>(&x[row][place_of_word<TILE_WORDS>(row, place / 4)])[place % 4];
 }
 
-// Copies stages of a tile of x, with their spans, and of w.
+// Copies stages of a tile of x, with their scales, and of w.
 template <class F>
 struct StageCopy {
     using Memory = Shared<F>;
     static constexpr int BLOCKS = Memory::blocks, ROWS_APART = Tile::threads / 32;
     static_assert(ROWS_APART == 8, "the rows of a thread have their words at the same place");
-    const CodesProduct& call;
+    const QuantisedProduct& call;
     const uint8_t *tile, *from;  // the tile of w of this warp; the quarter of this thread in its first row and block
     int first_row, num_blocks, quarter;
 
-    DEVICE StageCopy(const CodesProduct& call, TilePlace place) : call(call), first_row(place.row) {
+    DEVICE StageCopy(const QuantisedProduct& call, TilePlace place) : call(call), first_row(place.row) {
         num_blocks = count_blocks(call.w);
         quarter = threadIdx.x % 32;
         const int warp = threadIdx.x / 32, last = (call.w.rows - 1) / TILE_OUTPUTS;
@@ -143,16 +144,17 @@ struct StageCopy {
                 if (row >= Tile::rows) break;
                 const int block = stage * BLOCKS + b;
                 const bool exists = block < num_blocks && first_row + row < call.rows;
-                const uint8_t* spans = call.x + (first_row + row) * row_bytes<F>(call.w) + block * X_BYTES<F> + BLOCK;
-                copy_async<16>(&to.spans[slot][b][row], exists ? spans : call.x, exists ? 16 : 0);
+                const uint8_t* source = call.x + (first_row + row) * row_bytes<F>(call.w) + block * X_BYTES<F> + BLOCK;
+                copy_async<16>(&to.row_scales[slot][b][row], exists ? source : call.x, exists ? 16 : 0);
             }
         }
         copy_commit();
     }
 };
 
-// The factors of the rows for the slices of a stage. The sums of x are those of codes.cu: chains of products with ones,
-// or, of quantised rows, the sums of the blocks of the chunk in order, of which `scaled_sum` has those before.
+// The factors of the rows for the slices of a stage. The sums of x are those of gemm_quantised.cu: chains of products
+// with ones, or, of quantised rows, the sums of the blocks of the chunk in order, of which `scaled_sum` has those
+// before.
 template <class F, class IsEnd>
 DEVICE void find_factors(Shared<F>& shared, int stage, int slot, float& scaled_sum, IsEnd is_end) {
     using Memory = Shared<F>;
@@ -163,11 +165,11 @@ DEVICE void find_factors(Shared<F>& shared, int stage, int slot, float& scaled_s
         if (row >= Tile::rows) return;
 #pragma unroll
         for (int slice = 0; slice < Memory::slices; slice++) {
-            const Span(&spans)[2] = shared.spans[slot][slice / F::chunks][row].halves;
+            const RowScale(&halves)[2] = shared.row_scales[slot][slice / F::chunks][row].halves;
             const int chunk = slice % F::chunks;
-            scaled_sum += F::chunks > 1 ? spans[chunk].scaled_sum : spans[0].scaled_sum + spans[1].scaled_sum;
+            scaled_sum += F::chunks > 1 ? halves[chunk].scaled_sum : halves[0].scaled_sum + halves[1].scaled_sum;
             if (!is_end(slice)) continue;
-            to[slice][row] = {spans[F::chunks > 1 ? chunk : 0].scale, scaled_sum};
+            to[slice][row] = {halves[F::chunks > 1 ? chunk : 0].scale, scaled_sum};
             scaled_sum = 0;
         }
     } else {
@@ -190,7 +192,7 @@ DEVICE void find_factors(Shared<F>& shared, int stage, int slot, float& scaled_s
     }
 }
 
-// Adds the chains of a chunk to the sums of its segment. `rows` are the factors, if there are any.
+// Adds the chains of a chunk to the sums of its split. `rows` are the factors, if there are any.
 template <class F, int N>
 DEVICE void add_chunk(float (&sums)[N][4], typename F::Sum (&chains)[N][4], const Factors& factors,
                       const RowFactors* rows) {
@@ -228,7 +230,7 @@ DEVICE void unpack(uint32_t (&operands)[4][4], int number, const uint8_t* codes,
 
 // Grid (tiles).
 template <class F>
-DEVICE void gemm(const CodesProduct& call) {
+DEVICE void gemm(const QuantisedProduct& call) {
     using Memory = Shared<F>;
     using Operand = typename OperandOf<F::has_quantised_rows>::Type;
     constexpr int STAGES = Memory::stages, BLOCKS = Memory::blocks, SLICES = Memory::slices, PARTS = Memory::parts;
@@ -276,7 +278,7 @@ DEVICE void gemm(const CodesProduct& call) {
         if constexpr (Memory::has_factors) rows = shared.factors[stage % 2][slice];
         add_chunk<F>(sums, chains, factors_of<F>(call.w, scales, chunk), rows);
         is_new = true;
-        if (chunk < F::chunks - 1 || ((block + 1) % SEGMENT_BLOCKS != 0 && block + 1 < num_blocks)) return;
+        if (chunk < F::chunks - 1 || ((block + 1) % SPLIT_BLOCKS != 0 && block + 1 < num_blocks)) return;
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
             float4& total = shared.totals[j][threadIdx.x];
@@ -344,7 +346,7 @@ constexpr int blocks_at_a_time() {
     return has_registers && has_memory ? 2 : 1;
 }
 
-// Sizes that the host knows, too (division.rs).
+// Sizes that the host knows, too (tile_shape.rs).
 template <class Code, int CHUNK, class X>
 constexpr int SHARED_BYTES = sizeof(Shared<Format<Code, CHUNK, scale16, centred, X>>) + TILE_ALIGNMENT;
 static_assert(SHARED_BYTES<code4, 32, int8> == 189440 && SHARED_BYTES<code8, 32, int8> == 222208);
@@ -353,11 +355,11 @@ static_assert(SHARED_BYTES<code4, 64, bf16> == 189440 && SHARED_BYTES<code8, 64,
 #define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                                    \
     extern "C" __global__ void                                                                     \
     __launch_bounds__(Tile::threads, (blocks_at_a_time<Format<CODE, CHUNK, SCALE, MINIMUM, X>>())) \
-    gemm_warpgroup_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {       \
+    gemm_warpgroup_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) {   \
         gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);                                     \
     }                                                                                              \
     EXPORT(gemm_warpgroup_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
-// For a model, its variants alone are compiled, as in codes.cu.
+// For a model, its variants alone are compiled, as in gemm_quantised.cu.
 #define INSTANTIATE(...) KERNELS(__VA_ARGS__)
 #ifdef VARIANT
 INSTANTIATE(VARIANT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import test_kernels_cuda_codes as codes
+import test_kernels_cuda_gemm_quantised as quantised
 from cases import QuantisedProduct
 from plan_bench import REPLAYS, PlanBench
 
@@ -41,5 +41,5 @@ def products(figures: Figures, shape: Shape, *, tiny: bool) -> None:
 KERNELS = tuple(
     f"{kernel}_{format_.kernels(dtype)}"
     for format_, dtype in (FORMATS[weights] for weights in WEIGHTS)
-    for kernel in codes.kernels_of(format_, dtype)
+    for kernel in quantised.kernels_of(format_, dtype)
 )

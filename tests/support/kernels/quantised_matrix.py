@@ -1,4 +1,4 @@
-"""Matrices of codes with scales: random ones, their weights, and the layout of ``cuda/codes.cuh``."""
+"""Matrices of quantised weights: random ones, their values, and ``cuda/quantised_matrix.cuh``'s layout."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def tile_bytes(format_: Format, columns: int) -> int:
 
 
 def packed(matrix: Matrix) -> Array:
-    """The layout of ``cuda/codes.cuh``: the bytes of ``[tile]``."""
+    """The layout of ``cuda/quantised_matrix.cuh``: the bytes of ``[tile]``."""
     format_, (rows, columns) = matrix.format, matrix.codes.shape
     tiles, blocks = -(-rows // 16), -(-columns // BLOCK)
     codes = np.zeros((tiles * 16, blocks * BLOCK), np.uint8)
@@ -270,7 +270,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def hash_lines() -> list[str]:
-    """The lines of ``tests/data/cuda_codes.txt``: hashes of packed bytes, for the packing in Rust."""
+    """The lines of ``tests/data/cuda_quantised.txt``: hashes of packed bytes, for the packing in Rust."""
     rows, columns = 37, 328
     return [
         f"{format_} {rows} {columns} {fnv1a(packed(numbered_matrix(format_, rows, columns)).tobytes()):016x}"

@@ -1,17 +1,18 @@
-// Rows of 8-bit integers or e4m3 with scales, as a product with a matrix of codes reads them.
+// Rows of 8-bit integers or e4m3 with scales, as a product with quantised weights reads them.
 //
-//     value = scale * number         scale = (largest magnitude of a span) / most, number = round(most value / largest)
+//     value = scale * number        scale = (largest magnitude of a group) / most, number = round(most value / largest)
 //
 //           most = 127 for integers, 448 for e4m3; rounded to the nearest, ties to the even one.
 //
-// Span      Consecutive columns with one scale: 32 to 1024, a power of two, or a whole row. It is as wide as the groups
-//           of the matrix, if those are 32 to 1024 columns. A span with a value that is not finite has the scale NaN,
-//           so its products are NaN. A span of magnitudes below 1e-30 is 0.
+// Group     Consecutive columns with one scale: 32 to 1024, a power of two, or a whole row. It is as wide as the groups
+//           of the matrix, if those are 32 to 1024 columns. A group with a value that is not finite has the scale NaN,
+//           so its products are NaN. A group of magnitudes below 1e-30 is 0.
 //
 // Layout    A row is blocks of 64 columns, the last one filled with zeros. A block is 80 bytes:
 //
-//           - 64 numbers. Each four of them is in the order 0 2 1 3, as codes.cuh has the codes of 4 columns.
-//           - a Span for each half: the scale, and the scale times the sum of the half's numbers (0 for e4m3).
+//           - 64 numbers. Each four of them is in the order 0 2 1 3, as quantised_matrix.cuh has the codes of 4
+//             columns.
+//           - a RowScale for each half: the scale, and the scale times the sum of the half's numbers (0 for e4m3).
 //
 // Sources   Dettmers et al., "LLM.int8()", section 2 (scales of absolute maxima); Xiao et al., "SmoothQuant", section
 //           2; Micikevicius et al., "FP8 Formats for Deep Learning", section 3 (e4m3).
@@ -20,7 +21,7 @@
 
 constexpr int QUANTISED_BLOCK = 64, QUANTISED_HALF = QUANTISED_BLOCK / 2, QUANTISED_BYTES = 80;
 
-struct __align__(8) Span {
+struct __align__(8) RowScale {
     float scale, scaled_sum;
 };
 
@@ -29,7 +30,7 @@ struct QuantisedRows {
     uint8_t* rows;
     float* floats;  // the same rows of float32, dense; or null
     int columns;
-    int span;  // columns, 0 for whole rows
+    int group;  // columns, 0 for whole rows
 };
 
 constexpr int QUANTISER_THREADS = 256, QUANTISER_COLUMNS = 4 * QUANTISER_THREADS;
@@ -68,14 +69,14 @@ DEVICE uint32_t block_max(uint32_t bits, uint32_t* warps) {
 }
 
 // Writes columns `first`, `first` + `distance`, ... of row `row`, 1024 at a time, by a block of 256 threads.
-// `values(column)` are 4 values from a column on. Of rows that are a span, a block writes all columns.
+// `values(column)` are 4 values from a column on. Of rows that are a group, a block writes all columns.
 template <class Numbers, class Read>
 DEVICE void quantise_row(const QuantisedRows& to, int row, int first, int distance, Read values) {
     __shared__ uint32_t warps[2][QUANTISER_THREADS / 32];
     const int num_blocks = ceil_div(to.columns, QUANTISED_BLOCK);
     uint8_t* const blocks = to.rows + size_t(row) * num_blocks * QUANTISED_BYTES;
     uint32_t largest_of_row = 0;
-    if (to.span == 0) {
+    if (to.group == 0) {
         for (int column = 4 * threadIdx.x; column < to.columns; column += QUANTISER_COLUMNS) {
             const Values<float, 4> four = values(column);
 #pragma unroll
@@ -91,13 +92,13 @@ DEVICE void quantise_row(const QuantisedRows& to, int row, int first, int distan
             *reinterpret_cast<Values<float, 4>*>(to.floats + size_t(row) * to.columns + column) = four;
 
         uint32_t largest = largest_of_row;
-        if (to.span != 0) {
+        if (to.group != 0) {
 #pragma unroll
             for (int i = 0; i < 4; i++) largest = max(largest, magnitude_bits(four.values[i]));
-            for (int step = 1; step < min(to.span / 4, 32); step *= 2)
+            for (int step = 1; step < min(to.group / 4, 32); step *= 2)
                 largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, step));
-            if (to.span > 128) {
-                const int warp = threadIdx.x / 32, count = to.span / 128;
+            if (to.group > 128) {
+                const int warp = threadIdx.x / 32, count = to.group / 128;
                 if (threadIdx.x % 32 == 0) warps[buffer][warp] = largest;
                 __syncthreads();
                 for (int i = 0; i < count; i++) largest = max(largest, warps[buffer][warp / count * count + i]);
@@ -123,6 +124,6 @@ DEVICE void quantise_row(const QuantisedRows& to, int row, int first, int distan
         const int place = column % QUANTISED_BLOCK;
         *reinterpret_cast<uint32_t*>(block + place) = bytes[0] | bytes[2] << 8 | bytes[1] << 16 | bytes[3] << 24;
         if (place % QUANTISED_HALF == 0)
-            reinterpret_cast<Span*>(block + QUANTISED_BLOCK)[place / QUANTISED_HALF] = {scale, scale * sum};
+            reinterpret_cast<RowScale*>(block + QUANTISED_BLOCK)[place / QUANTISED_HALF] = {scale, scale * sum};
     }
 }

@@ -1,4 +1,5 @@
-//! The kernels of matrices of integer codes: loaded for each format, and launched for products and for rows of tables.
+//! Quantised GEMM: the kernels of matrices of quantised weights, loaded for each format, and launched for products and
+//! for rows of tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,21 +8,22 @@ use bytemuck::NoUninit;
 use penstock_cuda::{DevicePointer, Kernel, Parameter};
 use penstock_types::{Grid, Minimum, ScaleFormat};
 
-use super::division::{CodesTiles, Division, Tiles};
 use super::kernels::{Loader, Source};
 use super::queue::{Queue, Shape};
-use super::{codes, start};
+use super::tile_shape::{QuantisedWarpgroupTile, TileSelector, TileShape};
+use super::{quantised_matrix, start};
 use crate::error::DeviceError;
 
-/// Columns of a warp, and the most warps of a block, in the `gemv` kernels; of codes, also in `gemm_narrow`.
-const CODES_SEGMENT: usize = 512;
+/// Columns of a split, which a warp computes, and the most warps of a block: in the `gemv` kernels, and in
+/// `gemm_narrow` of quantised weights.
+const SPLIT_COLUMNS: usize = 512;
 pub(super) const MAX_WARPS: usize = 8;
-/// Most rows of `gemv_few`: `FEW` of `codes.cu`.
+/// Most rows of `gemv_few`: `FEW` of `gemm_quantised.cu`.
 const FEW_ROWS: usize = 4;
-/// The files of the kernels of codes.
-const CODES: &str = "codes.cu";
-const CODES_WARPGROUP: &str = "codes_warpgroup.cu";
-/// Columns of a thread that reads a table of codes.
+/// The files of the kernels.
+const GEMM_QUANTISED: &str = "gemm_quantised.cu";
+const GEMM_QUANTISED_WARPGROUP: &str = "gemm_quantised_warpgroup.cu";
+/// Columns of a thread that reads a quantised table.
 const COLUMNS_OF_A_THREAD: usize = 16;
 
 /// The product of a part of a matrix.
@@ -39,13 +41,13 @@ pub(super) struct PartProduct {
     pub pitch: usize,
     pub accumulates: bool,
     /// Of quantised rows.
-    pub span_shift: i32,
+    pub x_group_shift: i32,
 }
 
-/// A matrix of codes, as kernels read it.
+/// A matrix of quantised weights, as kernels read it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct Codes {
+struct QuantisedMatrix {
     data: DevicePointer,
     rows: i32,
     columns: i32,
@@ -54,36 +56,36 @@ struct Codes {
     has_zero_points: u16,
 }
 
-/// A product, as `codes_product.cuh` has it.
+/// A product, as `gemm_quantised.cuh` has it.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct CodesProduct {
-    w: Codes,
+struct QuantisedProduct {
+    w: QuantisedMatrix,
     x: DevicePointer,
     bias: DevicePointer,
     out: DevicePointer,
     rows: i32,
     pitch: i32,
     accumulates: i32,
-    span_shift: i32,
+    x_group_shift: i32,
 }
 // SAFETY: the same fields as in the kernel's type.
-unsafe impl Parameter for CodesProduct {}
+unsafe impl Parameter for QuantisedProduct {}
 
-/// Rows of a table, as `codes.cu` reads them.
+/// Rows of a table, as `gemm_quantised.cu` reads them.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct CodesRows {
-    table: Codes,
+struct QuantisedTableRows {
+    table: QuantisedMatrix,
     tokens: DevicePointer,
     last_tokens: DevicePointer,
     out: DevicePointer,
 }
 // SAFETY: the same fields as in the kernel's type.
-unsafe impl Parameter for CodesRows {}
+unsafe impl Parameter for QuantisedTableRows {}
 
 /// The kernels of a format and its activations.
-pub(super) struct CodesKernels {
+pub(super) struct QuantisedGemmKernels {
     grid: Grid,
     gemv_row: Kernel,
     gemv_few: Kernel,
@@ -96,33 +98,35 @@ pub(super) struct CodesKernels {
     embed: Kernel,
 }
 
-impl CodesKernels {
+impl QuantisedGemmKernels {
     /// The sources of the kernels of a format.
     pub fn sources(loader: &Loader, grid: &Grid) -> impl Iterator<Item = Source> + use<> {
-        let files =
-            std::iter::once(CODES).chain(Self::has_warpgroups(loader, grid).then_some(CODES_WARPGROUP));
-        let variant = codes::variant(grid);
+        let files = std::iter::once(GEMM_QUANTISED)
+            .chain(Self::has_warpgroups(loader, grid).then_some(GEMM_QUANTISED_WARPGROUP));
+        let variant = quantised_matrix::variant(grid);
         files.map(move |file| (file, variant.clone()))
     }
 
     fn has_warpgroups(loader: &Loader, grid: &Grid) -> bool {
-        loader.has_warpgroups() && codes::has_warpgroups(grid)
+        loader.has_warpgroups() && quantised_matrix::has_warpgroups(grid)
     }
 
     fn load(loader: &mut Loader, grid: &Grid) -> Result<Self, DeviceError> {
         let has_warpgroups = Self::has_warpgroups(loader, grid);
-        let variant = codes::variant(grid);
+        let variant = quantised_matrix::variant(grid);
         let suffix = variant.replace(',', "_");
         let mut load = |file, name| loader.kernel(file, &variant, &format!("{name}_{suffix}"));
         let warpgroups = if has_warpgroups {
-            let (kernel, shared_bytes) =
-                (load(CODES_WARPGROUP, "gemm_warpgroup_wide")?, CodesTiles::shared_bytes(grid));
+            let (kernel, shared_bytes) = (
+                load(GEMM_QUANTISED_WARPGROUP, "gemm_warpgroup_wide")?,
+                QuantisedWarpgroupTile::shared_bytes(grid),
+            );
             kernel.set_shared_limit(shared_bytes as u32).map_err(start)?;
             Some((kernel, shared_bytes))
         } else {
             None
         };
-        let mut kernel = |name| load(CODES, name);
+        let mut kernel = |name| load(GEMM_QUANTISED, name);
         Ok(Self {
             grid: *grid,
             warpgroups,
@@ -137,9 +141,9 @@ impl CodesKernels {
     }
 
     /// A matrix of this format, as kernels read it.
-    fn codes(&self, data: DevicePointer, rows: usize, columns: usize) -> Codes {
+    fn matrix(&self, data: DevicePointer, rows: usize, columns: usize) -> QuantisedMatrix {
         let grid = &self.grid;
-        Codes {
+        QuantisedMatrix {
             data,
             rows: rows as i32,
             columns: columns as i32,
@@ -153,35 +157,36 @@ impl CodesKernels {
     pub fn multiply(
         &self,
         queue: &Queue,
-        division: &Division,
+        selector: &TileSelector,
         product: &PartProduct,
     ) -> Result<(), DeviceError> {
         let PartProduct { rows, outputs, inner, .. } = *product;
-        let call = CodesProduct {
-            w: self.codes(product.w, outputs, inner),
+        let call = QuantisedProduct {
+            w: self.matrix(product.w, outputs, inner),
             x: product.x,
             bias: product.bias,
             out: product.out,
             rows: rows as i32,
             pitch: product.pitch as i32,
             accumulates: product.accumulates.into(),
-            span_shift: product.span_shift,
+            x_group_shift: product.x_group_shift,
         };
-        let are_faster = division.are_warpgroups_faster(&self.grid, rows, outputs);
+        let are_faster = selector.are_warpgroups_faster(&self.grid, rows, outputs);
         let (kernel, shape) =
             if let Some((kernel, shared_bytes)) = self.warpgroups.as_ref().filter(|_| are_faster) {
-                let shape = Shape::new(CodesTiles::count(rows, outputs), CodesTiles::THREADS);
+                let shape =
+                    Shape::new(QuantisedWarpgroupTile::count(rows, outputs), QuantisedWarpgroupTile::THREADS);
                 (kernel, shape.with_shared(*shared_bytes))
             } else {
-                let threads = 32 * inner.div_ceil(CODES_SEGMENT).min(MAX_WARPS);
-                let tiles = division.tiles_of_codes(rows, outputs, self.warpgroups.is_some());
-                let (kernel, tile_outputs, tile_rows, threads) = match tiles {
-                    Tiles::Vectors if rows == 1 => (&self.gemv_row, 16, 1, threads),
-                    Tiles::Vectors if rows <= FEW_ROWS => (&self.gemv_few, 16, FEW_ROWS, threads),
-                    Tiles::Vectors => (&self.gemv, 16, 8, threads),
-                    Tiles::Narrow => (&self.gemm_narrow, 32, 32, threads),
-                    Tiles::Middle => (&self.gemm_middle, 128, 32, 128),
-                    Tiles::Wide => (&self.gemm_wide, 128, 64, 256),
+                let threads = 32 * inner.div_ceil(SPLIT_COLUMNS).min(MAX_WARPS);
+                let tile_shape = selector.quantised_tile_shape(rows, outputs, self.warpgroups.is_some());
+                let (kernel, tile_outputs, tile_rows, threads) = match tile_shape {
+                    TileShape::Vectors if rows == 1 => (&self.gemv_row, 16, 1, threads),
+                    TileShape::Vectors if rows <= FEW_ROWS => (&self.gemv_few, 16, FEW_ROWS, threads),
+                    TileShape::Vectors => (&self.gemv, 16, 8, threads),
+                    TileShape::Narrow => (&self.gemm_narrow, 32, 32, threads),
+                    TileShape::Middle => (&self.gemm_middle, 128, 32, 128),
+                    TileShape::Wide => (&self.gemm_wide, 128, 64, 256),
                 };
                 let blocks = [outputs.div_ceil(tile_outputs), rows.div_ceil(tile_rows), 1];
                 (kernel, Shape::of(blocks, threads))
@@ -197,23 +202,27 @@ impl CodesKernels {
         [tokens, last_tokens, out]: [DevicePointer; 3],
         count: usize,
     ) -> Result<(), DeviceError> {
-        let table = self.codes(data, rows, columns);
+        let table = self.matrix(data, rows, columns);
         let threads = (columns / COLUMNS_OF_A_THREAD).next_multiple_of(32).clamp(32, 256);
-        let call = CodesRows { table, tokens, last_tokens, out };
+        let call = QuantisedTableRows { table, tokens, last_tokens, out };
         queue.launch(&self.embed, Shape::new(count, threads), &[(&call).into()])
     }
 }
 
 /// The kernels of formats, loaded once.
 #[derive(Default)]
-pub(super) struct LoadedCodes(HashMap<Grid, Arc<CodesKernels>>);
+pub(super) struct LoadedQuantisedGemm(HashMap<Grid, Arc<QuantisedGemmKernels>>);
 
-impl LoadedCodes {
-    pub fn get(&mut self, loader: &mut Loader, grid: &Grid) -> Result<Arc<CodesKernels>, DeviceError> {
+impl LoadedQuantisedGemm {
+    pub fn get(
+        &mut self,
+        loader: &mut Loader,
+        grid: &Grid,
+    ) -> Result<Arc<QuantisedGemmKernels>, DeviceError> {
         if let Some(kernels) = self.0.get(grid) {
             return Ok(Arc::clone(kernels));
         }
-        let kernels = Arc::new(CodesKernels::load(loader, grid)?);
+        let kernels = Arc::new(QuantisedGemmKernels::load(loader, grid)?);
         self.0.insert(*grid, Arc::clone(&kernels));
         Ok(kernels)
     }

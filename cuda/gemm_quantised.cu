@@ -1,8 +1,9 @@
-// Products of activations and a matrix of codes (codes_product.cuh), and rows of a table of codes.
+// Quantised GEMM: products of activations and a matrix of quantised weights (gemm_quantised.cuh), and rows of a
+// quantised table.
 //
-// Kernels   gemv_row, gemv_few, gemv  1, up to 4 and up to 8 rows (codes_few.cuh), 16 outputs: a warp per segment, at
-//                   most 8. Limit: bytes of w.
-//           narrow  32 rows, 32 outputs, a warp per segment, at most 8, for matrices that have few tiles of middle.
+// Kernels   gemv_row, gemv_few, gemv  1, up to 4 and up to 8 rows (gemm_quantised_few.cuh), 16 outputs: a warp per
+//                   split, at most 8. Limit: bytes of w.
+//           narrow  32 rows, 32 outputs, a warp per split, at most 8, for matrices that have few tiles of middle.
 //                   Limit: bytes of x, which each block reads for 32 outputs from the L2 cache: for 32 rows, 4 times
 //                   the bytes of w of 4 bits.
 //           middle  32 rows, 128 outputs; w and x pass through a ring of stages of 64 columns that cp.async fills: 6
@@ -10,16 +11,16 @@
 //           wide    64 rows, 128 outputs, otherwise the same; 4 stages for codes of 4 bits, 3 for others. Limit: flops.
 //                   For 32 mma, a lane reads 128 bytes of x and the codes of 2 tiles from shared memory.
 //           In the first four, a lane reads its codes from global memory into registers, in the order of the operand,
-//           some blocks ahead. Segments are short so that these have enough loads in flight: 4096 x 4096 of int4 is
+//           some blocks ahead. Splits are short so that these have enough loads in flight: 4096 x 4096 of int4 is
 //           2048 warps of gemv_row with 4 KiB each. A block of middle has 20 KiB of int4 in flight, one of wide 12 KiB
 //           (estimates from the sizes of stages). All kernels of products load their first weights before
 //           dependency_wait().
 //           embed   rows of a table: a thread has 16 columns. Limit: bytes. The weights are rounded as the CPU's.
 //
-//           On sm_90a, codes_warpgroup.cu replaces middle for many rows and most formats. For the formats that it has,
-//           wide takes longer than middle on an H100; for the others, it is not measured.
-// Sources   codes_product.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (a division of k among warps).
-#include "codes_few.cuh"
+//           On sm_90a, gemm_quantised_warpgroup.cu replaces middle for many rows and most formats. For the formats that
+//           it has, wide takes longer than middle on an H100; for the others, it is not measured.
+// Sources   gemm_quantised.cuh; gemm.cu; Frantar et al., "MARLIN", section 3 (split-K among the warps of a block).
+#include "gemm_quantised_few.cuh"
 #include "tokens.cuh"
 
 constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
@@ -27,7 +28,7 @@ constexpr int SHARED_BYTES = 48 << 10;  // of the stages of a block
 // ---- The product of a block of columns
 
 // The part of a lane in 8 rows of x: its columns of row `group` for 4 mma of bf16, or as many of bytes, and then the
-// spans of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
+// scales of rows 2 quad and 2 quad + 1: of halves of the block, or one for the block.
 template <class F, bool = F::has_quantised_rows>
 struct LaneRows {
     Four<F> fours[4];
@@ -36,7 +37,7 @@ template <class F>
 struct LaneRows<F, true> {
     static constexpr int halves = F::chunk < BLOCK ? 2 : 1;
     Four<F> fours[4];
-    Span spans[2][halves];
+    RowScale row_scales[2][halves];
 };
 
 // Reads them. `read(zero, row, byte)` returns a value of the type of `zero` from a row, by its first byte in the block.
@@ -50,14 +51,14 @@ DEVICE LaneRows<F> read_rows(int group, int quad, Read read) {
     if constexpr (F::has_quantised_rows) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            Span spans[2];
+            RowScale row_scales[2];
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                spans[half] = read(Span{0, 0}, 2 * quad + i, QUANTISED_BLOCK + half * int(sizeof(Span)));
+                row_scales[half] = read(RowScale{0, 0}, 2 * quad + i, QUANTISED_BLOCK + half * int(sizeof(RowScale)));
             if constexpr (F::chunk < BLOCK)
-                rows.spans[i][0] = spans[0], rows.spans[i][1] = spans[1];
+                rows.row_scales[i][0] = row_scales[0], rows.row_scales[i][1] = row_scales[1];
             else
-                rows.spans[i][0] = {spans[0].scale, spans[0].scaled_sum + spans[1].scaled_sum};
+                rows.row_scales[i][0] = {row_scales[0].scale, row_scales[0].scaled_sum + row_scales[1].scaled_sum};
         }
     }
     return rows;
@@ -89,7 +90,7 @@ DEVICE void sum_rows(float (&sums)[2][2], const LaneRows<F>& first, const LaneRo
 
 // Adds the products of a block of columns.
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const QuantisedMatrix& matrix, const LaneBlock<F> (&w)[OUTPUTS],
                        const LaneRows<F> (&x)[ROWS], int quad) {
     constexpr int STEPS = F::chunk / 16;
 #pragma unroll
@@ -98,7 +99,7 @@ DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lan
         Factors factors[OUTPUTS];
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) {
-            factors[i] = factors_of<F>(codes, w[i], chunk);
+            factors[i] = factors_of<F>(matrix, w[i], chunk);
 #pragma unroll
             for (int step = 0; step < STEPS; step++)
 #pragma unroll
@@ -131,7 +132,7 @@ DEVICE void add_floats(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lan
 
 // The same for quantised rows. A chunk of 64 columns and more ends with the block if `is_end`.
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const QuantisedMatrix& matrix, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], bool is_end) {
     constexpr int FOURS = F::chunk == 16 ? 1 : 2;             // of columns, of an operand
     constexpr int STEPS = F::chunk / (16 * FOURS);            // of a chunk
@@ -154,21 +155,21 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
                 }
             }
         const int half = F::chunk < BLOCK ? chunk * F::chunk / QUANTISED_HALF : 0;
-        auto span = [&](int j, int row) { return x[j].spans[row][half]; };
+        auto row_scale = [&](int j, int row) { return x[j].row_scales[row][half]; };
         if constexpr (F::has_minima)
 #pragma unroll
             for (int j = 0; j < ROWS; j++)
 #pragma unroll
-                for (int row = 0; row < 2; row++) to.scaled_sums[j][row] += span(j, row).scaled_sum;
+                for (int row = 0; row < 2; row++) to.scaled_sums[j][row] += row_scale(j, row).scaled_sum;
         if (F::chunk == BLOCK && !is_end) continue;
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) {
-            const Factors factors = factors_of<F>(codes, w[i], chunk);
+            const Factors factors = factors_of<F>(matrix, w[i], chunk);
 #pragma unroll
             for (int j = 0; j < ROWS; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float scale = __fmul_rn(factors.scale[e / 2] * F::four_step, span(j, e % 2).scale);
+                    const float scale = __fmul_rn(factors.scale[e / 2] * F::four_step, row_scale(j, e % 2).scale);
                     float& d = to.d[i][j][e];
                     d = __fmaf_rn(scale, to.chains[i][j][e], d);
                     if constexpr (F::has_minima) d = __fmaf_rn(factors.minimum[e / 2], to.scaled_sums[j][e % 2], d);
@@ -182,7 +183,7 @@ DEVICE void add_bytes(Sums<F, OUTPUTS, ROWS>& to, const Codes& codes, const Lane
 }
 
 template <class F, int OUTPUTS, int ROWS>
-DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
+DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const QuantisedProduct& call, const LaneBlock<F> (&w)[OUTPUTS],
                       const LaneRows<F> (&x)[ROWS], int block, int quad) {
     if constexpr (F::has_quantised_rows)
         add_bytes<F>(to, call.w, w, x, ends_chunk<F>(call, block));
@@ -190,7 +191,7 @@ DEVICE void add_block(Sums<F, OUTPUTS, ROWS>& to, const CodesProduct& call, cons
         add_floats<F>(to, call.w, w, x, quad);
 }
 
-// ---- narrow: grid (outputs / 32, rows / 32), rounded up; a warp per segment, at most 8 warps
+// ---- narrow: grid (outputs / 32, rows / 32), rounded up; a warp per split, at most 8 warps
 
 struct Narrow {
     static constexpr int output_tiles = 2, row_tiles = 4;
@@ -201,28 +202,28 @@ struct Narrow {
 // there are registers for, with their scales.
 template <class F>
 constexpr int narrow_depth() {
-    constexpr int codes = F::Code::bits == 8 ? 1 : 2;
+    constexpr int depth = F::Code::bits == 8 ? 1 : 2;
     constexpr int registers = 40 - (F::chunk == 16 ? 6 : 0);  // which has more operands of x
     constexpr int room = registers / (int(sizeof(LaneBlock<F>) / 4) * Narrow::output_tiles);
     static_assert(room > 0, "at least one block");
-    return room < codes ? room : codes;
+    return room < depth ? room : depth;
 }
 
 template <class F>
-DEVICE void multiply_narrow(const CodesProduct& call) {
+DEVICE void multiply_narrow(const QuantisedProduct& call) {
     using Shape = Narrow;
     constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles, DEPTH = narrow_depth<F>();
     constexpr int PADDED = Shape::outputs + 4;  // the lanes of a warp write to different banks
     __shared__ float sums[MAX_WARPS][Shape::rows][PADDED], totals[Shape::rows][PADDED];
-    const Codes& codes = call.w;
+    const QuantisedMatrix& matrix = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
     const int first_output = blockIdx.x * Shape::outputs, first_row = blockIdx.y * Shape::rows;
-    const int num_blocks = ceil_div(codes.columns, BLOCK), num_segments = ceil_div(num_blocks, SEGMENT_BLOCKS);
+    const int num_blocks = ceil_div(matrix.columns, BLOCK), num_splits = ceil_div(num_blocks, SPLIT_BLOCKS);
     const uint8_t* tiles[OUTPUTS];
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++)
-        tiles[i] = tile_of<F>(codes, min(int(blockIdx.x) * OUTPUTS + i, (codes.rows - 1) / TILE_OUTPUTS));
+        tiles[i] = tile_of<F>(matrix, min(int(blockIdx.x) * OUTPUTS + i, (matrix.rows - 1) / TILE_OUTPUTS));
 
     struct Blocks {
         LaneBlock<F> w[DEPTH][OUTPUTS];
@@ -233,38 +234,38 @@ DEVICE void multiply_narrow(const CodesProduct& call) {
             if (block + n < num_blocks)
 #pragma unroll
                 for (int i = 0; i < OUTPUTS; i++)
-                    blocks.w[n][i] = load_block<F>(codes, tiles[i], block + n, lane);
+                    blocks.w[n][i] = load_block<F>(matrix, tiles[i], block + n, lane);
     };
     auto load_x = [&](LaneRows<F>(&x)[ROWS], int block) {
 #pragma unroll
         for (int j = 0; j < ROWS; j++)
             x[j] = read_rows<F>(group, quad, [&](auto zero, int in_tile, int byte) {
                 const int row = first_row + j * 8 + in_tile;
-                const int bytes = row < call.rows ? int(row_bytes<F>(codes)) - block * X_BYTES<F> : 0;
-                const uint8_t* from = call.x + size_t(row) * row_bytes<F>(codes) + block * X_BYTES<F> + byte;
+                const int bytes = row < call.rows ? int(row_bytes<F>(matrix)) - block * X_BYTES<F> : 0;
+                const uint8_t* from = call.x + size_t(row) * row_bytes<F>(matrix) + block * X_BYTES<F> + byte;
                 return byte < bytes ? *reinterpret_cast<const decltype(zero)*>(from) : zero;
             });
     };
 
     Blocks now = {}, next = {};
-    load(now, warp * SEGMENT_BLOCKS);
+    load(now, warp * SPLIT_BLOCKS);
     dependency_wait();
     dependency_launch();
-    for (int first = 0; first < num_segments; first += num_warps) {
-        const int segment = first + warp;
-        if (segment < num_segments) {
-            const int end = min((segment + 1) * SEGMENT_BLOCKS, num_blocks);
-            Sums<F, OUTPUTS, ROWS> of_segment = {};
-            for (int block = segment * SEGMENT_BLOCKS; block < end; block += DEPTH) {
+    for (int first = 0; first < num_splits; first += num_warps) {
+        const int split = first + warp;
+        if (split < num_splits) {
+            const int end = min((split + 1) * SPLIT_BLOCKS, num_blocks);
+            Sums<F, OUTPUTS, ROWS> of_split = {};
+            for (int block = split * SPLIT_BLOCKS; block < end; block += DEPTH) {
                 const bool is_last = block + DEPTH >= end;
-                const int following = is_last ? (segment + num_warps) * SEGMENT_BLOCKS : block + DEPTH;
+                const int following = is_last ? (split + num_warps) * SPLIT_BLOCKS : block + DEPTH;
                 load(next, following);
 #pragma unroll
                 for (int n = 0; n < DEPTH; n++) {
                     if (block + n >= end) break;
                     LaneRows<F> x[ROWS];
                     load_x(x, block + n);
-                    add_block<F>(of_segment, call, now.w[n], x, block + n, quad);
+                    add_block<F>(of_split, call, now.w[n], x, block + n, quad);
                 }
                 now = next;
             }
@@ -275,16 +276,16 @@ DEVICE void multiply_narrow(const CodesProduct& call) {
 #pragma unroll
                     for (int e = 0; e < 4; e++)
                         sums[warp][j * 8 + quad * 2 + e % 2][i * 16 + group + e / 2 * 8] =
-                            of_segment.d[i][j][e];
+                            of_split.d[i][j][e];
         }
         __syncthreads();
-        const int count = min(num_warps, num_segments - first);
+        const int count = min(num_warps, num_splits - first);
         for (int i = threadIdx.x; i < Shape::outputs * Shape::rows; i += blockDim.x) {
             const int n = i % Shape::outputs, m = i / Shape::outputs;
             float total = first > 0 ? totals[m][n] : 0;
             for (int k = 0; k < count; k++) total += sums[k][m][n];
             totals[m][n] = total;
-            if (first + count == num_segments && first_output + n < codes.rows && first_row + m < call.rows)
+            if (first + count == num_splits && first_output + n < matrix.rows && first_row + m < call.rows)
                 finish(call, first_row + m, first_output + n, total);
         }
         __syncthreads();  // the sums may be overwritten
@@ -311,22 +312,22 @@ struct Stage {
 };
 
 template <class F, class Shape>
-DEVICE void gemm(const CodesProduct& call) {
+DEVICE void gemm(const QuantisedProduct& call) {
     constexpr int OUTPUTS = Shape::output_tiles, ROWS = Shape::row_tiles;
     constexpr int STAGES = SHARED_BYTES / sizeof(Stage<F, Shape>);
     constexpr int WORDS = Stage<F, Shape>::x_words;
     static_assert(STAGES >= 3, "two blocks are copied while one is multiplied");
     __shared__ Stage<F, Shape> stages[STAGES];
-    const Codes& codes = call.w;
+    const QuantisedMatrix& matrix = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4, warp = threadIdx.x / 32;
     const int warp_tile = warp % Shape::output_warps * OUTPUTS, row_warp = warp / Shape::output_warps;
     const int first_output = blockIdx.x * Shape::outputs + warp_tile * TILE_OUTPUTS;
     const int first_row = blockIdx.y * Shape::rows, warp_row = row_warp * ROWS * 8;
-    const int num_blocks = ceil_div(codes.columns, BLOCK);
+    const int num_blocks = ceil_div(matrix.columns, BLOCK);
     const uint8_t* tiles[OUTPUTS];
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++)
-        tiles[i] = tile_of<F>(codes, min(first_output / TILE_OUTPUTS + i, (codes.rows - 1) / TILE_OUTPUTS));
+        tiles[i] = tile_of<F>(matrix, min(first_output / TILE_OUTPUTS + i, (matrix.rows - 1) / TILE_OUTPUTS));
 
     // The warps that have the same outputs copy a tile of codes each.
     auto copy_codes = [&](int block, int stage) {
@@ -352,8 +353,8 @@ DEVICE void gemm(const CodesProduct& call) {
             const int i = n * Shape::threads + threadIdx.x, row = i / WORDS, word = i % WORDS;
             if (block >= num_blocks || i >= Shape::rows * WORDS) break;
             const size_t byte = block * X_BYTES<F> + word * 16;
-            const bool exists = first_row + row < call.rows && byte < row_bytes<F>(codes);
-            const uint8_t* from = exists ? call.x + (first_row + row) * row_bytes<F>(codes) + byte : call.x;
+            const bool exists = first_row + row < call.rows && byte < row_bytes<F>(matrix);
+            const uint8_t* from = exists ? call.x + (first_row + row) * row_bytes<F>(matrix) + byte : call.x;
             copy_async<16>(&stages[stage].x[row][place(row, word)], from, exists ? 16 : 0);
         }
         copy_commit();
@@ -361,7 +362,7 @@ DEVICE void gemm(const CodesProduct& call) {
     auto load = [&](LaneBlock<F>(&w)[OUTPUTS], int block) {
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
-            if (block < num_blocks) load_scales(w[i], codes, tiles[i], block, lane);
+            if (block < num_blocks) load_scales(w[i], matrix, tiles[i], block, lane);
     };
 
     LaneBlock<F> now[OUTPUTS] = {}, next[OUTPUTS] = {}, last[OUTPUTS] = {};
@@ -396,7 +397,7 @@ DEVICE void gemm(const CodesProduct& call) {
         for (int i = 0; i < OUTPUTS; i++) now[i] = next[i], next[i] = last[i];
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
-        if ((block + 1) % SEGMENT_BLOCKS != 0 && block + 1 < num_blocks) continue;
+        if ((block + 1) % SPLIT_BLOCKS != 0 && block + 1 < num_blocks) continue;
 #pragma unroll
         for (int i = 0; i < OUTPUTS; i++)
 #pragma unroll
@@ -412,23 +413,23 @@ DEVICE void gemm(const CodesProduct& call) {
             for (int e = 0; e < 4; e++) {
                 const int output = first_output + i * 16 + group + e / 2 * 8;
                 const int row = first_row + warp_row + j * 8 + quad * 2 + e % 2;
-                if (output < codes.rows && row < call.rows) finish(call, row, output, totals[i][j][e]);
+                if (output < matrix.rows && row < call.rows) finish(call, row, output, totals[i][j][e]);
             }
 }
 
 // ---- embed: grid (rows); a thread has the 16 columns of a lane in a block, for one of the lane's rows
 
-struct CodesRows {
-    Codes table;
+struct QuantisedTableRows {
+    QuantisedMatrix table;
     const uint32_t *tokens, *last_tokens;
     float* out;
 };
 
 template <class F>
-DEVICE void embed(const CodesRows& call) {
+DEVICE void embed(const QuantisedTableRows& call) {
     dependency_wait();
     dependency_launch();
-    const Codes& table = call.table;
+    const QuantisedMatrix& table = call.table;
     const uint32_t token = token_of(call.tokens[blockIdx.x], call.last_tokens);
     const uint8_t* tile = tile_of<F>(table, token / TILE_OUTPUTS);
     const int group = token % 8, half = token / 8 % 2;
@@ -457,41 +458,41 @@ DEVICE void embed(const CodesRows& call) {
 constexpr int FEW = 4, GEMV_ROWS = 8;  // most rows of gemv_few and of gemv
 constexpr int MIN_BLOCKS = 2;          // of the three kernels on a multiprocessor
 
-#define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                      \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
-    gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {    \
-        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, 1>(product);            \
-    }                                                                                \
-    EXPORT(gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
-    gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {    \
-        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, FEW>(product);          \
-    }                                                                                \
-    EXPORT(gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                    \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)         \
-    gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {        \
-        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, GEMV_ROWS>(product);    \
-    }                                                                                \
-    EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                        \
-    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                  \
-    gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) { \
-        multiply_narrow<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);            \
-    }                                                                                \
-    EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                 \
-    extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                 \
-    gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) { \
-        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Middle>(product);               \
-    }                                                                                \
-    EXPORT(gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                 \
-    extern "C" __global__ void __launch_bounds__(Wide::threads, 1)                   \
-    gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesProduct product) {   \
-        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Wide>(product);                 \
-    }                                                                                \
-    EXPORT(gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                   \
-    extern "C" __global__ void __launch_bounds__(256)                                \
-    embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(CodesRows rows) {             \
-        embed<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(rows);                         \
-    }                                                                                \
+#define KERNELS(CODE, CHUNK, SCALE, MINIMUM, X)                                          \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)             \
+    gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) {    \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, 1>(product);                \
+    }                                                                                    \
+    EXPORT(gemv_row_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                        \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)             \
+    gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) {    \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, FEW>(product);              \
+    }                                                                                    \
+    EXPORT(gemv_few_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                        \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, MIN_BLOCKS)             \
+    gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) {        \
+        multiply_few<Format<CODE, CHUNK, SCALE, MINIMUM, X>, GEMV_ROWS>(product);        \
+    }                                                                                    \
+    EXPORT(gemv_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                            \
+    extern "C" __global__ void __launch_bounds__(32 * MAX_WARPS, 1)                      \
+    gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) { \
+        multiply_narrow<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(product);                \
+    }                                                                                    \
+    EXPORT(gemm_narrow_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                     \
+    extern "C" __global__ void __launch_bounds__(Middle::threads, 2)                     \
+    gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) { \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Middle>(product);                   \
+    }                                                                                    \
+    EXPORT(gemm_middle_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                     \
+    extern "C" __global__ void __launch_bounds__(Wide::threads, 1)                       \
+    gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedProduct product) {   \
+        gemm<Format<CODE, CHUNK, SCALE, MINIMUM, X>, Wide>(product);                     \
+    }                                                                                    \
+    EXPORT(gemm_wide_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)                       \
+    extern "C" __global__ void __launch_bounds__(256)                                    \
+    embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X(QuantisedTableRows rows) {        \
+        embed<Format<CODE, CHUNK, SCALE, MINIMUM, X>>(rows);                             \
+    }                                                                                    \
     EXPORT(embed_##CODE##_##CHUNK##_##SCALE##_##MINIMUM##_##X)
 // For a model, its variants alone are compiled: -DVARIANT=code4,64,scale16,affine,bf16; otherwise those of the tests.
 #define INSTANTIATE(...) KERNELS(__VA_ARGS__)

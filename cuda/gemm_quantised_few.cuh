@@ -1,4 +1,4 @@
-// The product of up to 8 rows of activations and a matrix of codes.
+// Quantised GEMM of up to 8 rows of activations.
 //
 // An mma has 8 columns of x. They are ROWS rows in 8 / ROWS chunks, a unit: column n has row n % ROWS of chunk n /
 // ROWS. In the mma of a chunk, x is 0 in the columns of the other chunks: it adds +0 to their sums, which does not
@@ -9,7 +9,7 @@
 //           and 8-bit activations, for ROWS = 1, 4 and 8; with bf16, 100, 120 and 130 (counted for NVRTC 13.0, sm_90a).
 //           In the time of the block's bytes, a multiprocessor of an H100 can issue 170 (computed from its bandwidth).
 #pragma once
-#include "codes_product.cuh"
+#include "gemm_quantised.cuh"
 
 DEVICE uint32_t value_or_zero(bool exists, uint32_t value) { return exists ? value : 0; }
 DEVICE uint2 value_or_zero(bool exists, uint2 value) { return {exists ? value.x : 0, exists ? value.y : 0}; }
@@ -53,12 +53,12 @@ struct UnitColumns {
     static DEVICE int row(int column) { return column % ROWS; }
 };
 
-// The part of a lane in a unit. Behind the last block, x and the spans are 0, and the scales are any.
+// The part of a lane in a unit. Behind the last block, x and its scales are 0, and the scales of w are any.
 template <class F, int ROWS>
 struct LaneUnit {
     Four<F> x[F::chunk / 16];                              // of column `group`
     LaneScales<F, UnitColumns<ROWS>::lane_chunks> scales;  // of columns 2 quad and 2 quad + 1
-    Span spans[2];                                         // of x in these, if it is quantised
+    RowScale row_scales[2];                                // of x in these, if it is quantised
 };
 
 // Reads the part of a lane in the units of a tile. The blocks of a tile are in runs, which are unrolled: the first
@@ -71,17 +71,17 @@ struct UnitReader {
     static constexpr int most = F::Code::bits == 4 && F::Scale::bytes < 4 ? 4 : 2;
     static constexpr int depth = ROWS == 1 && F::chunk > 16 ? most : most / 2;  // more rows take more registers
     static constexpr int blocks = 2 * depth * F::chunks < Of::chunks ? Of::chunks / F::chunks : 2 * depth;
-    static_assert(SEGMENT_BLOCKS % blocks == 0 && blocks % (2 * depth) == 0 && blocks * F::chunks % Of::chunks == 0);
+    static_assert(SPLIT_BLOCKS % blocks == 0 && blocks % (2 * depth) == 0 && blocks * F::chunks % Of::chunks == 0);
     struct Run {
         int first_block, num_blocks;  // from the first one on
-        const uint8_t *codes, *x, *spans[2], *scales;
+        const uint8_t *codes, *x, *row_scales[2], *scales;
     };
-    const CodesProduct& call;
+    const QuantisedProduct& call;
     Run first_run;
     const uint8_t* outers;
     int x_bytes, sums_block;  // the end of the row from `x` on; the block of column 2 `quad` in a unit
 
-    DEVICE UnitReader(const CodesProduct& call, const uint8_t* tile, int group, int quad) : call(call) {
+    DEVICE UnitReader(const QuantisedProduct& call, const uint8_t* tile, int group, int quad) : call(call) {
         const int count = count_blocks(call.w), chunk = Of::chunk(group);
         const uint8_t* const records = tile + size_t(count) * F::block_bytes;
         auto row_of = [&](int column) {
@@ -93,7 +93,8 @@ struct UnitReader {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int column = 2 * quad + i, of_column = Of::chunk(column);
-            first_run.spans[i] = row_of(column) + of_column / F::chunks * X_BYTES<F> + span_byte(of_column % F::chunks);
+            const uint8_t* const block = row_of(column) + of_column / F::chunks * X_BYTES<F>;
+            first_run.row_scales[i] = block + row_scale_byte(of_column % F::chunks);
         }
         const int sums_chunk = Of::chunk(2 * quad);
         sums_block = sums_chunk / F::chunks;
@@ -102,8 +103,8 @@ struct UnitReader {
         outers = records + size_t(count_units<F>(call.w)) * (8 * F::record_bytes) + group * F::outer_bytes;
     }
 
-    static DEVICE constexpr int span_byte(int chunk) {
-        return QUANTISED_BLOCK + chunk * F::chunk / QUANTISED_HALF * int(sizeof(Span));
+    static DEVICE constexpr int row_scale_byte(int chunk) {
+        return QUANTISED_BLOCK + chunk * F::chunk / QUANTISED_HALF * int(sizeof(RowScale));
     }
 
     DEVICE Run run_at(int index) const {
@@ -111,7 +112,7 @@ struct UnitReader {
         run.first_block = index * blocks, run.num_blocks -= index * blocks;
         run.codes += size_t(unsigned(index)) * (blocks * F::block_bytes);
         const size_t x = size_t(unsigned(index)) * (blocks * X_BYTES<F>);
-        run.x += x, run.spans[0] += x, run.spans[1] += x;
+        run.x += x, run.row_scales[0] += x, run.row_scales[1] += x;
         if (F::chunk < BLOCK) run.scales += size_t(unsigned(index)) * (blocks * 8 * F::record_bytes);
         return run;
     }
@@ -155,21 +156,23 @@ struct UnitReader {
             for (int i = 0; i < 2; i++) {
                 // Two chunks of 64 columns are in two blocks.
                 const int next_block = F::chunk == BLOCK && Of::lane_chunks == 2 ? i : 0;
-                unit.spans[i] = {0, 0};
+                unit.row_scales[i] = {0, 0};
                 if (block + sums_block + next_block >= run.num_blocks) continue;
-                const uint8_t* const from = run.spans[i] + in_run;
+                const uint8_t* const from = run.row_scales[i] + in_run;
                 if constexpr (F::chunk == BLOCK) {
-                    const auto spans = *reinterpret_cast<const Values<Span, 2>*>(from);
-                    unit.spans[i] = {spans.values[0].scale, spans.values[0].scaled_sum + spans.values[1].scaled_sum};
+                    const auto halves = *reinterpret_cast<const Values<RowScale, 2>*>(from);
+                    const float sum = halves.values[0].scaled_sum + halves.values[1].scaled_sum;
+                    unit.row_scales[i] = {halves.values[0].scale, sum};
                 } else {
-                    constexpr int FIRST = span_byte(0);
-                    unit.spans[i] = *reinterpret_cast<const Span*>(from + (span_byte(first % F::chunks) - FIRST));
+                    constexpr int FIRST = row_scale_byte(0);
+                    const int byte = row_scale_byte(first % F::chunks) - FIRST;
+                    unit.row_scales[i] = *reinterpret_cast<const RowScale*>(from + byte);
                 }
             }
     }
 };
 
-// The sums of a lane in a segment, by output and row. Of a chunk of quantised rows that is several blocks: its chains
+// The sums of a lane in a split, by output and row. Of a chunk of quantised rows that is several blocks: its chains
 // and the sums of x so far.
 template <class F, int ROWS>
 struct FewSums {
@@ -181,10 +184,10 @@ struct FewSums {
 
 // Adds the sums of a unit, in the order of its chunks: the lanes of a quad that have the same rows take turns.
 template <class F, int ROWS>
-DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneUnit<F, ROWS>& unit,
+DEVICE void add_unit(FewSums<F, ROWS>& to, const QuantisedProduct& call, const LaneUnit<F, ROWS>& unit,
                      const typename F::Sum (&chains)[4], int first, int quad) {
     using Of = UnitColumns<ROWS>;
-    constexpr bool HAS_SPANS = F::has_quantised_rows, MAY_CONTINUE = HAS_SPANS && F::chunk == BLOCK;
+    constexpr bool HAS_ROW_SCALES = F::has_quantised_rows, MAY_CONTINUE = HAS_ROW_SCALES && F::chunk == BLOCK;
     Factors factors[Of::lane_chunks];
     factors_of_chunks<F>(factors, call.w, unit.scales);
 #pragma unroll
@@ -197,12 +200,12 @@ DEVICE void add_unit(FewSums<F, ROWS>& to, const CodesProduct& call, const LaneU
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float scale = factors[i % Of::lane_chunks].scale[half];
-            scales[i][half] = HAS_SPANS ? __fmul_rn(scale * F::four_step, unit.spans[i].scale) : scale;
+            scales[i][half] = HAS_ROW_SCALES ? __fmul_rn(scale * F::four_step, unit.row_scales[i].scale) : scale;
         }
-        if constexpr (HAS_SPANS) sums[i] = unit.spans[i].scaled_sum;
+        if constexpr (HAS_ROW_SCALES) sums[i] = unit.row_scales[i].scaled_sum;
         if constexpr (MAY_CONTINUE) is_end[i] = ends_chunk<F>(call, first + Of::chunk(2 * quad + i));
     }
-    if constexpr (F::has_minima && !HAS_SPANS) {
+    if constexpr (F::has_minima && !HAS_ROW_SCALES) {
         float d[4] = {};
 #pragma unroll
         for (const uint2& four : unit.x) mma<bf16>(d, {four.x, 0, four.y, 0}, {ONES, ONES});
@@ -263,19 +266,19 @@ DEVICE void move_chains(float (&chains)[4], int second, int quad) {
     }
 }
 
-// Grid (outputs / 16), rounded up; a warp per segment, at most 8 warps. No more than ROWS rows.
+// Grid (outputs / 16), rounded up; a warp per split, at most 8 warps. No more than ROWS rows.
 template <class F, int ROWS>
-DEVICE void multiply_few(const CodesProduct& call) {
+DEVICE void multiply_few(const QuantisedProduct& call) {
     using Of = UnitColumns<ROWS>;
     using Reader = UnitReader<F, ROWS>;
     constexpr int DEPTH = Reader::depth, BLOCKS = Reader::blocks, CHUNKS = BLOCKS * F::chunks;
-    constexpr int RUNS = SEGMENT_BLOCKS / BLOCKS;  // of a segment
+    constexpr int RUNS = SPLIT_BLOCKS / BLOCKS;  // of a split
     __shared__ float sums[2][MAX_WARPS][ROWS][TILE_OUTPUTS];  // rounds alternate
-    const Codes& codes = call.w;
+    const QuantisedMatrix& matrix = call.w;
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
-    const int num_segments = ceil_div(count_blocks(codes), SEGMENT_BLOCKS);
-    const Reader reader(call, tile_of<F>(codes, blockIdx.x), group, quad);
+    const int num_splits = ceil_div(count_blocks(matrix), SPLIT_BLOCKS);
+    const Reader reader(call, tile_of<F>(matrix, blockIdx.x), group, quad);
 
     struct Part {
         LaneBlock<F> blocks[DEPTH];
@@ -295,17 +298,17 @@ DEVICE void multiply_few(const CodesProduct& call) {
     dependency_wait();
     dependency_launch();
     reader.read_x(unit, run, 0);
-    // The first warp adds the segments: lane l has output l % 16 of rows l / 16, l / 16 + 2, ..
+    // The first warp adds the splits: lane l has output l % 16 of rows l / 16, l / 16 + 2, ..
     constexpr int LANE_ROWS = (ROWS + 1) / 2;
     const int output = lane % TILE_OUTPUTS, first_row = lane / TILE_OUTPUTS;
     float totals[LANE_ROWS] = {};
-    for (int first = 0, round = 0; first < num_segments; first += num_warps, round ^= 1) {
-        const int segment = first + warp;
-        if (segment < num_segments) {
-            FewSums<F, ROWS> of_segment = {};
+    for (int first = 0, round = 0; first < num_splits; first += num_warps, round ^= 1) {
+        const int split = first + warp;
+        if (split < num_splits) {
+            FewSums<F, ROWS> of_split = {};
 #pragma unroll 1
             for (int i = 0; i < RUNS && run.num_blocks > 0; i++) {
-                const int after = i + 1 < RUNS ? segment * RUNS + i + 1 : (segment + num_warps) * RUNS;
+                const int after = i + 1 < RUNS ? split * RUNS + i + 1 : (split + num_warps) * RUNS;
                 const auto following = reader.run_at(after);
 #pragma unroll
                 for (int first_chunk = 0; first_chunk < CHUNKS; first_chunk += Of::chunks) {
@@ -318,7 +321,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
                     // Continues the chains of a chunk from the unit before. With several turns, add_unit does this.
                     if constexpr (Of::turns == 1)
 #pragma unroll
-                        for (int e = 0; e < 4; e++) chains[e] = of_segment.chains[e / 2][e % 2];
+                        for (int e = 0; e < 4; e++) chains[e] = of_split.chains[e / 2][e % 2];
 #pragma unroll
                     for (int n = 0; n < Of::chunks; n++) {
                         const int chunk = first_chunk + n, block = chunk / F::chunks;
@@ -335,7 +338,7 @@ DEVICE void multiply_few(const CodesProduct& call) {
                         const int ahead = block + 1 + DEPTH;
                         load(part, ahead < BLOCKS ? run : following, ahead % BLOCKS);
                     }
-                    add_unit<F>(of_segment, call, unit, chains, run.first_block * F::chunks + first_chunk, quad);
+                    add_unit<F>(of_split, call, unit, chains, run.first_block * F::chunks + first_chunk, quad);
                     unit = next;
                 }
                 run = following;
@@ -345,19 +348,19 @@ DEVICE void multiply_few(const CodesProduct& call) {
                 for (int i = 0; i < Of::lane_rows; i++)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        sums[round][warp][quad * Of::lane_rows + i][group + 8 * half] = of_segment.d[half][i];
+                        sums[round][warp][quad * Of::lane_rows + i][group + 8 * half] = of_split.d[half][i];
         }
         // One barrier for a round: the next one precedes other sums in the same place, and follows their reads here.
         __syncthreads();
         if (warp == 0) {
-            const int count = min(num_warps, num_segments - first);
+            const int count = min(num_warps, num_splits - first);
             for (int k = 0; k < count; k++)
 #pragma unroll
                 for (int i = 0; i < LANE_ROWS; i++) totals[i] += sums[round][k][(first_row + 2 * i) % ROWS][output];
         }
     }
     const int first_output = blockIdx.x * TILE_OUTPUTS;
-    if (warp > 0 || first_output + output >= codes.rows) return;
+    if (warp > 0 || first_output + output >= matrix.rows) return;
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) {
         const int row = first_row + 2 * i;

@@ -1,5 +1,5 @@
-// Matrices of codes with scales (`Grid` of rust/types/src/weight.rs): the layout in device memory, and the way of a
-// code into the operand of a tensor core.
+// Matrices of quantised weights: codes with scales (`Grid` of rust/types/src/weight.rs). Their layout in device memory,
+// and the way of a code into the operand of a tensor core.
 //
 //     weight = scale (code - centre) + minimum          centre = 2^(bits - 1), or 0 for e4m3
 //
@@ -35,7 +35,7 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, CODES_ALIGNMENT = 64;
+constexpr int BLOCK = 64, TILE_OUTPUTS = 16, OUTER_GROUP = 256, MATRIX_ALIGNMENT = 64;
 
 constexpr uint32_t ONES = twice(ONE<bf16>), MINUS_ZEROS = twice(0x8000);
 
@@ -168,24 +168,24 @@ struct Format {
 
 // A matrix. Scales of 16 bits are f16 or bf16; the last values of an affine record are minima, or zero points: then the
 // minimum is scale (centre - zero point).
-struct Codes {
+struct QuantisedMatrix {
     const uint8_t* data;
     int rows, columns;
     int group_shift;  // of groups of 64 columns and more: 2^group_shift columns; 31 if a row is a group
     uint16_t has_bf16_scales, has_zero_points;
 };
 
-DEVICE int count_blocks(const Codes& codes) { return ceil_div(codes.columns, BLOCK); }
+DEVICE int count_blocks(const QuantisedMatrix& matrix) { return ceil_div(matrix.columns, BLOCK); }
 template <class F>
-DEVICE int count_units(const Codes& codes) {
-    return F::chunk < BLOCK ? count_blocks(codes) : ((codes.columns - 1) >> codes.group_shift) + 1;
+DEVICE int count_units(const QuantisedMatrix& matrix) {
+    return F::chunk < BLOCK ? count_blocks(matrix) : ((matrix.columns - 1) >> matrix.group_shift) + 1;
 }
 template <class F>
-DEVICE const uint8_t* tile_of(const Codes& codes, int tile) {
-    const int outers = F::is_nested ? ceil_div(codes.columns, OUTER_GROUP) : 0;
-    const int scales = 8 * (count_units<F>(codes) * F::record_bytes + outers * F::outer_bytes);
-    const int bytes = count_blocks(codes) * F::block_bytes + scales;
-    return codes.data + size_t(tile) * (ceil_div(bytes, CODES_ALIGNMENT) * CODES_ALIGNMENT);
+DEVICE const uint8_t* tile_of(const QuantisedMatrix& matrix, int tile) {
+    const int outers = F::is_nested ? ceil_div(matrix.columns, OUTER_GROUP) : 0;
+    const int scales = 8 * (count_units<F>(matrix) * F::record_bytes + outers * F::outer_bytes);
+    const int bytes = count_blocks(matrix) * F::block_bytes + scales;
+    return matrix.data + size_t(tile) * (ceil_div(bytes, MATRIX_ALIGNMENT) * MATRIX_ALIGNMENT);
 }
 
 // The first of the 4 columns of a lane for mma `m` of a block.
@@ -233,34 +233,35 @@ DEVICE void load_codes(LaneBlock<F>& part, const uint8_t* block, int lane) {
 
 // Loads its scales from a tile.
 template <class F>
-DEVICE void load_scales(LaneScales<F, F::chunks>& part, const Codes& codes, const uint8_t* tile, int block, int lane) {
-    const uint8_t* from = tile + count_blocks(codes) * F::block_bytes;
-    const int unit = F::chunk < BLOCK ? block : block * BLOCK >> codes.group_shift;
+DEVICE void load_scales(LaneScales<F, F::chunks>& part, const QuantisedMatrix& matrix, const uint8_t* tile, int block,
+                        int lane) {
+    const uint8_t* from = tile + count_blocks(matrix) * F::block_bytes;
+    const int unit = F::chunk < BLOCK ? block : block * BLOCK >> matrix.group_shift;
     load<F::record_bytes>(part.scales, from + (unit * 8 + lane / 4) * F::record_bytes);
     if constexpr (F::is_nested) {
-        from += count_units<F>(codes) * 8 * F::record_bytes;
+        from += count_units<F>(matrix) * 8 * F::record_bytes;
         load<F::outer_bytes>(part.outers, from + (block / (OUTER_GROUP / BLOCK) * 8 + lane / 4) * F::outer_bytes);
     }
 }
 
 template <class F>
-DEVICE LaneBlock<F> load_block(const Codes& codes, const uint8_t* tile, int block, int lane) {
+DEVICE LaneBlock<F> load_block(const QuantisedMatrix& matrix, const uint8_t* tile, int block, int lane) {
     LaneBlock<F> part = {};
     load_codes(part, tile + block * F::block_bytes, lane);
-    load_scales(part, codes, tile, block, lane);
+    load_scales(part, matrix, tile, block, lane);
     return part;
 }
 
 // Value `i` of a chunk's record.
 template <class F, int CHUNKS>
-DEVICE float record_value(const Codes& codes, const LaneScales<F, CHUNKS>& part, int chunk, int i) {
+DEVICE float record_value(const QuantisedMatrix& matrix, const LaneScales<F, CHUNKS>& part, int chunk, int i) {
     const int index = chunk * F::values + i;
     if constexpr (F::is_nested) {
         const int inner = int8_t(part.scales[index / 4] >> 8 * (index % 4));
         return float(inner) * to_float(f16{uint16_t(part.outers[i / 2] >> 16 * (i % 2))});
     } else if constexpr (F::Scale::bytes == 2) {
         const uint32_t bits = part.scales[index / 2] >> 16 * (index % 2);
-        return codes.has_bf16_scales ? __uint_as_float(bits << 16) : to_float(f16{uint16_t(bits)});
+        return matrix.has_bf16_scales ? __uint_as_float(bits << 16) : to_float(f16{uint16_t(bits)});
     } else {
         return __uint_as_float(part.scales[index]);
     }
@@ -268,12 +269,13 @@ DEVICE float record_value(const Codes& codes, const LaneScales<F, CHUNKS>& part,
 
 // The weight of a number, a code less its centre, in row `half` of the lane: exactly that of the CPU.
 template <class F>
-DEVICE float weight_of(const Codes& codes, const LaneScales<F, F::chunks>& part, int chunk, int half, float number) {
-    const float scale = half ? record_value(codes, part, chunk, 1) : record_value(codes, part, chunk, 0);
+DEVICE float weight_of(const QuantisedMatrix& matrix, const LaneScales<F, F::chunks>& part, int chunk, int half,
+                       float number) {
+    const float scale = half ? record_value(matrix, part, chunk, 1) : record_value(matrix, part, chunk, 0);
     if constexpr (F::has_minima) {
-        const float value = half ? record_value(codes, part, chunk, 3) : record_value(codes, part, chunk, 2);
+        const float value = half ? record_value(matrix, part, chunk, 3) : record_value(matrix, part, chunk, 2);
         const float code = number + F::Code::centre;
-        return codes.has_zero_points ? __fmul_rn(scale, code - value) : __fadd_rn(__fmul_rn(scale, code), value);
+        return matrix.has_zero_points ? __fmul_rn(scale, code - value) : __fadd_rn(__fmul_rn(scale, code), value);
     }
     return __fmul_rn(scale, number);
 }
@@ -284,16 +286,16 @@ struct Factors {
 };
 
 template <class F, int CHUNKS>
-DEVICE Factors factors_of(const Codes& codes, const LaneScales<F, CHUNKS>& part, int chunk) {
+DEVICE Factors factors_of(const QuantisedMatrix& matrix, const LaneScales<F, CHUNKS>& part, int chunk) {
     Factors factors = {};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const float scale = record_value(codes, part, chunk, half);
+        const float scale = record_value(matrix, part, chunk, half);
         factors.scale[half] = scale;
         if constexpr (F::has_minima) {
-            const float value = record_value(codes, part, chunk, 2 + half), centre = F::Code::centre;
+            const float value = record_value(matrix, part, chunk, 2 + half), centre = F::Code::centre;
             factors.minimum[half] =
-                codes.has_zero_points ? __fmul_rn(scale, centre - value) : __fmaf_rn(scale, centre, value);
+                matrix.has_zero_points ? __fmul_rn(scale, centre - value) : __fmaf_rn(scale, centre, value);
         }
     }
     return factors;
@@ -301,20 +303,21 @@ DEVICE Factors factors_of(const Codes& codes, const LaneScales<F, CHUNKS>& part,
 
 // The factors of all chunks, with one branch for each property of the matrix.
 template <class F, int CHUNKS>
-DEVICE void factors_of_chunks(Factors (&factors)[CHUNKS], const Codes& codes, const LaneScales<F, CHUNKS>& part) {
+DEVICE void factors_of_chunks(Factors (&factors)[CHUNKS], const QuantisedMatrix& matrix,
+                              const LaneScales<F, CHUNKS>& part) {
     auto set = [&](bool has_bf16_scales, bool has_zero_points) {
-        Codes known = codes;
+        QuantisedMatrix known = matrix;
         known.has_bf16_scales = has_bf16_scales, known.has_zero_points = has_zero_points;
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) factors[chunk] = factors_of(known, part, chunk);
     };
     auto set_scales = [&](bool has_zero_points) {
-        if (F::Scale::bytes == 2 && codes.has_bf16_scales)
+        if (F::Scale::bytes == 2 && matrix.has_bf16_scales)
             set(true, has_zero_points);
         else
             set(false, has_zero_points);
     };
-    if (F::has_minima && codes.has_zero_points)
+    if (F::has_minima && matrix.has_zero_points)
         set_scales(true);
     else
         set_scales(false);
