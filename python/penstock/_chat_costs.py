@@ -12,6 +12,7 @@ import contextvars
 import itertools
 import math
 import re
+import string
 import sys
 import time
 import types
@@ -175,14 +176,47 @@ def width(value: object) -> int:
     return abs(int(value)) if isinstance(value, int) else weight(value)
 
 
-def formatted_chars(text: str, values: Iterable[object]) -> int:
-    """Maximum length of a formatted text. Widths are numbers in the format or arguments."""
+def percent_chars(text: str, values: Iterable[object]) -> int:
+    """Maximum length of `text % values`. Widths are numbers in the text, or arguments of `%*d`."""
     values = list(values)
-    fields = text.count("%") + text.count("{")
-    numbers = [int(number[:10]) for number in re.findall(r"\d+", text)]
-    if "*" in text or re.search(r"\{[^{}]*\{", text):
-        numbers += [width(value) for value in values]
-    return len(text) + fields * (max(numbers, default=0) + weight(values))
+    widths = [_largest_number(text)]
+    if "*" in text:
+        widths += [width(value) for value in values]
+    return len(text) + text.count("%") * (max(widths) + weight(values))
+
+
+def format_chars(text: str, values: Iterable[object]) -> int:
+    """Maximum length of `text.format(...)`. Widths are numbers in the text, or those of nested fields.
+
+    A nested field is refused unless it is all of a width: other parts could make its number longer.
+    """
+    values = list(values)
+    widths = [_largest_number(text)]
+    try:
+        specs = [spec for _, _, spec, _ in string.Formatter().parse(text) if spec and "{" in spec]
+    except ValueError:  # which the call raises, too
+        specs = []
+    if specs:
+        if not all(map(_NESTED.fullmatch, specs)):
+            raise LimitExceededError("it formats with a width that has several parts")
+        for value in values:
+            parts = value.values() if isinstance(value, _MAPPINGS) else (value,)
+            widths += [abs(part) for part in parts if isinstance(part, int)]
+            widths += [_largest_number(str(part)) for part in parts if isinstance(part, (str, float))]
+    return len(text) + text.count("{") * (max(widths) + weight(values))
+
+
+#: The format of a field whose width is an argument.
+_NESTED = re.compile(r"[<>^]?\{\w*\}[ds]?")
+
+#: Digits of a number in a format beyond which it is taken as too large; there may be zeros among them.
+_MAX_DIGITS = 20
+
+
+def _largest_number(text: str) -> int:
+    """The largest number in a text, or a larger one."""
+    runs = re.findall(r"\d+", text)
+    return max((int(run) if len(run) <= _MAX_DIGITS else 10**_MAX_DIGITS for run in runs), default=0)
 
 
 def measured(value: object) -> int:
@@ -252,9 +286,13 @@ def made_chars(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, A
         case "join":
             return size + length(value) * widest
         case "format" | "format_map":
-            return formatted_chars(str(value), given)
+            return format_chars(str(value), given)
+        case "%":
+            return percent_chars(str(value), given)
         case "tojson":
-            return size * (1 + min(widest, MAX_CHARS))
+            # An escape of a character has up to 12 characters.
+            escaped = 12 if any(argument is True for argument in given) else 1
+            return size * escaped * (1 + min(widest, MAX_CHARS))
         case "batch" | "slice":
             return entries(value) + widest
         case "title":
@@ -362,7 +400,7 @@ def _charge_name(_environment: object, name: object) -> None:
 
 def _charge_remainder(value: object, divisor: object = 2) -> None:
     if isinstance(value, str):  # which is formatted
-        current_budget.get().make(formatted_chars(value, (divisor,)))
+        current_budget.get().make(percent_chars(value, (divisor,)))
 
 
 #: The costs of tests other than comparisons.

@@ -52,11 +52,11 @@ from penstock._chat_costs import (
     contains,
     current_budget,
     entries,
-    formatted_chars,
     length,
     made_chars,
     measured,
     passed,
+    percent_chars,
     sized,
     weight,
 )
@@ -149,6 +149,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     needs_length, is_passing, is_list = name in NEEDING_LENGTH, name in PASSING, name == "list"
     is_sorting, is_searching, is_sum = name in SORTING, name in SEARCHING, name == "sum"
     reads_arguments = name not in ("d", "default")
+    cost = "%" if name == "format" else name  # the filter is the operator
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -157,7 +158,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if needs_length:
             value = sized(value)
         budget = current_budget.get()
-        budget.make(made_chars(name, value, rest, kwargs))
+        budget.make(made_chars(cost, value, rest, kwargs))
         # An argument may be the name of an attribute or of a filter, which is hashed.
         chars = measured((rest, kwargs)) if (rest or kwargs) and reads_arguments else 0
         if is_sorting:
@@ -397,7 +398,7 @@ def _environment() -> jinja2.Environment:
                 left, right = sized(left), sized(right)
                 charge_keys(left, right)
             elif operator == "%" and isinstance(left, str):
-                budget.make(formatted_chars(left, right if isinstance(right, tuple) else (right,)))
+                budget.make(percent_chars(left, right if isinstance(right, tuple) else (right,)))
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> Callable[..., str] | None:

@@ -649,6 +649,15 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         render(source)
 
 
+def test_width_of_a_field_can_be_an_argument() -> None:
+    for source, text in (
+        ("{{ '{:>{}}|{:{w}}'.format('a', 3, 'b', w='2') }}", "  a|b "),
+        ("""{{ '{"a": {"b": %s}}'|format('c') }}""", '{"a": {"b": c}}'),
+        ("""{{ '{{"a": "{}"}}'.format('d') }}""", '{"a": "d"}'),
+    ):
+        assert render(source) == text
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -669,7 +678,23 @@ def test_sandbox_escapes_are_rejected(source: str) -> None:
         "{{ '%*d' % (999999999, 1) }}",
         "{{ '%999999999d'|format(1) }}",
         "{{ '{:999999999}'.format(1) }}",
+        "{{ '%000000000000400000000d' % 1 }}",
+        "{{ '%000000000000400000000d'|format(1) }}",
+        "{{ ['%000000000000400000000d']|map('format', 1)|list }}",
+        "{{ '%000000000000400000000d' is odd }}",
+        "{{ '{:000000000000400000000}'.format('a') }}",
+        "{{ '{:٤٠٠٠٠٠٠٠٠}'.format('a') }}",
         "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ '{:{}}'.format('a', '900000000') }}",
+        "{{ '{:{}}'.format('a', '>900000000') }}",
+        "{{ '{:{}}'.format('a', 900000000.0) }}",
+        "{{ '{:{w}}'.format('a', w='900000000') }}",
+        "{{ '{a:{w}}'.format_map({'a': 1, 'w': '900000000'}) }}",
+        "{{ '{:{}{}}'.format('a', 4000, 50000) }}",
+        "{{ '{:9{}}'.format('a', 99999999) }}",
+        "{{ '{:{:0<9}}'.format('a', 9) }}",
+        "{{ '{0:{1[0]}}'.format('a', ['900000000']) }}",
+        "{{ '{:.{}f}'.format(1.0, 900000000) }}",
         "{{ '{x:999999999}'.format_map({'x': 1}) }}",
         "{{ 'x'.ljust(999999999) }}",
         "{{ 'x'.zfill(width=999999999) }}",
@@ -737,6 +762,7 @@ def test_memory_use_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_chat_costs, "MAX_TOTAL_CHARS", 4 * _chat_costs.MAX_CHARS)
     limits = (
         r"it makes (a )?texts? of more than|integers of more than|is not available|Range too big|TypeError"
+        r"|a width that has several parts"
     )
     with pytest.raises(InvalidRequestError, match=limits):
         render(source)

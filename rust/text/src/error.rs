@@ -26,6 +26,9 @@ pub enum TextError {
     /// A token id exceeds the limit.
     #[error("tokenizer field vocab: the largest id is {largest}; the limit is {limit}")]
     Vocabulary { largest: u32, limit: u32 },
+    /// The text of a token exceeds the limit.
+    #[error("token {id} of the vocabulary has a text of {bytes} bytes; the limit is {limit}")]
+    LongToken { id: u32, bytes: usize, limit: usize },
     /// The id of an added token is inconsistent with `tokenizer.json`.
     #[error(
         "tokenizer_config.json: added token {content:?} has the id {id}, but the vocabulary gives it {actual}"

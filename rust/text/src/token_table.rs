@@ -15,6 +15,9 @@ use crate::normalizer::{MARGIN, MAX_GROWTH, MAX_STEPS, replacement_growth};
 
 /// Maximum token id. Far above any real vocabulary; bounds the table for hostile files.
 const MAX_TOKEN_ID: u32 = (1 << 22) - 1;
+/// Maximum length of the text of a token, far above the tokens of any real vocabulary. Without a limit, the text of a few
+/// ids takes all memory.
+const MAX_TOKEN_BYTES: usize = 1024;
 
 /// The rule that joins successive tokens to text.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,7 +112,11 @@ impl TokenTable {
                 }
                 None => None,
             });
-            table.longest = table.longest.max(table.bytes.len() - begin);
+            let bytes = table.bytes.len() - begin;
+            if bytes > MAX_TOKEN_BYTES {
+                return Err(TextError::LongToken { id, bytes, limit: MAX_TOKEN_BYTES });
+            }
+            table.longest = table.longest.max(bytes);
             let end = u32::try_from(table.bytes.len());
             table.ends.push(end.map_err(|_| TextError::Vocabulary { largest, limit: MAX_TOKEN_ID })?);
         }

@@ -185,6 +185,27 @@ fn large_expressions_are_refused_before_they_are_compiled() {
 }
 
 #[test]
+fn text_of_a_token_has_a_limit() {
+    for (bytes, is_allowed) in [(1024, true), (1025, false)] {
+        let token = "a".repeat(bytes);
+        let mut bpe = byte_level_json();
+        let id = bpe["model"]["vocab"].as_object().unwrap().len();
+        bpe["model"]["vocab"][token.as_str()] = json!(id);
+        let mut word_level = byte_level_json();
+        word_level["model"] =
+            json!({"type": "WordLevel", "vocab": {"b": 0, token.as_str(): 1}, "unk_token": "b"});
+        word_level["added_tokens"] = json!([]);
+        for (json, id) in [(bpe, id), (word_level, 1)] {
+            let made = Tokenizer::new(&TokenizerSource::Json(json.to_string().into_bytes()));
+            let error = made.err().map(|error| error.to_string());
+            let expected =
+                format!("token {id} of the vocabulary has a text of {bytes} bytes; the limit is 1024");
+            assert_eq!(error, (!is_allowed).then_some(expected));
+        }
+    }
+}
+
+#[test]
 fn field_with_expressions_is_in_a_file_once() {
     let json = byte_level_json().to_string();
     let twice = json.strip_suffix('}').unwrap().to_owned() + r#","decoder":null}"#;
