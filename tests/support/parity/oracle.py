@@ -303,10 +303,10 @@ def load_scaled(checkpoint: Path, family: str, trained_length: int) -> Oracle:
     return Oracle(source, functools.partial(load_model, checkpoint), patch)
 
 
-def load_rounded(checkpoint: Path, group: int) -> Oracle:
-    """A model whose linear layers get inputs that are rounded to FP8, with a scale for each `group` values.
+def load_rounded(checkpoint: Path, span: int) -> Oracle:
+    """A model whose linear layers get inputs that are rounded to FP8, with a scale for each `span` values.
 
-    A `group` of 0 stands for all of them.
+    A `span` of 0 stands for all of them.
     """
 
     def load() -> Any:
@@ -314,7 +314,7 @@ def load_rounded(checkpoint: Path, group: int) -> Oracle:
         model = load_model(checkpoint)
 
         def rounded(_module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            groups = inputs[0].unflatten(-1, (-1, group or inputs[0].shape[-1]))
+            groups = inputs[0].unflatten(-1, (-1, span or inputs[0].shape[-1]))
             scales = groups.abs().amax(-1, keepdim=True) / 448
             numbers = (groups / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float()
             return ((numbers * scales).flatten(-2),)
@@ -324,7 +324,7 @@ def load_rounded(checkpoint: Path, group: int) -> Oracle:
                 module.register_forward_pre_hook(rounded)
         return model
 
-    return Oracle({"checkpoint": fingerprint(checkpoint), "rounded": group}, load)
+    return Oracle({"checkpoint": fingerprint(checkpoint), "rounded": span}, load)
 
 
 class TokenizerOracle:
