@@ -188,7 +188,7 @@ def percent_chars(text: str, values: Iterable[object]) -> int:
 def format_chars(text: str, values: Iterable[object]) -> int:
     """Maximum length of `text.format(...)`. Widths are numbers in the text, or those of nested fields.
 
-    A nested field is refused unless it is all of a width: other parts could make its number longer.
+    A nested field is refused if the width has other parts, too: they could make its number longer.
     """
     values = list(values)
     widths = [_largest_number(text)]
@@ -206,7 +206,7 @@ def format_chars(text: str, values: Iterable[object]) -> int:
     return len(text) + text.count("{") * (max(widths) + weight(values))
 
 
-#: The format of a field whose width is an argument.
+#: A format specification that takes its width from an argument.
 _NESTED = re.compile(r"[<>^]?\{\w*\}[ds]?")
 
 #: Digits of a number in a format beyond which it is taken as too large; there may be zeros among them.
@@ -290,9 +290,10 @@ def made_chars(name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, A
         case "%":
             return percent_chars(str(value), given)
         case "tojson":
-            # An escape of a character has up to 12 characters.
-            escaped = 12 if any(argument is True for argument in given) else 1
-            return size * escaped * (1 + min(widest, MAX_CHARS))
+            # `ensure_ascii` escapes a character with up to 12 characters.
+            escaped = 12 if kwargs.get("ensure_ascii", args[0] if args else False) else 1
+            indent = max((width(argument) for argument in given if not isinstance(argument, bool)), default=0)
+            return size * escaped * (1 + min(indent, MAX_CHARS))
         case "batch" | "slice":
             return entries(value) + widest
         case "title":

@@ -142,6 +142,7 @@ BAD_CONFIG: list[tuple[str, Any]] = [
     *[("max_num_seqs", value) for value in (0, -1, 513, 1 << 20, True)],
     *[("max_num_batched_tokens", value) for value in (0, -1, 15, 1 << 21, True)],
     *[(name, value) for name in ("max_waiting", "max_paused", "max_unfinished") for value in (0, -1, True)],
+    *[("max_prefill_chunk", value) for value in (0, -1, 1 << 21, True)],
     *[("max_logprobs", value) for value in (-2, 2**31, 1.0, True)],
     *[("block_size", value) for value in (0, -1, 8, 17, 256, 16.0, True, "16")],
     *[("kv_cache_bytes", value) for value in (0, -1, 2**63, 1e9, True)],

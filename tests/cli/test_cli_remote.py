@@ -69,6 +69,11 @@ def test_question_is_answered_with_statistics(server: Served, engine: penstock.E
     assert done.stderr.rstrip().endswith("tokens/s, ended by the limit of 8 tokens (--max-tokens)")
 
 
+def test_limit_of_the_server_is_named(server: Served) -> None:
+    done = chat("--url", server.url, "Hi", "--temperature", 0, "--ignore-eos")
+    assert done.stderr.rstrip().endswith(" tokens with the prompt (set by the server)")
+
+
 def test_question_is_the_same_as_a_prompt_or_a_pipe(
     server: Served, engine: penstock.Engine, tiny_model: Path
 ) -> None:

@@ -203,6 +203,7 @@ NEST = (
 )
 
 # Keeps many copies of a value.
+ESCAPE = "{{% for i in range(9) %}}{{% set x = ('\U0010ffff' * 500000)|tojson({}) %}}{{% endfor %}}"
 KEEP = (
     "{{% set v = {} %}}{{% set n = namespace(x=[]) %}}"
     "{{% for i in range(99999) %}}{{% set n.x = [n.x, {}] %}}{{% endfor %}}"
@@ -711,6 +712,8 @@ def test_width_of_a_field_can_be_an_argument() -> None:
         "{{ 'x'|center(999999999) }}",
         "{{ ('x' * 1000)|wordwrap(1, true, 'y' * 100000) }}",
         "{{ ([1] * 100000)|tojson(indent=100000) }}",
+        ESCAPE.format("ensure_ascii=true"),
+        ESCAPE.format("1"),
         "{{ [1]|batch(999999999, 0)|list }}",
         "{{ [1]|slice(999999999)|list }}",
         "{% for i in range(999999999) %}{% endfor %}",

@@ -94,7 +94,7 @@ def rust_entry(entry: SamplingEntry, notice: str) -> str:
         "}",
         "",
         f"impl {entry.name} {{",
-        "    /// The entry with these parameters of sampling, whose other numbers are 0.",
+        "    /// An entry with these sampling parameters; its other fields are 0.",
         "    pub fn with_sampling(sampling: &Sampling) -> Self {",
         "        Self {",
     ]

@@ -66,8 +66,12 @@ class Reply:
         """Whether Ctrl-C stopped the answer."""
         return self.finish_reason == "cancelled"
 
-    def statistics(self, limits: Mapping[str, Any]) -> str:
-        """The line below the answer; `limits` are the sampling parameters that the user has set."""
+    def statistics(self, limits: Mapping[str, Any], other_limit: str) -> str:
+        """The line below the answer.
+
+        `limits` are the sampling parameters that the user has set; `other_limit` names the limit of an answer
+        that none of them has ended.
+        """
         parts = []
         if self.output_tokens is not None:
             parts += [f"{self.prompt_tokens} prompt tokens", f"{self.output_tokens} output tokens"]
@@ -77,17 +81,17 @@ class Reply:
                 rate = ((self.output_tokens or 0) - 1) / (self.total - self.first_token)
                 parts.append(f"{rate:.1f} tokens/s")
         if self.finish_reason == "length":
-            parts.append(f"ended by the limit{self._limit(limits)}")
+            parts.append(f"ended by the limit{self._limit(limits, other_limit)}")
         return ", ".join(parts)
 
-    def _limit(self, limits: Mapping[str, Any]) -> str:
+    def _limit(self, limits: Mapping[str, Any], other_limit: str) -> str:
         """The limit that ended the answer."""
         if self.output_tokens is None or self.prompt_tokens is None:
             return ""
         if self.output_tokens == limits.get("max_tokens"):
             return f" of {self.output_tokens} tokens (--max-tokens)"
         total = self.prompt_tokens + self.output_tokens
-        option = "--max-length" if total == limits.get("max_length") else "the context, see --max-model-len"
+        option = "--max-length" if total == limits.get("max_length") else other_limit
         return f" of {total} tokens with the prompt ({option})"
 
 

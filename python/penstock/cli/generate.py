@@ -70,17 +70,18 @@ def _answer(
             request.cancel()
         result = request.result()
     limits = {"max_tokens": params.max_tokens, "max_length": params.max_length}
-    _print_end(Reply.of(result), limits, result.to_dict() if as_json else None)
+    end = Reply.of(result).statistics(limits, "the context, see --max-model-len")
+    _print_end(end, result.to_dict() if as_json else None)
     return result
 
 
-def _print_end(reply: Reply, limits: Mapping[str, Any], fields: Mapping[str, Any] | None) -> None:
+def _print_end(statistics: str, fields: Mapping[str, Any] | None) -> None:
     """Print these fields as JSON, or the end of an answer that has been printed."""
     if fields is not None:
         print_json(fields)
     else:
         click.echo()
-        click.echo(reply.statistics(limits), err=True)
+        click.echo(statistics, err=True)
 
 
 @contextmanager
@@ -212,7 +213,8 @@ def _answers(model: str | None, options: Mapping[str, Any], *, as_json: bool) ->
 
     def answer(messages: list[dict[str, Any]]) -> Reply:
         reply = remote.answer(messages, is_silent=as_json)
-        _print_end(reply, fields, reply.to_dict() if as_json else None)
+        end = reply.statistics(fields, "set by the server")
+        _print_end(end, reply.to_dict() if as_json else None)
         return reply
 
     yield answer

@@ -40,7 +40,7 @@ pub(super) struct PartProduct {
     /// The distance of rows of `out`.
     pub pitch: usize,
     pub accumulates: bool,
-    /// Of quantised rows.
+    /// The base-2 logarithm of the columns that share a scale, if `x` is quantised; 31 if a row shares one.
     pub x_group_shift: i32,
 }
 

@@ -10,7 +10,7 @@ use penstock_types::{Activations, CodeBits, Grid, Minimum};
 use super::quantised_matrix;
 use crate::arena::Region;
 
-/// Columns of a split, whose partial sum is a chain, as in `gemm.cu`.
+/// Columns of a split; its partial sum is one chain, as in `gemm.cu`.
 pub(super) const SPLIT_COLUMNS: usize = 2048;
 /// Outputs and rows of the tiles of `gemm_middle`, of plain numbers; those of `gemm_narrow` have half the rows.
 pub(super) const TILE: usize = 64;

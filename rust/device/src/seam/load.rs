@@ -116,7 +116,7 @@ pub trait Load: Memory {
     /// Packs a part of a matrix into `out`. Reads the rows from several threads.
     fn pack(&self, part: MatrixPart<'_>, out: &mut [u8]);
 
-    /// Packs a matrix whose parts are one below the other. Either all parts read codes or none does
+    /// Packs the parts of a matrix, one below the other. Either all parts read codes or none does
     /// ([`WeightFormat::reads_codes`]). Reads the rows from several threads; leaves nothing behind on failure.
     fn load_matrix(&mut self, parts: &[MatrixPart<'_>]) -> Result<Self::Matrix, DeviceError>;
 

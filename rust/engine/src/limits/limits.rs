@@ -234,6 +234,8 @@ mod tests {
     fn limits_out_of_range_are_rejected() {
         let error = Limits { block_size: 0, ..limits() }.validate().unwrap_err();
         assert_eq!(error.to_string(), "block_size=0 is not allowed: it must be at least 1");
+        let error = Limits { max_prefill_chunk: 0, ..limits() }.validate().unwrap_err();
+        assert_eq!(error.to_string(), "max_prefill_chunk=0 is not allowed: it must be at least 1");
         let error = Limits { max_num_batched_tokens: 3, ..limits() }.validate().unwrap_err();
         assert_eq!(
             error.to_string(),

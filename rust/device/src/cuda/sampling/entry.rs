@@ -84,7 +84,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The entry with these parameters of sampling, whose other numbers are 0.
+    /// An entry with these sampling parameters; its other fields are 0.
     pub fn with_sampling(sampling: &Sampling) -> Self {
         Self {
             top_n_sigma: sampling.top_n_sigma,
