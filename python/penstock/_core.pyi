@@ -3708,6 +3708,15 @@ class Request:
     def has_chunk(self) -> bool:
         """Whether `take` returns a chunk, or the request has ended."""
 
+    def is_readable(self) -> bool:
+        """Whether `next` returns a chunk or raises, of the output that the port has drained."""
+
+    def next(self) -> Chunk | None:
+        """`take` from the output that the port has drained.
+
+        Raises `StopAsyncIteration` after the last chunk, or as `check` does.
+        """
+
     def has_ended(self) -> bool:
         """Whether all choices have ended. The first call lifts the limit on unread output."""
 

@@ -28,9 +28,8 @@ error.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -39,8 +38,11 @@ from penstock._core import Port
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
+    _Future: TypeAlias = "asyncio.Future[None] | _EventFuture"
+
+Ready = TypeVar("Ready")
 
 _LOOP: anyio.lowlevel.RunVar[object] = anyio.lowlevel.RunVar("penstock.loop")
 
@@ -55,20 +57,20 @@ def _current_loop() -> object:
         return token
 
 
-class _FutureEvent:
-    """An event for one task on asyncio."""
+class _EventFuture:
+    """The part of `asyncio.Future` that a pump uses, on other event loops."""
 
-    __slots__ = ("_future",)
+    def __init__(self) -> None:
+        self._event = anyio.Event()
 
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self._future = future
+    def done(self) -> bool:
+        return self._event.is_set()
 
-    def wait(self) -> asyncio.Future[None]:
-        return self._future
+    def set_result(self, _: None) -> None:
+        self._event.set()
 
-    def set(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._event.wait().__await__()
 
 
 class Watch:
@@ -85,7 +87,6 @@ class Pump:
         self.port = Port()
         self._descriptor: int = self.port.fileno()
         self._loop = _current_loop()
-        self._thread = threading.get_ident()
         native: Any = anyio.lowlevel.current_token().native_token
         # Weak, because the event loop's variables refer to the pump.
         self._asyncio: weakref.ref[asyncio.AbstractEventLoop] | None = (
@@ -94,26 +95,41 @@ class Pump:
         self._has_leader = False
         #: The requests that are not waited for by id.
         self.watches: dict[int, Watch] = {}
-        self._followers: dict[int | Watch, list[anyio.Event | _FutureEvent]] = {}
+        self._followers: dict[int | Watch, list[_Future]] = {}
 
-    async def wait(self, key: int | Watch, is_ready: Callable[[], bool]) -> None:
-        """Wait until `is_ready()`, which was false when the caller looked.
+    async def wait(self, key: int | Watch, ready: Callable[[], Ready | None]) -> Ready:
+        """Wait until `ready()` returns a true value, which it did not when the caller looked; return the value.
 
         It reads the state of a request, or of those of a watch; `drain()` updates it.
         """
-        if not (self._has_leader and self._asyncio and threading.get_ident() == self._thread):
+        # Runs once per token and stream, and so does `_wake`: no layers, few calls.
+        loop = self._asyncio and self._asyncio()
+        if not (self._has_leader and loop):
             self._check_loop(key)
         try:
             while True:
                 if self._has_leader:
-                    await self._follow(key)
+                    future = loop.create_future() if loop else _EventFuture()
+                    followers = self._followers.get(key)
+                    if followers is None:
+                        self._followers[key] = [future]
+                    else:
+                        followers.append(future)
+                    try:
+                        await future
+                    except BaseException as error:
+                        self._forget(key, future)
+                        if isinstance(error, (RuntimeError, TypeError)):  # a future of another event loop
+                            self._check_loop(key)
+                        raise
                 else:
                     await self._lead()
-                if is_ready():
-                    return
+                found = ready()
+                if found:
+                    return found
         finally:
-            if not self._has_leader:
-                self._promote()
+            if not self._has_leader and self._followers:
+                self._wake(next(iter(self._followers)))
 
     def _check_loop(self, key: int | Watch) -> None:
         if _current_loop() is not self._loop:
@@ -128,29 +144,22 @@ class Pump:
         finally:
             self._has_leader = False
         for request_id in self.port.drain():
-            watch = self.watches.get(request_id)
-            if watch is not None:
+            if request_id in self._followers:
+                self._wake(request_id)
+            elif (watch := self.watches.get(request_id)) is not None:
                 watch.reached.add(request_id)
-            for event in self._followers.get(request_id if watch is None else watch, ()):
-                event.set()
+                self._wake(watch)
 
-    async def _follow(self, key: int | Watch) -> None:
-        loop = self._asyncio and self._asyncio()
-        event = _FutureEvent(loop.create_future()) if loop else anyio.Event()
-        followers = self._followers.setdefault(key, [])
-        followers.append(event)
-        try:
-            await event.wait()
-        except (RuntimeError, TypeError):  # a future of another event loop
-            self._check_loop(key)
-            raise
-        finally:
-            followers.remove(event)
+    def _wake(self, key: int | Watch) -> None:
+        """Wake the followers of a key, which are followers no longer."""
+        for future in self._followers.pop(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def _forget(self, key: int | Watch, future: _Future) -> None:
+        """Remove a follower that was cancelled or has failed, if it was not woken before."""
+        followers = self._followers.get(key, [])
+        if future in followers:
+            followers.remove(future)
             if not followers:
                 del self._followers[key]
-
-    def _promote(self) -> None:
-        for followers in self._followers.values():
-            for event in followers:
-                event.set()
-                return

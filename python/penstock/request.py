@@ -166,17 +166,14 @@ class Request(_Request):
             self._refuse_reader()
         self._is_reading = True
         try:
-            if native.has_chunk():
+            if native.is_readable():
                 await anyio.lowlevel.checkpoint()
-            else:
-                await self._pump.wait(self._id, native.has_chunk)
-            chunk = native.take()
+                chunk = native.next()
+                if chunk is not None:
+                    return chunk
+            return await self._pump.wait(self._id, native.next)
         finally:
             self._is_reading = False
-        if chunk is None:
-            native.check()
-            raise StopAsyncIteration
-        return chunk
 
     async def result(self) -> Result:
         """Wait until the request has finished and return its complete output.

@@ -31,23 +31,30 @@ async def watch_connection(receive: Receive, scope: anyio.CancelScope) -> None:
 async def while_watched(
     watch: Callable[[anyio.CancelScope], Coroutine[Any, Any, None]], work: Callable[[], Awaitable[Returned]]
 ) -> Returned:
-    """Run `work` unless `watch` cancels it, because the client has disconnected."""
+    """Run `work` unless `watch` cancels it, because the client has disconnected.
+
+    Both are tasks: a task costs more with each coroutine below the one that waits, and `work` may wait for
+    every token of an output.
+    """
     results: list[Returned] = []
     errors: list[Exception] = []
+    # AnyIO would keep the error of a cancelled task, and with it the frames that have the request.
     watching = anyio.CancelScope()
 
     async def run_watch() -> None:
-        # AnyIO would keep the error of a cancelled task, and with it the frames that have the request.
         with watching:
             await watch(group.cancel_scope)
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(run_watch)
+    async def run_work() -> None:
         try:
             results.append(await work())
         except Exception as error:  # noqa: BLE001 - raised below, outside the task group
             errors.append(error)
         watching.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run_watch)
+        group.start_soon(run_work)
     if errors:
         raise errors.pop()  # its traceback has this frame: a variable here would keep both
     if not results:

@@ -155,7 +155,10 @@ class _Batch:
     async def for_each(self, work: _Work) -> None:
         """Run `work` for each request; the first error ends it."""
         if self._num_prompts == 1:
-            await self._run_next(0, work)
+            if self.requests:
+                await work(0, self.requests[0])
+            else:
+                await self._run_next(0, work)
             return
         async with anyio.create_task_group() as group:
             self._begin_task(group, work)

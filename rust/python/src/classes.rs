@@ -71,7 +71,7 @@ value_class! {
     content: "\
      The part of `Choice.content` that has arrived.\n\
      \n\
-     It may lag behind `text`: text that may be the beginning of a tool call is held back." = |_| Ok(String::clone(&text)),
+     It may lag behind `text`: text that may be the beginning of a tool call is held back." = |_| Ok(std::sync::Arc::clone(&text)),
     reasoning: "The part of `Choice.reasoning` that has arrived." = |_| Ok(Default::default()),
     tool_calls: "The parts of `Choice.tool_calls` that have arrived." = |_| Ok(Default::default()),
     finish_reason: "\

@@ -1,11 +1,14 @@
-//! `Request`: the Python handle of one request. If `is_admitted`, `has_chunk` or `has_ended` returns false, the port's
-//! `drain` returns the request's id once it would return true, so a task is woken only for the state it waits for.
+//! `Request`: the Python handle of one request. If `is_admitted`, `is_readable`, `has_chunk` or `has_ended` returns false,
+//! the port's `drain` returns the request's id once it would return true, so a task is woken only for the state it waits
+//! for. The same holds if `next` returns `None`.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use penstock_engine::Process;
 use penstock_frontend::output::{ChoiceEnd, Milestone, RequestState};
+use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use pyo3::pyclass::{PyTraverseError, PyVisit};
 use pyo3::types::PyTuple;
@@ -119,6 +122,23 @@ impl Request {
         let state = self.state()?;
         let chunk = if state.has_tensors { detach(py, || state.take())? } else { state.take() };
         Ok(chunk.map(|chunk| PyChunk(chunk.into())))
+    }
+
+    fn is_readable(&self) -> Result<bool, Error> {
+        Ok(self.state()?.is_readable())
+    }
+
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PyChunk>> {
+        let state = self.state()?;
+        let next = if state.has_tensors { detach(py, || state.poll_next())? } else { state.poll_next() };
+        match next {
+            Poll::Ready(Some(chunk)) => Ok(Some(PyChunk(chunk.into()))),
+            Poll::Ready(None) => {
+                self.check(py)?;
+                Err(PyStopAsyncIteration::new_err(()))
+            }
+            Poll::Pending => Ok(None),
+        }
     }
 
     fn check_admission(&self, py: Python<'_>) -> Result<(), Error> {

@@ -1,8 +1,9 @@
 //! Incremental decoding of one running request.
 //!
-//! [`TextStream::push`] adds ids; [`TextStream::take`] returns the text that is final: complete characters that cannot
-//! belong to a stop string. All taken texts together equal the one-shot decoding of all ids, cut before the stop string
-//! if one occurs. If the stop string is included in the output, the text is cut after it and nothing is held back.
+//! [`TextStream::push`] appends the text of an id to a text of the caller. The text is final except for its last
+//! [`TextStream::held_back`] bytes, which may belong to a stop string; an incomplete character is not part of it yet.
+//! At the end, it equals the one-shot decoding of all ids, cut before the stop string if one occurs. If the stop string
+//! is included in the output, the text is cut after it and nothing is held back.
 
 use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
@@ -15,13 +16,10 @@ use crate::tokenizer::Tokenizer;
 pub struct TextStream {
     tokenizer: Tokenizer,
     detokenizer: Detokenizer,
+    /// `None` without stop strings, and after the end.
     matcher: Option<StopStringMatcher>,
     include_stop: bool,
     stopped: Option<StopMatch>,
-    /// Decoded text: `..taken` has been taken, `taken..ready` can be taken, `ready..` is held back for stop strings.
-    text: String,
-    taken: usize,
-    ready: usize,
 }
 
 impl TextStream {
@@ -33,76 +31,59 @@ impl TextStream {
             matcher: StopStringMatcher::new(stops)?,
             include_stop: options.include_stop_str_in_output,
             stopped: None,
-            text: String::new(),
-            taken: 0,
-            ready: 0,
         })
     }
 
     /// Puts ids before the first one. Returns their text; if it ends within a character, the character is text of the
     /// id that completes it. Stop strings are not searched in the returned text.
     pub fn begin_after(&mut self, ids: &[u32]) -> String {
+        let mut text = String::new();
         for id in ids {
-            self.detokenizer.push(self.tokenizer.table(), *id, &mut self.text);
-        }
-        std::mem::take(&mut self.text)
-    }
-
-    /// Adds an id. Returns the stop string that ended the text, if any; later ids are ignored and return the same. An
-    /// id outside the vocabulary adds no text.
-    pub fn push(&mut self, id: u32) -> Option<StopMatch> {
-        if self.stopped.is_none() {
-            let from = self.text.len();
-            self.detokenizer.push(self.tokenizer.table(), id, &mut self.text);
-            self.find_stop(from);
-        }
-        self.stopped
-    }
-
-    /// Returns the text that became final since the last call; often empty.
-    pub fn take(&mut self) -> String {
-        if self.taken == 0 && self.ready == self.text.len() {
-            self.ready = 0;
-            return std::mem::take(&mut self.text);
-        }
-        let text = self.text[self.taken..self.ready].to_owned();
-        self.taken = self.ready;
-        // Removing taken text moves the rest. Doing so only when the rest is the smaller half keeps the total linear.
-        if self.taken * 2 >= self.text.len() {
-            self.text.drain(..self.taken);
-            self.ready -= self.taken;
-            self.taken = 0;
+            self.detokenizer.push(self.tokenizer.table(), *id, &mut text);
         }
         text
     }
 
-    /// Ends the stream: text that was held back can be taken, and bytes of an incomplete character become U+FFFD, which
-    /// may complete a stop string.
-    pub fn finish(&mut self) -> Option<StopMatch> {
+    /// Appends the text of an id to `text`, and cuts a stop string off its end. Returns the stop string that ended the
+    /// text, if any; later ids are ignored and return the same. An id outside the vocabulary adds no text.
+    pub fn push(&mut self, id: u32, text: &mut String) -> Option<StopMatch> {
         if self.stopped.is_none() {
-            let from = self.text.len();
-            self.detokenizer.finish(&mut self.text);
-            self.find_stop(from);
-            self.ready = self.text.len();
+            let from = text.len();
+            self.detokenizer.push(self.tokenizer.table(), id, text);
+            self.find_stop(from, text);
         }
         self.stopped
     }
 
-    /// Searches the text from `from` on and updates `ready`.
-    fn find_stop(&mut self, from: usize) {
-        let Some(matcher) = &mut self.matcher else {
-            self.ready = self.text.len();
-            return;
-        };
-        match matcher.feed(&self.text.as_bytes()[from..]) {
-            Some(position) => {
-                let end = from + position.end;
-                self.text.truncate(if self.include_stop { end } else { end - position.length });
-                self.ready = self.text.len();
-                self.stopped = Some(StopMatch { stop: position.stop });
-            }
-            None if self.include_stop => self.ready = self.text.len(),
-            None => self.ready = self.text.len() - matcher.held_back(),
+    /// Ends the stream: nothing is held back any more, and bytes of an incomplete character become U+FFFD, which may
+    /// complete a stop string.
+    pub fn finish(&mut self, text: &mut String) -> Option<StopMatch> {
+        if self.stopped.is_none() {
+            let from = text.len();
+            self.detokenizer.finish(text);
+            self.find_stop(from, text);
+            self.matcher = None;
+        }
+        self.stopped
+    }
+
+    /// The number of last bytes of the text that may belong to a stop string.
+    pub fn held_back(&self) -> usize {
+        match &self.matcher {
+            Some(matcher) if !self.include_stop => matcher.held_back(),
+            _ => 0,
+        }
+    }
+
+    /// Searches the text from `from` on, and cuts it at a stop string.
+    fn find_stop(&mut self, from: usize, text: &mut String) {
+        let Some(matcher) = &mut self.matcher else { return };
+        if let Some(position) = matcher.feed(&text.as_bytes()[from..]) {
+            let end = from + position.end;
+            // A caller that only looks for stop strings does not keep the text before this id.
+            text.truncate(if self.include_stop { end } else { end.saturating_sub(position.length) });
+            self.stopped = Some(StopMatch { stop: position.stop });
+            self.matcher = None;
         }
     }
 }

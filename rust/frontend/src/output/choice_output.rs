@@ -25,7 +25,7 @@ pub struct ChoiceOutput {
     is_end_taken: bool,
     /// The time at which the first token was received.
     pub first_token: Option<Instant>,
-    pub output: TokenOutput,
+    pub tokens: TokenOutput,
     /// The log probability of each token of the prompt except the first.
     pub prompt_logprobs: Vec<f32>,
     pub prompt_top_logprobs: Vec<TopLogprobs>,
@@ -52,7 +52,7 @@ impl ChoiceOutput {
             end: None,
             is_end_taken: false,
             first_token: None,
-            output: TokenOutput::new(&outputs, text.is_parsed()),
+            tokens: TokenOutput::new(&outputs),
             prompt_logprobs: Vec::new(),
             prompt_top_logprobs: Vec::new(),
             logits: PositionTensors::new(outputs.logits, request.prompt.len()),
@@ -71,7 +71,7 @@ impl ChoiceOutput {
     /// Receives events until `max_unread` tokens are unread. A panic ends this choice and no other.
     pub fn receive(&mut self, max_unread: usize) {
         let received = catch(|| {
-            while self.end.is_none() && self.output.num_unread() < max_unread {
+            while self.end.is_none() && self.tokens.num_unread() < max_unread {
                 let Some(event) = self.consumer.as_mut().and_then(Consumer::pop) else { return };
                 self.handle(event);
             }
@@ -90,28 +90,45 @@ impl ChoiceOutput {
 
     /// The number of tokens that were not taken yet.
     pub fn num_unread(&self) -> usize {
-        self.output.num_unread()
+        self.tokens.num_unread()
     }
 
     /// Whether there is a chunk to take: a choice that ends without an error has a last one, which may be empty.
     pub fn has_unread(&self) -> bool {
-        self.output.has_unread() || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
+        self.tokens.num_unread() > 0
+            || self.text.has_unread()
+            || !self.is_end_taken && matches!(self.end, Some(ChoiceEnd::Finished(..)))
     }
 
     /// Takes everything that was not taken yet as a chunk of choice `index`. If the system has no memory for its rows,
     /// the choice ends.
     pub fn take(&mut self, index: usize) -> Chunk {
-        let mut chunk = self.output.take(index);
+        let (text, content) = self.text.take();
+        let (token_ids, logprobs, top_logprobs) = self.tokens.take();
+        let mut chunk = Chunk {
+            text,
+            token_ids,
+            logprobs,
+            top_logprobs,
+            index,
+            content,
+            reasoning: self.text.parsed.take_reasoning(),
+            tool_calls: self.text.parsed.take_calls(),
+            finish_reason: None,
+            stop_reason: None,
+            logits: None,
+            hidden_states: None,
+            embeddings: None,
+        };
         if let Err(reason) = self.take_rows(&mut chunk) {
             self.end_as(ChoiceEnd::Failed(reason));
         }
-        let Some(ChoiceEnd::Finished(ending, _)) = &self.end else { return chunk };
-        self.is_end_taken = true;
-        Chunk {
-            finish_reason: Some(ending.finish_reason.to_owned()),
-            stop_reason: ending.stop_reason.clone(),
-            ..chunk
+        if let Some(ChoiceEnd::Finished(ending, _)) = &self.end {
+            self.is_end_taken = true;
+            chunk.finish_reason = Some(ending.finish_reason.to_owned());
+            chunk.stop_reason.clone_from(&ending.stop_reason);
         }
+        chunk
     }
 
     /// Asks the engine to cancel it. Has no effect after the end.
@@ -143,28 +160,22 @@ impl ChoiceOutput {
     /// The complete choice, unless it failed.
     pub fn choice(&self, index: usize) -> Option<Choice> {
         let Some(ChoiceEnd::Finished(ending, _)) = &self.end else { return None };
-        let TokenOutput { text, echoed, parsed, token_ids, logprobs, top_logprobs, .. } = &self.output;
-        let has_logprobs = self.output.has_logprobs;
-        let text: Arc<str> = text.as_str().into();
-        let content = match self.output.is_parsed {
-            true => parsed.content.as_str().into(),
-            false if *echoed == 0 => Arc::clone(&text),
-            false => text[*echoed..].into(),
-        };
+        let (text, content) = self.text.whole();
+        let TokenOutput { token_ids, logprobs, top_logprobs, .. } = &self.tokens;
         Some(Choice {
             index,
             text,
             token_ids: token_ids.clone(),
-            logprobs: has_logprobs.then(|| logprobs.clone()),
-            top_logprobs: self.output.has_top_logprobs.then(|| top_logprobs.clone()),
-            cumulative_logprob: has_logprobs.then(|| logprobs.iter().copied().map(f64::from).sum()),
+            logprobs: logprobs.clone(),
+            top_logprobs: top_logprobs.clone(),
+            cumulative_logprob: logprobs.as_ref().map(|logprobs| logprobs.iter().copied().map(f64::from).sum()),
             finish_reason: ending.finish_reason.to_owned(),
             stop_reason: ending.stop_reason.clone(),
             seed: self.seed,
             score: None,
             content,
-            reasoning: parsed.reasoning.as_str().into(),
-            tool_calls: parsed.calls.clone(),
+            reasoning: self.text.parsed.reasoning.as_str().into(),
+            tool_calls: self.text.parsed.calls.clone(),
             logits: self.logits.tensor(),
             hidden_states: self.hidden_states.tensor(),
             embeddings: self.embeddings.tensor(),
@@ -206,14 +217,18 @@ impl ChoiceOutput {
             return;
         }
         self.first_token.get_or_insert_with(Instant::now);
-        self.text.begin(&mut self.output);
-        let mut details = token.details.map_or_else(TokenDetails::default, |details| *details);
-        self.output.push(token.id, token.logprob, std::mem::take(&mut details.top));
-        self.push_rows(&details);
-        if !self.stops.adds_text(token.id, self.output.token_ids.len() - 1) {
+        self.text.begin();
+        match token.details {
+            Some(mut details) => {
+                self.tokens.push(token.id, token.logprob, std::mem::take(&mut details.top));
+                self.push_rows(&details);
+            }
+            None => self.tokens.push(token.id, token.logprob, TopLogprobs::new()),
+        }
+        if !self.stops.adds_text(token.id, self.tokens.token_ids.len() - 1) {
             return;
         }
-        if let Some(stop) = self.text.push(token.id, &mut self.output) {
+        if let Some(stop) = self.text.push(token.id) {
             self.stopped_by = Some(stop.to_owned());
             if let Some(consumer) = &self.consumer {
                 consumer.stop();
@@ -234,17 +249,17 @@ impl ChoiceOutput {
     /// Ends the choice; releases the text that was held back.
     fn close(&mut self, finish: Finish) {
         if self.stopped_by.is_none() {
-            self.text.begin(&mut self.output);
+            self.text.begin();
             self.stopped_by = match self.stops.excluded_sequence(&finish.reason) {
                 Some(sequence) => {
-                    self.text.finish_without(sequence.len(), &mut self.output);
+                    self.text.finish_without(sequence.len(), &self.tokens.token_ids);
                     None
                 }
-                None => self.text.finish(&mut self.output).map(str::to_owned),
+                None => self.text.finish().map(str::to_owned),
             };
         }
         let ending = self.stops.ending(&finish.reason, self.stopped_by.take());
-        let ending = ending.map(|ending| match self.output.parsed.has_complete_calls() {
+        let ending = ending.map(|ending| match self.text.parsed.has_complete_calls() {
             true => ending.with_tool_calls(),
             false => ending,
         });

@@ -1,9 +1,11 @@
-//! The text of one choice, and its content, reasoning and tool calls if it is parsed.
+//! The text of one choice, and its content, reasoning and tool calls if it is parsed; and how much of it was taken.
 //!
 //! ```text
 //! tokens ── plain ─────────────────────────────────> text
 //!        └─ marked, or the plain text ── parser ───> content, reasoning, tool calls
 //! ```
+//!
+//! The text is kept once, as a whole. A chunk has the part of it that was final and not taken yet.
 //!
 //! A second text exists only if the parser uses special tokens that the first one omits. Stop strings are searched in
 //! both; the first one found ends both.
@@ -13,8 +15,8 @@ use std::sync::Arc;
 use penstock_text::parsers::{Delta, OutputParser, ReasoningFormat, ToolFormat};
 use penstock_text::{StopMatch, StopSequences, TextError, TextOptions, TextStream, Tokenizer};
 
+use super::parsed_output::ParsedOutput;
 use super::text_buffer::TextBuffer;
-use super::token_output::TokenOutput;
 
 /// The conversion of the tokens of all choices of a request to text.
 pub struct OutputOptions {
@@ -54,15 +56,23 @@ pub struct OutputFormats {
 /// The text of one choice.
 pub struct OutputText {
     options: Arc<OutputOptions>,
-    /// The prompt's text, if the text begins with it.
+    /// The prompt's text, if the text begins with it and has not begun.
     echo: Option<Arc<str>>,
     sequences: StopSequences,
     plain: TextBuffer,
+    /// The length of the prompt's text at the begin of the text.
+    num_echoed: usize,
+    /// Bytes of the text that were taken.
+    num_taken: usize,
     parsing: Option<Parsing>,
+    /// Empty if the text is not parsed.
+    pub parsed: ParsedOutput,
 }
 
 struct Parsing {
     parser: OutputParser,
+    /// Bytes of the text that the parser has read.
+    num_read: usize,
     marked: Option<MarkedText>,
     deltas: Vec<Delta>,
 }
@@ -95,6 +105,7 @@ impl OutputOptions {
         };
         let parsing = |formats| Parsing {
             parser: parser(formats),
+            num_read: 0,
             marked: marked_stream.clone().map(marked),
             deltas: Vec::new(),
         };
@@ -106,6 +117,9 @@ impl OutputOptions {
             sequences: sequences.clone(),
             echo: echo.clone(),
             plain: TextBuffer::new(plain.clone()),
+            num_echoed: 0,
+            num_taken: 0,
+            parsed: ParsedOutput::default(),
             parsing: options.formats.map(parsing),
             options: Arc::clone(&options),
         };
@@ -134,82 +148,107 @@ impl OutputOptions {
 }
 
 impl OutputText {
-    /// Whether the text is parsed.
-    pub fn is_parsed(&self) -> bool {
-        self.parsing.is_some()
-    }
-
     /// Whether stop strings, tokens and sequences are part of the text.
     pub fn includes_stops(&self) -> bool {
         self.options.options.include_stop_str_in_output
     }
 
     /// Puts the prompt's text first, if requested. Called before the first token and before the end.
-    pub fn begin(&self, output: &mut TokenOutput) {
-        if let Some(echo) = self.echo.as_deref().filter(|_| output.token_ids.is_empty()) {
-            output.text = echo.to_owned();
-            output.echoed = echo.len();
+    pub fn begin(&mut self) {
+        if let Some(echo) = self.echo.take() {
+            self.plain.begin(&echo);
+            self.num_echoed = echo.len();
         }
     }
 
     /// Adds a token. Returns the stop string that ended the text, if any; then no token follows.
-    pub fn push(&mut self, token: u32, output: &mut TokenOutput) -> Option<&str> {
+    pub fn push(&mut self, token: u32) -> Option<&str> {
         let held_back = self.sequences.push(token);
         let stop = self.plain.push(Some(token), held_back);
-        let marked = self.parsing.as_mut().and_then(|parsing| parsing.marked.as_mut());
-        let stop = stop.or(marked.and_then(|marked| marked.push(token, held_back, &self.options)));
+        let stop = stop.or(self.marked().and_then(|(marked, options)| marked.push(token, held_back, options)));
         if stop.is_some() {
-            return self.finish(output);
+            return self.finish();
         }
-        self.emit(output);
+        self.parse();
         None
     }
 
     /// Ends the text. The text that was held back may complete a stop string.
-    pub fn finish(&mut self, output: &mut TokenOutput) -> Option<&str> {
+    pub fn finish(&mut self) -> Option<&str> {
         let stop = self.plain.finish();
-        let marked = self.parsing.as_mut().and_then(|parsing| parsing.marked.as_mut());
-        let stop = stop.or(marked.and_then(|marked| marked.buffer.finish()));
-        self.emit_rest(output);
+        let stop = stop.or(self.marked().and_then(|(marked, _)| marked.buffer.finish()));
+        self.parse_rest();
         stop.map(|StopMatch { stop }| &*self.options.stops[stop])
     }
 
-    /// Ends the text without the last `num_stopping` tokens, which are a stop sequence.
-    pub fn finish_without(&mut self, num_stopping: usize, output: &mut TokenOutput) {
-        let options = &self.options;
-        let tokens = &output.token_ids[..output.token_ids.len() - num_stopping];
-        let (before, num_echoed) = match (&options.echo, &self.echo) {
-            (Some(Echo::Tokens(ids)), Some(echo)) => (&ids[..], echo.len()),
-            _ => (&[][..], 0),
+    /// Ends the text without the last `num_stopping` of its tokens, which are a stop sequence.
+    pub fn finish_without(&mut self, num_stopping: usize, token_ids: &[u32]) {
+        let tokens = &token_ids[..token_ids.len() - num_stopping];
+        let (before, start) = match &self.options.echo {
+            Some(Echo::Tokens(ids)) => (&ids[..], 0),
+            _ => (&[][..], self.num_echoed),
         };
-        let whole = options.tokenizer.decode(&[before, tokens].concat(), options.options);
-        self.plain.finish_as(&whole[num_echoed..]);
-        if let Some(marked) = self.parsing.as_mut().and_then(|parsing| parsing.marked.as_mut()) {
+        let rest = self.options.tokenizer.decode(&[before, tokens].concat(), self.options.options);
+        self.plain.finish_as(start, &rest);
+        if let Some((marked, options)) = self.marked() {
             let shown: Vec<_> =
                 tokens.iter().copied().filter(|token| marked.shows(*token, options)).collect();
-            marked.buffer.finish_as(&options.tokenizer.decode(&shown, options.marked_options()));
+            marked.buffer.finish_as(0, &options.tokenizer.decode(&shown, options.marked_options()));
         }
-        self.emit_rest(output);
+        self.parse_rest();
     }
 
-    /// Moves final text to `output`.
-    fn emit(&mut self, output: &mut TokenOutput) {
-        let text = self.plain.take();
-        if let Some(Parsing { parser, marked, deltas }) = &mut self.parsing {
-            match marked {
-                Some(marked) => parser.push(&marked.buffer.take(), deltas),
-                None => parser.push(&text, deltas),
-            }
-            output.parsed.extend(deltas.drain(..));
-        }
-        output.extend_text(text);
+    /// Whether there is something to take.
+    pub fn has_unread(&self) -> bool {
+        self.plain.final_text().len() > self.num_taken || self.parsed.has_unread()
     }
 
-    fn emit_rest(&mut self, output: &mut TokenOutput) {
-        self.emit(output);
+    /// Takes the text that was not taken yet, and its content. [`Self::parsed`] has the rest.
+    pub fn take(&mut self) -> (Arc<str>, Arc<str>) {
+        let whole = self.plain.final_text();
+        let start = std::mem::replace(&mut self.num_taken, whole.len());
+        let text: Arc<str> = whole[start..].into();
+        let content = match self.parsing {
+            Some(_) => self.parsed.take_content().into(),
+            None if start < self.num_echoed => whole[self.num_echoed..].into(),
+            None => Arc::clone(&text),
+        };
+        (text, content)
+    }
+
+    /// The whole text, and its content.
+    pub fn whole(&self) -> (Arc<str>, Arc<str>) {
+        let text: Arc<str> = self.plain.final_text().into();
+        let content = match self.parsing {
+            Some(_) => self.parsed.content.as_str().into(),
+            None if self.num_echoed > 0 => text[self.num_echoed..].into(),
+            None => Arc::clone(&text),
+        };
+        (text, content)
+    }
+
+    fn marked(&mut self) -> Option<(&mut MarkedText, &OutputOptions)> {
+        let marked = self.parsing.as_mut()?.marked.as_mut()?;
+        Some((marked, &self.options))
+    }
+
+    /// Parses the text that has become final.
+    fn parse(&mut self) {
+        let Some(Parsing { parser, num_read, marked, deltas }) = &mut self.parsing else { return };
+        let text = match marked {
+            Some(marked) => marked.buffer.final_text(),
+            None => &self.plain.final_text()[self.num_echoed..],
+        };
+        parser.push(&text[*num_read..], deltas);
+        *num_read = text.len();
+        self.parsed.extend(deltas.drain(..));
+    }
+
+    fn parse_rest(&mut self) {
+        self.parse();
         if let Some(Parsing { parser, deltas, .. }) = &mut self.parsing {
             parser.finish(deltas);
-            output.parsed.extend(deltas.drain(..));
+            self.parsed.extend(deltas.drain(..));
         }
     }
 }

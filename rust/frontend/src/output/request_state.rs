@@ -12,6 +12,7 @@
 //! from the choices in turn.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Instant;
 
 use penstock_engine::request::Request;
@@ -153,26 +154,27 @@ impl RequestState {
         is_reached
     }
 
+    /// Whether [`poll_next`](Self::poll_next) would be ready. If not, a later `receive_choices` returns true once it is.
+    /// It leaves the queues alone: a drain receives what is in them.
+    pub fn is_readable(&self) -> bool {
+        let mut state = self.lock();
+        let is_reached = state.has_reached(Milestone::Chunk);
+        state.awaits_chunk = !is_reached;
+        is_reached
+    }
+
+    /// Takes the unread part of one choice, of what was received; `None` if nothing follows. If it is pending, a later
+    /// `receive_choices` returns true once it is ready.
+    pub fn poll_next(&self) -> Poll<Option<Chunk>> {
+        let mut state = self.lock();
+        let chunk = state.take();
+        state.awaits_chunk = chunk.is_none() && !state.is_over;
+        if state.awaits_chunk { Poll::Pending } else { Poll::Ready(chunk) }
+    }
+
     /// Takes the unread part of one choice, if there is any.
     pub fn take(&self) -> Option<Chunk> {
-        let state = &mut *self.lock();
-        let num_choices = state.choices.len();
-        let mut order = (0..num_choices).map(|offset| (state.next_choice + offset) % num_choices);
-        let index = order.find(|index| state.choices[*index].has_unread())?;
-        state.next_choice = (index + 1) % num_choices;
-        let was_full = state.choices[index].num_unread() >= state.max_unread;
-        let was_open = state.choices[index].end.is_none();
-        let chunk = state.choices[index].take(index);
-        if was_open && state.choices[index].end.is_some() {
-            state.num_unfinished -= 1;
-            state.end_if_over();
-        }
-        if was_full {
-            // Its queue has events that no drain will receive, because they were listed before.
-            state.receive_choice(index);
-            state.end_if_over();
-        }
-        Some(chunk)
+        self.lock().take()
     }
 
     /// Whether the engine admitted the request.
@@ -248,6 +250,27 @@ impl State {
             }
     }
 
+    /// Takes the unread part of one choice, if there is any. The choices take turns.
+    fn take(&mut self) -> Option<Chunk> {
+        let num_choices = self.choices.len();
+        let mut order = (0..num_choices).map(|offset| (self.next_choice + offset) % num_choices);
+        let index = order.find(|index| self.choices[*index].has_unread())?;
+        self.next_choice = (index + 1) % num_choices;
+        let was_full = self.choices[index].num_unread() >= self.max_unread;
+        let was_open = self.choices[index].end.is_none();
+        let chunk = self.choices[index].take(index);
+        if was_open && self.choices[index].end.is_some() {
+            self.num_unfinished -= 1;
+            self.end_if_over();
+        }
+        if was_full {
+            // Its queue has events that no drain will receive, because they were listed before.
+            self.receive_choice(index);
+            self.end_if_over();
+        }
+        Some(chunk)
+    }
+
     fn receive(&mut self) {
         if self.is_over {
             return;
@@ -283,7 +306,7 @@ impl State {
 }
 
 fn usage(choices: &[ChoiceOutput]) -> Usage {
-    let num_tokens = choices.iter().map(|choice| choice.output.token_ids.len()).sum();
+    let num_tokens = choices.iter().map(|choice| choice.tokens.token_ids.len()).sum();
     let cached = choices.iter().find_map(ChoiceOutput::finish).map(|finish| finish.cached);
     let cached = cached.unwrap_or_else(|| choices[0].cached());
     Usage::new(choices[0].request.prompt.len(), num_tokens, cached)

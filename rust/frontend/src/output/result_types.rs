@@ -8,7 +8,7 @@ use super::{FloatArray, StopReason, TopLogprobs};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chunk {
     /// Text that has become final; may be empty.
-    pub text: String,
+    pub text: Arc<str>,
     /// Tokens that have arrived.
     pub token_ids: Vec<u32>,
     /// Natural logarithm of the probability of each of `token_ids`; `None` unless requested.
@@ -18,7 +18,7 @@ pub struct Chunk {
     /// Index of the choice.
     pub index: usize,
     /// The part of `Choice.content` that has arrived.
-    pub content: String,
+    pub content: Arc<str>,
     /// The part of `Choice.reasoning` that has arrived.
     pub reasoning: String,
     /// The parts of `Choice.tool_calls` that have arrived.

@@ -65,11 +65,7 @@ impl BeamStops for BeamStopState {
     fn push(&mut self, generated: &[u32]) -> Option<Ending> {
         let (last, index) = (*generated.last()?, generated.len() - 1);
         let stream = self.stream.as_mut().filter(|_| self.checker.adds_text(last, index));
-        let stop = stream.and_then(|stream| {
-            let stop = stream.push(last);
-            drop(stream.take());
-            stop
-        });
+        let stop = stream.and_then(|stream| stream.push(last, &mut String::new()));
         self.checker.check(generated, stop.map(|stop| &*self.stops[stop.stop]))
     }
 }
@@ -83,11 +79,11 @@ impl BeamText {
     /// The text of an output, without its stop string, token or sequence unless those are included.
     fn text(&self, token_ids: &[u32], ending: &Ending) -> String {
         if let Some(StopReason::Text(_)) = &ending.stop_reason {
-            let mut stream = self.stream.clone();
+            let (mut stream, mut text) = (self.stream.clone(), String::new());
             for token in token_ids {
-                stream.push(*token);
+                stream.push(*token, &mut text);
             }
-            return stream.take();
+            return text;
         }
         let num_excluded = self.checker.num_excluded(ending.stop_reason.as_ref());
         self.tokenizer.decode(&token_ids[..token_ids.len() - num_excluded], self.options)

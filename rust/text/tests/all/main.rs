@@ -6,6 +6,7 @@ mod encoding;
 mod parser_properties;
 mod parser_support;
 mod parsers;
+mod reader;
 mod stop_sequences;
 mod stop_strings;
 mod streaming;

@@ -3,6 +3,7 @@
 use penstock_text::{MAX_STOP_BYTES, StopMatch, TextOptions, TextStream, Tokenizer};
 use proptest::prelude::*;
 
+use crate::reader::Reader;
 use crate::vocabularies::*;
 
 /// The end of the text and the stop string: the first position where one is complete, and the longest one there.
@@ -36,7 +37,7 @@ fn check(
 ) -> Result<(), TestCaseError> {
     let text = tokenizer.decode(ids, options);
     let (end, stopped) = search(&text, stops, options.include_stop_str_in_output);
-    let mut stream = TextStream::new(tokenizer, options, stops).unwrap();
+    let mut stream = Reader::new(tokenizer, options, stops);
     let mut shown = String::new();
     for (&id, &take) in ids.iter().zip(takes.iter().cycle()) {
         let answer = stream.push(id);
@@ -136,7 +137,7 @@ fn stop_strings_match_across_token_boundaries() {
 fn included_stop_string_holds_nothing_back() {
     let tokenizer = ours(&byte_level_json());
     let options = TextOptions { include_stop_str_in_output: true, ..TextOptions::default() };
-    let mut stream = TextStream::new(&tokenizer, options, &["abc".to_owned()]).unwrap();
+    let mut stream = Reader::new(&tokenizer, options, &["abc".to_owned()]);
     let takes = b"aabcd".map(|byte| {
         stream.push(u32::from(byte));
         stream.take()
@@ -148,7 +149,7 @@ fn included_stop_string_holds_nothing_back() {
 fn only_prefixes_of_stop_strings_are_held_back() {
     let tokenizer = ours(&byte_level_json());
     proptest!(|(text in "[abc]{0,30}", stops in proptest::collection::vec("[ab]{2,6}", 1..4))| {
-        let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &stops).unwrap();
+        let mut stream = Reader::new(&tokenizer, TextOptions::default(), &stops);
         let mut shown = String::new();
         for (index, byte) in text.bytes().enumerate() {
             if stream.push(u32::from(byte)).is_some() {
@@ -168,7 +169,7 @@ fn only_prefixes_of_stop_strings_are_held_back() {
 fn no_text_follows_a_stop_string() {
     let tokenizer = ours(&byte_level_json());
     let stops = ["never".to_owned(), "ab".to_owned()];
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &stops).unwrap();
+    let mut stream = Reader::new(&tokenizer, TextOptions::default(), &stops);
     let answers: Vec<_> = b"xabyzab".iter().map(|&byte| stream.push(u32::from(byte))).collect();
     let stopped = Some(StopMatch { stop: 1 });
     assert_eq!(answers, [None, None, stopped, stopped, stopped, stopped, stopped]);
@@ -180,7 +181,7 @@ fn no_text_follows_a_stop_string() {
 #[test]
 fn stop_string_can_be_completed_by_finish() {
     let tokenizer = ours(&byte_level_json());
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &["a\u{FFFD}".to_owned()]).unwrap();
+    let mut stream = Reader::new(&tokenizer, TextOptions::default(), &["a\u{FFFD}".to_owned()]);
     assert_eq!(stream.push(u32::from(b'a')), None);
     assert_eq!(stream.push(0xC3), None);
     assert_eq!(stream.finish(), Some(StopMatch { stop: 0 }));
@@ -204,7 +205,7 @@ fn invalid_stop_strings_are_rejected_with_index_or_size() {
 fn long_held_back_text_takes_linear_time() {
     let tokenizer = ours(&byte_level_json());
     let stop = "a".repeat(MAX_STOP_BYTES - 1) + "b";
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[stop]).unwrap();
+    let mut stream = Reader::new(&tokenizer, TextOptions::default(), &[stop]);
     let mut shown = 0;
     for _ in 0..2_000_000 {
         stream.push(u32::from(b'a'));

@@ -1,8 +1,9 @@
 //! Incremental decoding, compared with the library's decoder.
 
-use penstock_text::{TextOptions, TextStream, Tokenizer};
+use penstock_text::{TextOptions, Tokenizer};
 use proptest::prelude::*;
 
+use crate::reader::Reader;
 use crate::vocabularies::*;
 
 /// Ids of all kinds: mostly bytes, merged and special tokens, and some outside the vocabulary.
@@ -14,7 +15,7 @@ fn ids() -> impl Strategy<Value = Vec<u32>> {
 
 /// The text of each take.
 fn takes(tokenizer: &Tokenizer, options: TextOptions, ids: &[u32]) -> Vec<String> {
-    let mut stream = TextStream::new(tokenizer, options, &[]).unwrap();
+    let mut stream = Reader::new(tokenizer, options, &[]);
     let mut takes = Vec::new();
     for &id in ids {
         assert_eq!(stream.push(id), None);
@@ -42,7 +43,7 @@ fn streamed_text_equals_the_librarys_decoding() {
 fn every_complete_character_is_emitted_immediately() {
     let tokenizer = ours(&byte_level_json());
     proptest!(|(text in ".{0,40}")| {
-        let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[]).unwrap();
+        let mut stream = Reader::new(&tokenizer, TextOptions::default(), &[]);
         let (mut bytes, mut shown) = (0, String::new());
         for id in tokenizer.encode(&text, false).unwrap() {
             bytes += tokenizer.id_to_token(id).unwrap().chars().count();
@@ -62,7 +63,7 @@ fn run_of_fallback_bytes_is_decoded_together() {
     let hello = tokenizer.token_to_id("▁hello").unwrap();
     let run = ['é', '漢'].iter().flat_map(|c| c.to_string().into_bytes()).map(byte);
     let mut ids: Vec<u32> = run.collect();
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[]).unwrap();
+    let mut stream = Reader::new(&tokenizer, TextOptions::default(), &[]);
     for &id in &ids {
         stream.push(id);
         assert_eq!(stream.take(), "");
@@ -76,7 +77,7 @@ fn run_of_fallback_bytes_is_decoded_together() {
 #[test]
 fn incomplete_character_becomes_one_replacement_at_the_end() {
     let tokenizer = ours(&byte_level_json());
-    let mut stream = TextStream::new(&tokenizer, TextOptions::default(), &[]).unwrap();
+    let mut stream = Reader::new(&tokenizer, TextOptions::default(), &[]);
     for id in [0x61, 0xE6, 0xBC] {
         stream.push(id);
     }
