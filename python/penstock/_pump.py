@@ -3,27 +3,26 @@
 A `Pump` belongs to one engine on one event loop and owns that loop's `Port`, whose descriptor becomes
 readable when the engine has pushed output for any request started there. One of the waiting tasks is the
 *leader*: it waits for the descriptor, calls `drain()`, and wakes the tasks whose requests received output.
-The others are *followers*: each waits for an event of its own. There is no background task, so an engine
+The others are *followers*: each waits for a future of its own. There is no background task, so an engine
 needs no task group and no scope, and every exception is raised in the task that it concerns.
 
 Why no task waits forever:
 
-- A wake-up carries no data. `drain()` stores the output with each request, and `is_ready` checks that store
-  first, so a wake-up lost to a cancellation loses nothing.
+- A wake-up carries no data. `drain()` stores the output with each request, and `ready` reads that store, so a
+  wake-up lost to a cancellation loses nothing.
 - The bell's protocol is kept: the engine pushes, then rings; `drain()` clears the bell, then reads. If the
   leader is cancelled before its `drain()`, the descriptor stays readable for the next leader.
 - *While there is a follower, there is a leader or one about to be.* Between two suspensions of tasks, either
-  there is a leader, or the event of some follower is set. A leader does not suspend between giving up the
-  lead and either leading again or leaving `wait`. A task that leaves `wait`, by returning, by cancellation or
-  by an exception, sets the event of a follower if there is no leader. That follower resumes and leads, finds
-  another leader, or leaves and repeats the same step. This also holds if it was cancelled in the meantime or
-  had been woken for its own output: in each case it passes the same exit.
+  there is a leader, or some task has been woken and has not resumed. A leader does not suspend between giving
+  up the lead and either leading again or leaving `wait`. A task that leaves `wait`, by returning, by
+  cancellation or by an exception, wakes a follower if there is no leader. That follower resumes and leads,
+  finds another leader, or leaves and repeats the same step. This also holds if it was cancelled in the
+  meantime or had been woken for its own output: in each case it passes the same exit.
 - No code here awaits between reading a field and acting on it; tasks of other event loops are rejected.
 
 A step wakes a task for each stream, so most of the cost of a token outside the model is that of a wait.
 Therefore a follower on asyncio waits for a plain future instead of an `anyio.Event`, and looks up its event
-loop only if it may be another one: a future that is awaited on another loop of the same thread raises an
-error.
+loop only if it may be another one: a future that is awaited on another loop raises an error.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Pump:
         self._followers: dict[int | Watch, list[_Future]] = {}
 
     async def wait(self, key: int | Watch, ready: Callable[[], Ready | None]) -> Ready:
-        """Wait until `ready()` returns a true value, which it did not when the caller looked; return the value.
+        """Wait until `ready()` returns a true value, and return that. It had none when the caller looked.
 
         It reads the state of a request, or of those of a watch; `drain()` updates it.
         """

@@ -180,7 +180,7 @@ async def test_leader_can_leave_at_any_time(engine: penstock.Engine) -> None:
 def test_wait_behind_a_leader_of_a_stopped_loop_raises(backend: str) -> None:
     loop = asyncio.new_event_loop()
 
-    async def lead() -> tuple[Pump, asyncio.Task[None]]:
+    async def lead() -> tuple[Pump, asyncio.Task[bool]]:
         pump = Pump()
         task = asyncio.ensure_future(pump.wait(1, lambda: False))
         with anyio.fail_after(20):
@@ -230,9 +230,8 @@ async def test_pump_never_leaves_followers_without_a_leader() -> None:
                 case "satisfy" if scopes:
                     # Output without a wake-up: the next leader must find it by itself.
                     ready.update(chance.sample(sorted(scopes), 1))
-                    for followers in pump._followers.values():
-                        for event in followers:
-                            event.set()
+                    for key in list(pump._followers):
+                        pump._wake(key)
             await settle()
             assert pump._has_leader or not pump._followers
         for scope in list(scopes.values()):

@@ -26,7 +26,7 @@ pub use profile::{Profile, ProfileRow};
 pub use seam::{
     AdapterLayout, AdapterRows, AdapterSpec, AdapterUpdates, Allocation, Backend, CacheSpec, Compute, EXTRA,
     FOLLOWS, HeadNorms, LayerAttention, LayerHeads, Load, MatrixPart, Memory, MemoryUse, PackedLayout,
-    PlannedMatrix, RowSource, Sample, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams,
-    StepInputs, StepLimits, StepRows, StepSpec, WeightSource,
+    PlannedMatrix, RowSource, Sample, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs,
+    StepLimits, StepRows, StepSpec, WeightSource,
 };
 pub use timed::Timed;

@@ -72,7 +72,7 @@ pub use port::{Port, RawBell};
 pub use process::Process;
 pub use request::{
     AdapterId, AdapterUse, CachedTokens, ClientId, Event, Finish, FinishReason, Grammar, GrammarState,
-    LogitsProcessor, Overload, PromptPosition, Rejection, Request, RequestId, StopCause, Token, TokenDetails,
+    LogitsProcessor, Overload, PromptPosition, Rejection, Request, RequestId, StopCause,
 };
 pub use start_error::StartError;
 pub use stats::{StatEntry, StatKind, Stats};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_types::{OutputScope, RequestedOutputs, Sampling, Unread};
+use penstock_types::{OutputScope, RequestedOutputs, Sampling, Token, TokenDetails, Unread};
 
 /// Identifies a request of this process: no two engines assign the same id. Ids increase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -217,29 +217,6 @@ pub struct Finish {
     pub total: Duration,
 }
 
-/// One generated token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// Its id in the vocabulary.
-    pub id: u32,
-    /// Natural logarithm of its probability; NaN unless requested.
-    pub logprob: f32,
-    /// The other outputs that were requested of this position.
-    pub details: Option<Box<TokenDetails>>,
-}
-
-impl Token {
-    /// A token without details.
-    pub fn new(id: u32, logprob: f32) -> Self {
-        Self { id, logprob, details: None }
-    }
-
-    /// Takes the token with its details, and leaves it without.
-    pub(crate) fn take(&mut self) -> Self {
-        Self { details: self.details.take(), ..*self }
-    }
-}
-
 /// One position of the prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptPosition {
@@ -254,19 +231,6 @@ impl PromptPosition {
     pub(crate) fn take(&mut self) -> Self {
         Self { details: self.details.take(), ..*self }
     }
-}
-
-/// The outputs of a position besides the token that follows it; empty unless requested.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenDetails {
-    /// Ids and logprobs of the most likely tokens, in descending order.
-    pub top: Vec<(u32, f32)>,
-    /// Raw logits, one per id.
-    pub logits: Vec<f32>,
-    /// The last hidden state, after the final norm.
-    pub hidden_state: Vec<f32>,
-    /// The embedding of the token at the position.
-    pub embedding: Vec<f32>,
 }
 
 /// An event that a consumer receives: `Admitted`, any number of `Prompt`, any number of `Token`, and `Finished`; or

@@ -25,10 +25,9 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-use crate::request::{
-    CachedTokens, Event, Finish, FinishReason, PromptPosition, Rejection, StopCause, Token,
-};
+use crate::request::{CachedTokens, Event, Finish, FinishReason, PromptPosition, Rejection, StopCause};
 use crate::sync::{Arc, AtomicBool, AtomicU8, AtomicUsize, Ordering, UnsafeCell, fence};
+use penstock_types::Token;
 
 /// An event in a slot.
 enum QueuedEvent {

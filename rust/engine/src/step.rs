@@ -17,7 +17,8 @@ use std::sync::{Arc, Weak};
 
 use penstock_types::{BlockCopy, BlockId, PackedAdapter};
 
-use crate::request::{PromptPosition, Request, Token};
+use crate::request::{PromptPosition, Request};
+use penstock_types::Token;
 
 /// The most steps in flight.
 pub const DEPTH: usize = 2;

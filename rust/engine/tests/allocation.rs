@@ -14,8 +14,9 @@ use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, Outbox, Start};
 use penstock_engine::testing::{Reader, result_queue};
-use penstock_engine::{Event, Limits, Port, Request, RequestId, RowOutput, StepDone, Token};
+use penstock_engine::{Event, Limits, Port, Request, RequestId, RowOutput, StepDone};
 use penstock_types::Sampling;
+use penstock_types::Token;
 
 struct Counting;
 

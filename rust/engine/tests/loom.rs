@@ -12,7 +12,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use penstock_engine::Port;
 use penstock_engine::testing::{CancelCause, CancelSet, Gate, Outbox, result_queue};
-use penstock_engine::{CachedTokens, Event, Finish, FinishReason, RequestId, StopCause, Token};
+use penstock_engine::{CachedTokens, Event, Finish, FinishReason, RequestId, StopCause};
+use penstock_types::Token;
 
 /// Three preemptions find every known bug of this kind, and keep a model within seconds.
 fn check(model: impl Fn() + Send + Sync + 'static) {

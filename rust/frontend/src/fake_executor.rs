@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_engine::request::{PromptPosition, Request};
 use penstock_engine::{
     Completions, Executor, NewSequence, RowOutput, ScheduledRow, StepDone, StepOutput, StepPlan,
 };
 use penstock_types::OutputScope;
+use penstock_types::{Token, TokenDetails};
 
 type Step = (Box<StepPlan>, Box<StepOutput>);
 

@@ -5,10 +5,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use penstock_device::{SampleOutcome, Sampled};
-use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_device::Sampled;
+use penstock_engine::request::{PromptPosition, Request};
 use penstock_engine::{RowOutput, StepOutput, StepPlan};
 use penstock_types::OutputScope;
+use penstock_types::{Token, TokenDetails};
 
 use crate::cpu_time::CpuTimer;
 use crate::masks::MaskLimits;
@@ -50,15 +51,6 @@ impl LogitsRow {
     }
 }
 
-/// The result of a row.
-enum RowResult {
-    /// Nothing yet, or its draft was not confirmed.
-    None,
-    /// A sampled token, or the log probability of a given one.
-    Token(Token),
-    NoCandidates,
-}
-
 /// The sequence of a row in the plan. Another one may be in its slot when the step is finished.
 struct RowSequence {
     slot: usize,
@@ -77,7 +69,8 @@ struct RowSequence {
 #[derive(Default)]
 pub(crate) struct LogitsRows {
     rows: Vec<LogitsRow>,
-    results: Vec<RowResult>,
+    /// The token, or the log probability of a given one; `Rejected` before it is known.
+    results: Vec<Sampled>,
     /// The rows in the order of the batch entries, of all tiles so far.
     entries: Vec<usize>,
     /// Number of entries with results.
@@ -137,8 +130,8 @@ impl LogitsRows {
                 output_rows.push(step_row);
                 rows.push(LogitsRow { scheduled, slot: index, kind });
                 results.push(match kind {
-                    Kind::Prompt { given: None } => RowResult::Token(Token::new(0, f32::NAN)),
-                    _ => RowResult::None,
+                    Kind::Prompt { given: None } => Sampled::Token(Token::new(0, f32::NAN)),
+                    _ => Sampled::Rejected,
                 });
             };
             let Request { prompt, outputs, .. } = &**slot.request();
@@ -240,16 +233,7 @@ impl LogitsRows {
     pub fn record(&mut self, sampled: &mut [Sampled]) {
         let entries = &self.entries[self.num_recorded..][..sampled.len()];
         for (row, sampled) in entries.iter().zip(sampled) {
-            self.results[*row] = match sampled.outcome {
-                SampleOutcome::Token => {
-                    let top = std::mem::take(&mut sampled.top);
-                    let details =
-                        (!top.is_empty()).then(|| Box::new(TokenDetails { top, ..TokenDetails::default() }));
-                    RowResult::Token(Token { id: sampled.token, logprob: sampled.logprob, details })
-                }
-                SampleOutcome::NoCandidates => RowResult::NoCandidates,
-                SampleOutcome::Rejected => RowResult::None,
-            };
+            self.results[*row] = std::mem::take(sampled);
         }
         self.num_recorded += entries.len();
     }
@@ -261,7 +245,7 @@ impl LogitsRows {
     ) -> impl Iterator<Item = (usize, LogitsRow, &mut Option<Box<TokenDetails>>)> {
         let rows = tile.clone().zip(&self.rows[tile.clone()]).zip(&mut self.results[tile]);
         rows.filter_map(|((index, row), result)| match result {
-            RowResult::Token(token) => Some((index, *row, &mut token.details)),
+            Sampled::Token(token) => Some((index, *row, &mut token.details)),
             _ => None,
         })
     }
@@ -286,16 +270,16 @@ impl LogitsRows {
                 rows.next_if(|(_, (row, _))| row.scheduled == scheduled)
             {
                 if let Some((_, embedding)) = embeddings.next_if(|(at, _)| *at == index)
-                    && let RowResult::Token(token) = &mut result
+                    && let Sampled::Token(token) = &mut result
                 {
                     token.details.get_or_insert_default().embedding = embedding;
                 }
                 match (result, row.kind) {
-                    (RowResult::Token(Token { logprob, details, .. }), Kind::Prompt { .. }) => {
+                    (Sampled::Token(Token { logprob, details, .. }), Kind::Prompt { .. }) => {
                         output.positions.push(PromptPosition { logprob, details });
                     }
-                    (RowResult::Token(token), Kind::Sample { .. }) => output.sampled.push(token),
-                    (RowResult::NoCandidates, Kind::Sample { index, .. }) => without_candidates = Some(index),
+                    (Sampled::Token(token), Kind::Sample { .. }) => output.sampled.push(token),
+                    (Sampled::NoCandidates, Kind::Sample { index, .. }) => without_candidates = Some(index),
                     _ => {}
                 }
             }

@@ -28,6 +28,7 @@ mod outputs;
 mod quantization;
 #[rustfmt::skip]
 mod sampling;
+mod token;
 mod weight;
 
 pub use attention::{AttentionParams, AttentionRow};
@@ -49,6 +50,7 @@ pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};
 pub use quantization::{GROUP_SIZES, Quantization, WeightScheme};
 pub use sampling::Sampling;
+pub use token::{Token, TokenDetails};
 pub use weight::{
     Activations, CodeBits, Grid, GridRows, MAX_E4M3_SCALE, Minimum, OUTER_GROUP, ScaleFormat, WeightFormat,
 };

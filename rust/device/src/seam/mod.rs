@@ -27,7 +27,7 @@ mod step;
 pub use compute::{AdapterUpdates, Compute, HeadNorms, LayerAttention, LayerHeads};
 pub use load::{AdapterLayout, Load, MatrixPart, PackedLayout, PlannedMatrix, RowSource, WeightSource};
 pub use memory::{Allocation, CacheSpec, Memory, MemoryUse};
-pub use sample::{Sample, SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams};
+pub use sample::{Sample, Sampled, SamplingBatch, SamplingEntry, SlotParams};
 pub(crate) use sample::{factor, has_penalty, is_greedy};
 pub use step::{AdapterRows, AdapterSpec, EXTRA, FOLLOWS, StepInputs, StepLimits, StepRows, StepSpec};
 

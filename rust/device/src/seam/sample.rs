@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use penstock_types::{LogprobsRequest, Sampling};
+use penstock_types::{LogprobsRequest, Sampling, Token, TokenDetails};
 
 use super::memory::Memory;
 use super::step::StepSpec;
@@ -215,28 +215,30 @@ impl SamplingBatch {
 
 /// The result of a batch entry.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sampled {
-    /// The token's id, or 0 if there is none.
-    pub token: u32,
-    /// Log of its probability, or NaN if not requested.
-    pub logprob: f32,
-    /// The most likely ids of the same distribution with theirs, the most likely first, the lowest id first among
-    /// equals. Ids with probability zero are left out, so there may be fewer than requested.
-    pub top: Vec<(u32, f32)>,
-    /// Whether there is a token.
-    pub outcome: SampleOutcome,
-}
-
-/// Whether a batch entry gave a token.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SampleOutcome {
-    /// A token was sampled, or was given.
-    #[default]
-    Token,
+pub enum Sampled {
+    /// A token was sampled, or was given. Its logprob and its list of the most likely tokens are of one distribution.
+    Token(Token),
     /// Every logit is minus infinity after the masks. The slot does not change.
     NoCandidates,
     /// The draft was not confirmed. The slot does not change.
+    #[default]
     Rejected,
+}
+
+impl Sampled {
+    /// The token, if there is one.
+    pub fn token(&self) -> Option<&Token> {
+        match self {
+            Self::Token(token) => Some(token),
+            Self::NoCandidates | Self::Rejected => None,
+        }
+    }
+
+    /// A token, with the most likely tokens at its position.
+    pub(crate) fn with_top(id: u32, logprob: f32, top: Vec<(u32, f32)>) -> Self {
+        let details = (!top.is_empty()).then(|| Box::new(TokenDetails { top, ..TokenDetails::default() }));
+        Self::Token(Token { id, logprob, details })
+    }
 }
 
 /// The sampling of a device.

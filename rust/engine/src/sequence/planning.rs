@@ -176,9 +176,10 @@ mod tests {
     use crate::message::Outbox;
     use crate::port::{Port, Ringer};
     use crate::prefix_cache::{Chain, Namespace};
-    use crate::request::{Event, Request, RequestId, Token};
+    use crate::request::{Event, Request, RequestId};
     use crate::result_queue::{Reader, result_queue};
     use crate::sequence::{Arrival, SchedulingKey};
+    use penstock_types::Token;
 
     /// A sequence whose result queue of four events is full, and the reader.
     fn blocked() -> (Sequence, Reader) {

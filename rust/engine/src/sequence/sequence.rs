@@ -9,8 +9,9 @@ use crate::kv_cache::SwappedBlocks;
 use crate::message::Outbox;
 use crate::port::PortIndex;
 use crate::prefix_cache::{Chain, Tokens};
-use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId, Token};
+use crate::request::{CachedTokens, Finish, FinishReason, PromptPosition, Request, RequestId};
 use crate::step::{DEPTH, ScheduledRow};
+use penstock_types::Token;
 
 /// Identifies a sequence, and is its place in the scheduling order: the least key is scheduled first and preempted
 /// last.

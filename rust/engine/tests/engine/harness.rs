@@ -13,8 +13,9 @@ use penstock_engine::testing::{CancelSet, Gate};
 use penstock_engine::testing::{Message, NewAdapter, Outbox, SchedulingKey, Start};
 use penstock_engine::{
     AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port, Request,
-    RequestId, Stats, StepDone, Token,
+    RequestId, Stats, StepDone,
 };
+use penstock_types::Token;
 
 use crate::device::Device;
 use crate::oracle::{self, VOCABULARY, expected_output};

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{
-    AdapterId, FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request, Token, TokenDetails,
-};
+use penstock_engine::{AdapterId, FinishReason, Grammar, GrammarState, Limits, PromptPosition, Request};
 use penstock_types::{PackedAdapter, Sampling};
+use penstock_types::{Token, TokenDetails};
 
 use crate::random::mix;
 

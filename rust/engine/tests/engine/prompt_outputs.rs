@@ -1,6 +1,7 @@
 //! Prompt outputs: when they come, and their effect on other requests.
 
-use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, PromptPosition, Request, Token};
+use penstock_engine::{Event, FinishReason, Limits, PreemptionMode, PromptPosition, Request};
+use penstock_types::Token;
 use penstock_types::{OutputScope, RequestedOutputs};
 
 use crate::harness::{Client, Harness, cached, caching, found, limits};

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Sender, unbounded};
 use penstock_engine::{
     Completions, Consumer, Engine, Event, Executor, FinishReason, Limits, Port, Rejection, Request,
-    StepOutput, StepPlan, StopCause, Token,
+    StepOutput, StepPlan, StopCause,
 };
+use penstock_types::Token;
 
 use crate::device::Device;
 use crate::oracle::{VOCABULARY, expected_output, request};

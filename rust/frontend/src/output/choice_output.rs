@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use penstock_engine::Consumer;
-use penstock_engine::request::{CachedTokens, Event, Finish, PromptPosition, Request, Token, TokenDetails};
+use penstock_engine::request::{CachedTokens, Event, Finish, PromptPosition, Request};
 use penstock_types::RequestedOutputs;
+use penstock_types::{Token, TokenDetails};
 
 use super::output_text::OutputText;
 use super::position_tensors::PositionTensors;
@@ -168,7 +169,9 @@ impl ChoiceOutput {
             token_ids: token_ids.clone(),
             logprobs: logprobs.clone(),
             top_logprobs: top_logprobs.clone(),
-            cumulative_logprob: logprobs.as_ref().map(|logprobs| logprobs.iter().copied().map(f64::from).sum()),
+            cumulative_logprob: logprobs
+                .as_ref()
+                .map(|logprobs| logprobs.iter().copied().map(f64::from).sum()),
             finish_reason: ending.finish_reason.to_owned(),
             stop_reason: ending.stop_reason.clone(),
             seed: self.seed,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! result queue, one per choice ── ChoiceOutput ── RequestState ── Chunk, RequestOutput
-//!                                 ├─ TokenOutput     tokens, logprobs, text so far
-//!                                 ├─ OutputText      detokenisation, stop strings, parsing
+//!                                 ├─ TokenOutput     tokens and logprobs, in columns
+//!                                 ├─ OutputText      text: detokenisation, stop strings, parsing
 //!                                 ├─ StopChecker     when the output ends
 //!                                 └─ PositionTensors logits, hidden states, embeddings
 //! ```

@@ -165,7 +165,8 @@ impl OutputText {
     pub fn push(&mut self, token: u32) -> Option<&str> {
         let held_back = self.sequences.push(token);
         let stop = self.plain.push(Some(token), held_back);
-        let stop = stop.or(self.marked().and_then(|(marked, options)| marked.push(token, held_back, options)));
+        let stop =
+            stop.or(self.marked().and_then(|(marked, options)| marked.push(token, held_back, options)));
         if stop.is_some() {
             return self.finish();
         }

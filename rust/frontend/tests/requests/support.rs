@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use penstock_checkpoint::{GgufVocabulary, TokenType, TokenizerSource};
-use penstock_engine::request::{PromptPosition, Request, Token, TokenDetails};
+use penstock_engine::request::{PromptPosition, Request};
 use penstock_engine::{
     Completions, Engine, Executor, Limits, Port, RowOutput, StepDone, StepOutput, StepPlan,
 };
@@ -18,6 +18,7 @@ use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_text::Tokenizer;
 use penstock_types::{Auto, GenerationConfig, ReasoningParser, ToolParser};
+use penstock_types::{Token, TokenDetails};
 
 /// The model's end token. The ids below are the bytes.
 pub const END: u32 = 256;

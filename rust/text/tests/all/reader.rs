@@ -10,11 +10,7 @@ pub struct Reader {
 
 impl Reader {
     pub fn new(tokenizer: &Tokenizer, options: TextOptions, stops: &[String]) -> Self {
-        Self {
-            stream: TextStream::new(tokenizer, options, stops).unwrap(),
-            text: String::new(),
-            taken: 0,
-        }
+        Self { stream: TextStream::new(tokenizer, options, stops).unwrap(), text: String::new(), taken: 0 }
     }
 
     pub fn push(&mut self, id: u32) -> Option<StopMatch> {

@@ -18,10 +18,10 @@ mod slots;
 mod tiles;
 
 use penstock_kernels::Kernels;
-use penstock_types::{LogprobsRequest, Sampling};
+use penstock_types::{LogprobsRequest, Sampling, Token};
 
 use crate::counts::TokenCounts;
-use crate::seam::{SampleOutcome, Sampled, factor, has_penalty, is_greedy};
+use crate::seam::{Sampled, factor, has_penalty, is_greedy};
 use candidates::Candidates;
 use history::History;
 pub use slots::CpuSlots;
@@ -76,14 +76,13 @@ impl<'a> SamplingWorkspace<'a> {
     }
 }
 
-/// Samples a token from `logits`. Of the former value of `out` only the memory is used.
+/// Samples a token from `logits`.
 fn sample_row(
     kernels: Kernels,
     logits: &[f32],
     input: &Input<'_>,
     workspace: &mut SamplingWorkspace<'_>,
-    out: &mut Sampled,
-) {
+) -> Sampled {
     let SamplingWorkspace { row, tiles } = workspace;
     let wants_processed = input.logprobs.is_some_and(|logprobs| logprobs.processed);
     let scores =
@@ -94,16 +93,12 @@ fn sample_row(
             Some(sample::sample(&candidates, philox::uniform(input.sampling.seed, input.index)))
         }
     });
-    out.token = token.unwrap_or_default();
-    out.outcome = if token.is_some() { SampleOutcome::Token } else { SampleOutcome::NoCandidates };
-    out.logprob = f32::NAN;
-    out.top.clear();
-    if let (Some(token), Some(request)) = (token, input.logprobs) {
-        let (scores, factor) =
-            if request.processed { (scores, factor(input.sampling)) } else { (logits, 1.0) };
-        out.logprob =
-            logprobs::fill(kernels, scores, factor, token, request.top, tiles.highest, &mut out.top);
-    }
+    let Some(token) = token else { return Sampled::NoCandidates };
+    let Some(request) = input.logprobs else { return Sampled::Token(Token::new(token, f32::NAN)) };
+    let (scores, factor) = if request.processed { (scores, factor(input.sampling)) } else { (logits, 1.0) };
+    let mut top = Vec::new();
+    let logprob = logprobs::fill(kernels, scores, factor, token, request.top, tiles.highest, &mut top);
+    Sampled::with_top(token, logprob, top)
 }
 
 /// The distribution that a token is sampled from.

@@ -9,7 +9,7 @@ use penstock_types::{LogprobsRequest, Sampling};
 use super::history::History;
 use super::{Input, SamplingWorkspace, sample_row};
 use crate::counts::TokenCounts;
-use crate::seam::{SampleOutcome, Sampled, SamplingBatch, SamplingEntry, SlotParams, has_penalty};
+use crate::seam::{Sampled, SamplingBatch, SamplingEntry, SlotParams, has_penalty};
 
 /// The slots of a backend.
 pub struct CpuSlots {
@@ -135,10 +135,7 @@ pub(in crate::cpu) fn sample_batch(
     let items = Mutex::new(Items { batch, start: 0, out });
     let next = || items.lock().unwrap_or_else(PoisonError::into_inner).next();
     let plain = CpuSlot::default();
-    let sample = |entry: &SamplingEntry,
-                  input: &Input<'_>,
-                  workspace: &mut SamplingWorkspace<'_>,
-                  out: &mut Sampled| {
+    let sample = |entry: &SamplingEntry, input: &Input<'_>, workspace: &mut SamplingWorkspace<'_>| {
         let input = Input {
             mask: entry.mask.map(|mask| batch.mask(mask, vocabulary.div_ceil(32))),
             processed: entry.processed.map(|processed| batch.processed(processed, vocabulary)),
@@ -146,7 +143,7 @@ pub(in crate::cpu) fn sample_batch(
             ..*input
         };
         let logits = &logits[entry.row as usize * vocabulary..][..vocabulary];
-        sample_row(kernels, logits, &input, workspace, out);
+        sample_row(kernels, logits, &input, workspace)
     };
     // Results do not depend on which thread takes which item.
     let share = |_| {
@@ -158,19 +155,18 @@ pub(in crate::cpu) fn sample_batch(
             if first.given.is_some() {
                 let top = slots.prompt_logprobs[first.slot as usize];
                 let logprobs = top.map(|top| LogprobsRequest { top, processed: false });
-                sample(&first, &Input { logprobs, ..plain.input(0) }, &mut workspace, &mut out[0]);
+                out[0] = sample(&first, &Input { logprobs, ..plain.input(0) }, &mut workspace);
                 continue;
             }
             let mut slot = slots.lock(first.slot as usize);
             for (entry, out) in entries.map(|index| batch.entry(index)).zip(out) {
                 if entry.draft.is_some_and(|draft| !slot.confirms(draft, entry.index)) {
-                    out.outcome = SampleOutcome::Rejected;
-                    out.top.clear();
+                    *out = Sampled::Rejected;
                     continue;
                 }
-                sample(&entry, &slot.input(entry.index), &mut workspace, out);
-                if out.outcome == SampleOutcome::Token {
-                    slot.push(out.token);
+                *out = sample(&entry, &slot.input(entry.index), &mut workspace);
+                if let Some(token) = out.token() {
+                    slot.push(token.id);
                 }
             }
         }

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use bytemuck::{cast_slice, from_bytes};
 use penstock_cuda::{Context, Event, PinnedMemory};
+use penstock_types::Token;
 
 use super::entry::{Entry, flags};
 use super::layout::{IS_TOKEN, NO_CANDIDATES, RawResult, Sizes, Top};
@@ -16,7 +17,7 @@ use crate::cuda::pinned::{Counted, HostMemory};
 use crate::cuda::queue::Queue;
 use crate::cuda::{lost, start};
 use crate::error::DeviceError;
-use crate::seam::{SampleOutcome, Sampled};
+use crate::seam::Sampled;
 
 /// Tickets that are kept: two steps in flight, each with one, or with two if it has outputs of prompts.
 const TICKETS: usize = 4;
@@ -58,7 +59,7 @@ impl PartBuffers {
         let results = results.chunks_exact(size_of::<RawResult>()).map(from_bytes);
         let (out, later) = out.split_at_mut(self.entries.len());
         for ((entry, result), out) in self.entries.iter().zip(results).zip(out) {
-            read(entry, result, &tops[entry.first_top as usize..], out);
+            *out = read(entry, result, &tops[entry.first_top as usize..]);
         }
         later
     }
@@ -189,27 +190,23 @@ impl Drop for CudaTicket {
     }
 }
 
-/// Replaces `out` and reuses its memory.
-fn read(entry: &Entry, result: &RawResult, tops: &[Top], out: &mut Sampled) {
-    out.outcome = match result.outcome {
-        IS_TOKEN => SampleOutcome::Token,
-        NO_CANDIDATES => SampleOutcome::NoCandidates,
-        _ => SampleOutcome::Rejected,
-    };
-    out.token = if out.outcome == SampleOutcome::Token { result.token } else { 0 };
-    out.logprob = f32::NAN;
-    out.top.clear();
-    if out.outcome != SampleOutcome::Token || !entry.has(flags::HAS_LOGPROBS) {
-        return;
+fn read(entry: &Entry, result: &RawResult, tops: &[Top]) -> Sampled {
+    match result.outcome {
+        IS_TOKEN => {}
+        NO_CANDIDATES => return Sampled::NoCandidates,
+        _ => return Sampled::Rejected,
+    }
+    if !entry.has(flags::HAS_LOGPROBS) {
+        return Sampled::Token(Token::new(result.token, f32::NAN));
     }
     let factor = if entry.has(flags::HAS_RAW_LOGPROBS) { 1.0 } else { entry.factor };
     let log_sum = result.sum.ln();
     let logprob = |score: f32| (f64::from((score - result.best) * factor) - log_sum) as f32;
-    out.logprob = logprob(result.score);
-    let tops = tops[..result.num_top as usize].iter().map(|top| (top.id, top.score + 0.0)); // zero has one sign
-    out.top.extend(tops);
-    out.top.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    out.top.iter_mut().for_each(|(_, score)| *score = logprob(*score));
+    let tops = tops[..result.num_top as usize].iter();
+    let mut top: Vec<_> = tops.map(|top| (top.id, top.score + 0.0)).collect(); // zero has one sign
+    top.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    top.iter_mut().for_each(|(_, score)| *score = logprob(*score));
+    Sampled::with_top(result.token, logprob(result.score), top)
 }
 
 /// A thread that waits for events, in the order of the requests, and wakes.

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use penstock_engine::testing::Message;
 use penstock_engine::{
-    AdapterError, AdapterId, CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause, Token,
+    AdapterError, AdapterId, CachedTokens, DEPTH, FinishReason, PromptPosition, Rejection, StopCause,
 };
+use penstock_types::Token;
 
 use self::inputs::{random_hasher, random_limits};
 use crate::device::Device;

@@ -81,12 +81,12 @@ fn only_requested_outputs_are_returned() {
     let mut steps = Steps::of_four();
     let mut details = |outputs| {
         let sequence = steps.run_plainly(Request { outputs, ..request(3, 5, 2) });
-        let lens = |details: &Option<Box<penstock_engine::TokenDetails>>| {
+        let lens = |details: &Option<Box<penstock_types::TokenDetails>>| {
             details
                 .as_ref()
                 .map(|details| (details.top.len(), details.logits.len(), details.hidden_state.len()))
         };
-        let has_embedding = |details: &Option<Box<penstock_engine::TokenDetails>>| {
+        let has_embedding = |details: &Option<Box<penstock_types::TokenDetails>>| {
             details.as_ref().is_some_and(|details| !details.embedding.is_empty())
         };
         assert!(!sequence.positions.iter().any(|position| has_embedding(&position.details)));

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use penstock_device::DeviceError;
 use penstock_engine::{
-    Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan, Token,
+    Limits, NewSequence, PromptPosition, Request, Sample, ScheduledRow, StepOutput, StepPlan,
 };
 use penstock_runner::{BareRunner, Faults, LaunchConfig};
 use penstock_types::EngineConfig;
+use penstock_types::Token;
 use penstock_types::{BlockCopy, BlockId, HostBlockId};
 
 use super::{Device, device};

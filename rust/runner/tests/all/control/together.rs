@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, PromptPosition, Request, Token};
+use penstock_engine::{Consumer, Engine, Event, FinishReason, Port, PromptPosition, Request};
+use penstock_types::Token;
 use penstock_types::{EngineConfig, Speculation};
 use penstock_types::{OutputScope, RequestedOutputs, Sampling};
 

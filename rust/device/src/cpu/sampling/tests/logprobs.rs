@@ -4,7 +4,7 @@ use super::*;
 
 /// Those of every id, each as the given token.
 fn given(logits: &[f32], input: &Input<'_>) -> Vec<f32> {
-    let of = |id| sample_one(logits, &Input { given: Some(id), ..*input }).logprob;
+    let of = |id| sample_token(logits, &Input { given: Some(id), ..*input }).logprob;
     (0..logits.len() as u32).map(of).collect()
 }
 
@@ -69,10 +69,10 @@ fn id_has_same_bits_sampled_given_or_among_most_likely() {
             let all = given(&logits, &Input { logprobs: request(0, processed), ..input(&sampling) });
             for top in [0, 1, 5, 2000] {
                 let logprobs = request(top, processed);
-                let sampled = sample_one(&logits, &Input { logprobs, ..input(&sampling) });
-                assert_eq!(sampled.logprob.to_bits(), all[sampled.token as usize].to_bits());
-                let listed: Vec<f32> = sampled.top.iter().map(|(_, logprob)| *logprob).collect();
-                let expected: Vec<f32> = sampled.top.iter().map(|(id, _)| all[*id as usize]).collect();
+                let token = sample_token(&logits, &Input { logprobs, ..input(&sampling) });
+                assert_eq!(token.logprob.to_bits(), all[token.id as usize].to_bits());
+                let listed: Vec<f32> = token.top().iter().map(|(_, logprob)| *logprob).collect();
+                let expected: Vec<f32> = token.top().iter().map(|(id, _)| all[*id as usize]).collect();
                 assert_eq!(bits(&listed), bits(&expected));
             }
         }
@@ -110,8 +110,8 @@ fn raw_logprobs_have_same_bits_for_any_other_parameters() {
             ..input(sampling)
         };
         assert_eq!(bits(&given(&logits, &params)), bits(&plain));
-        let sampled = sample_one(&logits, &params);
-        assert_eq!(sampled.logprob.to_bits(), plain[sampled.token as usize].to_bits());
+        let token = sample_token(&logits, &params);
+        assert_eq!(token.logprob.to_bits(), plain[token.id as usize].to_bits());
     }
 }
 
@@ -133,10 +133,8 @@ fn most_likely_ids_are_ordered_and_possible() {
             });
             for top in [0, 1, 3, 20, 400, vocabulary as u32 - 1, vocabulary as u32, u32::MAX] {
                 let sampled = sample_one(&logits, &Input { logprobs: request(top, processed), ..params });
-                if sampled.outcome == SampleOutcome::NoCandidates {
-                    continue;
-                }
-                let ids: Vec<u32> = sampled.top.iter().map(|(id, _)| *id).collect();
+                let Some(token) = sampled.token() else { continue };
+                let ids: Vec<u32> = token.top().iter().map(|(id, _)| *id).collect();
                 assert_eq!(ids, order[..order.len().min(top as usize)]);
             }
         }
@@ -148,8 +146,8 @@ fn given_token_is_kept_whatever_is_masked() {
     let logits = [0.0, 1.0, 2.0];
     let sampling = Sampling { allowed_token_ids: Some(vec![]), ..random_sampling() };
     let params = Input { given: Some(0), logprobs: request(1, false), ..input(&sampling) };
-    let sampled = sample_one(&logits, &params);
-    assert_eq!((sampled.token, sampled.outcome), (0, SampleOutcome::Token));
-    assert_eq!(sampled.top.len(), 1);
-    assert_eq!(sampled.top[0].0, 2);
+    let token = sample_token(&logits, &params);
+    assert_eq!(token.id, 0);
+    assert_eq!(token.top().len(), 1);
+    assert_eq!(token.top()[0].0, 2);
 }

@@ -79,17 +79,11 @@ pub(super) fn input(sampling: &Sampling) -> Input<'_> {
 
 pub(super) fn sample_one(logits: &[f32], input: &Input<'_>) -> Sampled {
     let mut floats = vec![f32::NAN; SamplingWorkspace::len(logits.len())];
-    // The former values do not matter.
-    let mut out =
-        Sampled { token: 9, logprob: 1.0, top: vec![(3, 0.5); 2], outcome: SampleOutcome::Rejected };
-    sample_row(
-        Kernels::best(),
-        logits,
-        input,
-        &mut SamplingWorkspace::new(&mut floats, logits.len()),
-        &mut out,
-    );
-    out
+    sample_row(Kernels::best(), logits, input, &mut SamplingWorkspace::new(&mut floats, logits.len()))
+}
+
+pub(super) fn sample_token(logits: &[f32], input: &Input<'_>) -> Token {
+    sample_one(logits, input).token().expect("a row with candidates").clone()
 }
 
 /// Panics unless the probabilities are those of the reference.
@@ -295,12 +289,10 @@ fn seed_and_index_determine_the_sampled_id() {
     let logits = vec![0.0; 5000];
     let sampling = Sampling { seed: 5, ..random_sampling() };
     for index in [0, 1, u32::MAX] {
-        let sampled = sample_one(&logits, &Input { index, ..input(&sampling) });
+        let token = sample_token(&logits, &Input { index, ..input(&sampling) });
         // All weights are equal, so the inverse of the cumulative distribution is a multiplication.
-        assert_eq!(sampled.token, (philox::uniform(5, index) * 5000.0) as u32);
-        assert!(
-            sampled.outcome == SampleOutcome::Token && sampled.logprob.is_nan() && sampled.top.is_empty()
-        );
+        assert_eq!(token.id, (philox::uniform(5, index) * 5000.0) as u32);
+        assert!(token.logprob.is_nan() && token.details.is_none());
     }
 }
 
@@ -322,7 +314,7 @@ fn rounding_remainder_selects_the_last_candidate() {
 fn greedy_takes_lowest_id_among_equals_and_never_nan() {
     let logits = [1.0, 3.0, 3.0, f32::NAN, 2.0];
     let token = |sampling: Sampling, suppressed: &[u32]| {
-        sample_one(&logits, &Input { suppressed, ..input(&sampling) }).token
+        sample_token(&logits, &Input { suppressed, ..input(&sampling) }).id
     };
     assert_eq!(token(greedy(), &[]), 1);
     assert_eq!(token(greedy(), &[1, 2]), 4);
@@ -345,8 +337,8 @@ fn nan_rows_give_a_token_and_masked_rows_no_candidates() {
             for top_p in [1.0, 0.5] {
                 let sampling = Sampling { temperature, top_p, ..random_sampling() };
                 let sampled = sample_one(&logits, &input(&sampling));
-                assert_eq!((sampled.outcome == SampleOutcome::Token).then_some(sampled.token), token);
-                assert_eq!(sampled.outcome == SampleOutcome::NoCandidates, token.is_none());
+                assert_eq!(sampled.token().map(|token| token.id), token);
+                assert_eq!(sampled == Sampled::NoCandidates, token.is_none());
             }
         }
     }
@@ -373,14 +365,12 @@ fn nan_rows_give_a_token_and_masked_rows_no_candidates() {
         for sampling in [case.sampling.clone(), Sampling { temperature: 0.0, ..case.sampling.clone() }] {
             let logprobs = Some(LogprobsRequest { top: 2, processed: true });
             let case = Input { sampling: &sampling, logprobs, ..case };
-            let sampled = sample_one(&logits, &case);
-            let has_nothing = sampled.logprob.is_nan() && sampled.top.is_empty();
-            assert!(sampled.outcome == SampleOutcome::NoCandidates && has_nothing, "{case:?}");
+            assert_eq!(sample_one(&logits, &case), Sampled::NoCandidates, "{case:?}");
             assert_eq!(probabilities(&logits, &case), [0.0; 4]);
         }
     }
     // A bias does not bring a masked id back.
     let logit_bias = vec![(0, 1e30), (1, f32::INFINITY)];
     let biased = Sampling { allowed_token_ids: Some(vec![2]), logit_bias, ..random_sampling() };
-    assert_eq!(sample_one(&logits, &input(&biased)).token, 2);
+    assert_eq!(sample_token(&logits, &input(&biased)).id, 2);
 }
