@@ -1,9 +1,11 @@
 //! The output side: detokenisation, stop conditions, parsing, choices, chunks.
 
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
 use penstock_engine::Port;
-use penstock_frontend::output::{Choice, ChoiceEnd, Milestone, StopReason};
+use penstock_frontend::output::{Choice, ChoiceEnd, Listener, Milestone, StopReason};
 use penstock_frontend::params::{Function, SamplingParams, Tools};
 use penstock_frontend::prompt::Mode;
 use penstock_types::Json;
@@ -117,6 +119,33 @@ fn chunks_add_up_to_the_result_and_hold_back_possible_stops() {
         (&*whole, &tokens, Some(&logprobs))
     );
     assert_eq!(choice.cumulative_logprob, Some(0.0));
+}
+
+#[test]
+fn each_pending_read_is_followed_by_a_drain_that_names_the_request() {
+    let setup = saying(bytes("abcdefghijklmnopqrstuvwxyz"));
+    let listener = Listener::new(Port::with_condvar());
+    let state = Arc::new(setup.start("p", &params(), Mode::Completion, listener.port()).unwrap());
+    listener.add(&state);
+    let mut whole = String::new();
+    loop {
+        match state.poll_next() {
+            Poll::Ready(Some(chunk)) => whole += &chunk.text,
+            Poll::Ready(None) => break,
+            Poll::Pending => {
+                assert!(!state.is_readable());
+                while listener.drain() != [state.id] {
+                    assert!(
+                        listener.port().wait(Some(Duration::from_secs(10))),
+                        "no drain named the request"
+                    );
+                }
+                assert!(state.is_readable());
+            }
+        }
+    }
+    assert_eq!(whole, "abcdefghijklmnopqrstuvwxyz");
+    assert!(state.is_over() && state.is_readable());
 }
 
 #[test]
