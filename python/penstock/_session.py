@@ -468,15 +468,22 @@ class Session:
         tools = params.tools
         template = self.tokenizer._template(chat, tools)  # noqa: SLF001 - see `adopt`
         text = chat.render(template, tools=tools, check_cancelled=check_cancelled)
-        may_choose = params.tool_choice in (None, "auto")
-        is_known = template.was_asked_for_tools or (chat.template and is_source(chat.template))
-        if not tools or params.tool_choice == "none" or (is_known and not may_choose):
+        if not tools or params.tool_choice == "none":
             return text
-        if text == chat.render(template, check_cancelled=check_cancelled):
+        may_choose = params.tool_choice in (None, "auto")
+        if may_choose:
+            # Messages may have the names, so a text with them counts for templates that present tools.
+            is_clear = template.presents_tools and all(tool["function"]["name"] in text for tool in tools)
+        else:
+            is_given = bool(chat.template and is_source(chat.template))
+            is_clear = is_given or template.presents_tools is not None
+        if is_clear:
+            return text
+        template.presents_tools = text != chat.render(template, check_cancelled=check_cancelled)
+        if not template.presents_tools:
             if may_choose:
                 raise _tools_not_rendered(tools)
             logger.warning("the model cannot see the tools of a required call: %s", _TOOLS_NOT_RENDERED)
-        template.was_asked_for_tools = True
         return text
 
     def track(self, request: TrackedRequest) -> None:

@@ -81,8 +81,8 @@ class ChatTemplate:
         self._template: Template = _Compiled(source) if renderer is None else renderer(source)
         self._special_tokens = dict(special_tokens)
         self._supports_parts: bool | None = None  # unknown until a message has parts
-        #: Whether a prompt with tools was compared with one without; see the session.
-        self.was_asked_for_tools = False
+        #: Whether the last prompt with tools that was compared with one without differed; see the session.
+        self.presents_tools: bool | None = None
 
     def render(
         self,

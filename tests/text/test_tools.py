@@ -314,10 +314,14 @@ async def test_required_call_of_tools_that_are_not_shown_warns(
 
 
 @pytest.mark.anyio
-async def test_required_calls_are_checked_once(
-    two_templates: penstock.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_template_that_presents_tools_renders_once(
+    two_templates: penstock.Engine,
+    choice: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="required")
+    await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
     rendered: list[Any] = []
     render = ChatTemplate.render
 
@@ -327,9 +331,19 @@ async def test_required_calls_are_checked_once(
 
     monkeypatch.setattr(ChatTemplate, "render", counted)
     for number in (1, 2):
-        await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice="required")
+        await two_templates.generate(ASKED, max_tokens=1, tools=TOOLS, tool_choice=choice)
         assert len(rendered) == number
     assert "does not render tools" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_template_that_presents_tools_in_some_chats_is_checked_again(tmp_path: Path) -> None:
+    template = "{% if messages[0].role == 'system' %}<tools>{{ tools | tojson }}</tools>{% endif %}<user>"
+    async with make_engine(with_templates(tmp_path, {"default": template}), tool_parser="hermes") as engine:
+        system = [{"role": "system", "content": "Be brief."}, *ASKED]
+        await engine.generate(system, max_tokens=1, tools=TOOLS)
+        with pytest.raises(penstock.InvalidRequestError, match="does not render tools"):
+            await engine.generate(ASKED, max_tokens=1, tools=TOOLS)
 
 
 @pytest.mark.anyio
