@@ -337,7 +337,7 @@ async def test_template_that_presents_tools_renders_once(
 
 
 @pytest.mark.anyio
-async def test_template_that_presents_tools_in_some_chats_is_checked_again(tmp_path: Path) -> None:
+async def test_template_with_tools_in_some_chats_is_checked_again(tmp_path: Path) -> None:
     template = "{% if messages[0].role == 'system' %}<tools>{{ tools | tojson }}</tools>{% endif %}<user>"
     async with make_engine(with_templates(tmp_path, {"default": template}), tool_parser="hermes") as engine:
         system = [{"role": "system", "content": "Be brief."}, *ASKED]

@@ -1,39 +1,34 @@
 //! Adapters: the updates of an adapter's modules as updates of the fused matrices of a decoder.
 
+use std::collections::HashMap;
+
 use penstock_checkpoint::{AdapterFiles, AdapterModule, Tensor};
 use penstock_device::AdapterLayout;
 use penstock_types::{Dtype, LowRankShape, LowRankUpdate, PackedAdapter, WeightFormat};
 
+use crate::blocks::{Fused, layer_of, module_name};
 use crate::config::ModelConfig;
-use crate::decoder::Product;
 use crate::error::ModelError;
-use crate::fused::{DOWN, FUSED_GATE_UP, FUSED_QKV, OUTPUT};
+use crate::model::weights_of;
 use crate::weights::ProgressCallback;
 
-/// A module of a layer: the rows of the product that it is, and its columns.
+/// A module that an adapter can update: the rows of the matrix that it is, and its columns.
 struct Target {
-    name: &'static str,
-    product: Product,
+    name: String,
+    matrix: u32,
     first_row: usize,
     rows: usize,
     columns: usize,
 }
 
-/// The modules of a layer, in the order of products and rows.
+/// The modules of a model that adapters can update, in the order of matrices and rows.
 fn targets(config: &ModelConfig) -> Vec<Target> {
-    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
-    let (query, kv) = (heads.query_width(), heads.kv_width());
-    let products: [(Product, &[&'static str], &[usize], usize); 4] = [
-        (Product::Qkv, &FUSED_QKV, &[query, kv, kv], hidden),
-        (Product::Output, &[OUTPUT], &[hidden], query),
-        (Product::GateUp, &FUSED_GATE_UP, &[wide, wide], hidden),
-        (Product::Down, &[DOWN], &[hidden], wide),
-    ];
     let mut found = Vec::new();
-    for (product, names, rows, columns) in products {
+    for Fused { names, rows, columns, number } in weights_of(config) {
+        let (Some(columns), Some(matrix)) = (columns, number) else { continue };
         let mut first_row = 0;
         for (name, rows) in names.iter().zip(rows) {
-            found.push(Target { name, product, first_row, rows: *rows, columns });
+            found.push(Target { name: module_name(name).to_owned(), matrix, first_row, rows, columns });
             first_row += rows;
         }
     }
@@ -42,7 +37,7 @@ fn targets(config: &ModelConfig) -> Vec<Target> {
 
 /// The number of matrices that adapters can update.
 pub fn adapted_matrices(config: &ModelConfig) -> usize {
-    Product::COUNT * config.num_layers()
+    weights_of(config).iter().filter(|fused| fused.number.is_some()).count()
 }
 
 /// Bytes that an adapter of all linear layers with updates of this rank and type takes on the device.
@@ -51,7 +46,7 @@ pub fn adapter_bytes<L: AdapterLayout>(config: &ModelConfig, rank: usize, dtype:
         let shape = LowRankShape { rows: target.rows, columns: target.columns, rank, dtype };
         L::update_bytes(&shape) as u64
     };
-    L::adapter_bytes(config.num_layers() as u64 * targets(config).iter().map(bytes).sum::<u64>())
+    L::adapter_bytes(targets(config).iter().map(bytes).sum::<u64>())
 }
 
 /// The limits of an adapter.
@@ -71,15 +66,16 @@ pub fn pack_adapter<L: AdapterLayout>(
     progress: ProgressCallback<'_>,
 ) -> Result<PackedAdapter, ModelError> {
     let targets = targets(config);
+    let by_name: HashMap<&str, usize> = targets.iter().map(|target| &*target.name).zip(0..).collect();
     let mut modules = Vec::new();
     for module in files.modules() {
-        let (layer, index) = position(config, &targets, module.name)?;
+        let index = *by_name.get(module.name).ok_or_else(|| no_target(config, &targets, module.name))?;
         check(&module, &targets[index], limits.rank)?;
-        modules.push((layer, index, module));
+        modules.push((index, module));
     }
-    modules.sort_unstable_by_key(|(layer, index, _)| (*layer, *index));
+    modules.sort_unstable_by_key(|(index, _)| *index);
     let (mut updates, mut size) = (Vec::with_capacity(modules.len()), 0);
-    for (layer, index, module) in &modules {
+    for (index, module) in &modules {
         let target = &targets[*index];
         let shape = LowRankShape {
             rows: target.rows,
@@ -87,7 +83,7 @@ pub fn pack_adapter<L: AdapterLayout>(
             rank: module.rank(),
             dtype: widest(&module.a, &module.b),
         };
-        let (matrix, first_row) = (target.product.matrix(*layer), target.first_row);
+        let (matrix, first_row) = (target.matrix, target.first_row);
         updates.push(LowRankUpdate { matrix, first_row, shape, scale: module.scale, offset: size });
         size += L::update_bytes(&shape);
     }
@@ -98,7 +94,7 @@ pub fn pack_adapter<L: AdapterLayout>(
     let refused = |_| ModelError::AdapterMemory { bytes: size };
     let mut packed = PackedAdapter::new(updates, size).map_err(refused)?;
     let (mut a, mut b) = (Vec::new(), Vec::new());
-    for (index, (_, _, module)) in modules.iter().enumerate() {
+    for (index, (_, module)) in modules.iter().enumerate() {
         let update = packed.updates[index];
         if progress(update.offset as u64, size as u64).is_break() {
             return Err(ModelError::Cancelled);
@@ -114,25 +110,26 @@ pub fn pack_adapter<L: AdapterLayout>(
     Ok(packed)
 }
 
-/// The layer of a module, and its index among the targets.
-fn position(config: &ModelConfig, targets: &[Target], name: &str) -> Result<(usize, usize), ModelError> {
-    let names = || targets.iter().map(|target| target.name).collect::<Vec<_>>().join(", ");
-    let refused = |problem: String| Err(ModelError::Adapter { module: name.to_owned(), problem });
-    let Some((layer, module)) = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'))
-    else {
-        return refused(format!(
-            "is not supported; the modules that can be adapted are {} of each layer",
-            names()
-        ));
-    };
-    let Some(index) = targets.iter().position(|target| target.name == module) else {
-        return refused(format!("is not a module of the model that can be adapted; these are {}", names()));
-    };
-    // "00" and "+0" are not names of a layer.
-    match layer.parse::<usize>() {
-        Ok(number) if number < config.num_layers() && number.to_string() == layer => Ok((number, index)),
-        _ => refused(format!("is not in the model, which has {} layers", config.num_layers())),
+/// The error for a module that is no target.
+fn no_target(config: &ModelConfig, targets: &[Target], name: &str) -> ModelError {
+    let mut modules: Vec<&str> = Vec::new();
+    for (_, module) in targets.iter().filter_map(|target| layer_of(&target.name)) {
+        if !modules.contains(&module) {
+            modules.push(module);
+        }
     }
+    let problem = match layer_of(name) {
+        None => format!(
+            "is not supported; the modules that can be adapted are {} of each layer",
+            modules.join(", ")
+        ),
+        Some((_, module)) if !modules.contains(&module) => {
+            format!("is not a module of the model that can be adapted; these are {}", modules.join(", "))
+        }
+        // "00" and "+0" are not names of a layer.
+        Some(_) => format!("is not in the model, which has {} layers", config.num_layers()),
+    };
+    ModelError::Adapter { module: name.to_owned(), problem }
 }
 
 fn check(module: &AdapterModule<'_>, target: &Target, max_rank: usize) -> Result<(), ModelError> {

@@ -9,11 +9,13 @@ use penstock_checkpoint::{
 use penstock_device::{Load, MatrixPart, RowSource};
 use penstock_types::Dtype;
 
+use crate::blocks::Fused;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::formats::WeightFormats;
-use crate::fused::{Fused, Slice, fused_weights};
+use crate::model::weights_of;
 use crate::packing::runs;
+use crate::stacked::Slice;
 use crate::weights::{ProgressCallback, sources, vector, warn_of_unused_head};
 
 /// Minimum of packed bytes that are written at once, except at the end of a matrix.
@@ -47,7 +49,7 @@ pub fn convert<B: Load>(
         return Err(CheckpointError::NotAModel { path, reason }.into());
     }
     warn_of_unused_head(checkpoint, config);
-    let weights = fused_weights(config);
+    let weights = weights_of(config);
     let mut conversion = Conversion {
         layout: backend.packed_layout().name.to_owned(),
         dtype: options.dtype,

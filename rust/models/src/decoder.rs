@@ -11,52 +11,15 @@ use penstock_device::{
 };
 use penstock_types::{AttentionParams, AttentionRow, Epilogue};
 
+use crate::blocks::{Attention, Layer, Linear, Mlp};
 use crate::config::ModelConfig;
+use crate::model::Model;
 use crate::rotations::{ExtraRotations, RopeTable, logn_scale};
-
-/// A weight and its bias.
-pub(crate) struct Linear<B: Backend> {
-    pub(crate) weight: B::Matrix,
-    pub(crate) bias: Option<B::Vector>,
-}
-
-/// One decoder layer.
-pub(crate) struct Layer<B: Backend> {
-    pub(crate) attention_norm: B::Vector,
-    pub(crate) qkv: Linear<B>,
-    pub(crate) qk_norm: Option<(B::Vector, B::Vector)>,
-    pub(crate) output: Linear<B>,
-    pub(crate) mlp_norm: B::Vector,
-    pub(crate) gate_up: Linear<B>,
-    pub(crate) down: Linear<B>,
-    pub(crate) window: Option<usize>,
-}
-
-/// The products of a layer, in their order; the number of its matrix among those of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Product {
-    Qkv,
-    Output,
-    GateUp,
-    Down,
-}
-
-impl Product {
-    pub(crate) const COUNT: usize = 4;
-
-    pub(crate) fn matrix(self, layer: usize) -> u32 {
-        (layer * Self::COUNT + self as usize) as u32
-    }
-}
 
 /// A loaded model. Immutable; the caller owns the cache and the workspace.
 pub struct Decoder<B: Backend> {
     config: ModelConfig,
-    embedding: B::Matrix,
-    layers: Vec<Layer<B>>,
-    norm: B::Vector,
-    /// `None` if the embedding is the head.
-    head: Option<B::Matrix>,
+    weights: Model<B::Matrix, B::Vector>,
 }
 
 /// Activations of one step and all other state of the device but weights and cache, allocated once for the largest
@@ -129,7 +92,7 @@ impl<B: Backend> Workspace<B> {
 
 /// Values of each buffer, in the order of the fields.
 fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 5] {
-    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
+    let (hidden, heads, wide) = (config.hidden_size, config.heads, config.widest_mlp());
     let row = |width: usize| spec.tokens.saturating_mul(width);
     [
         row(hidden),
@@ -143,18 +106,12 @@ fn buffer_lens(config: &ModelConfig, spec: &StepSpec) -> [usize; 5] {
 /// Columns of each operand, in the order of the fields.
 fn operand_widths(config: &ModelConfig) -> [usize; 2] {
     let query = config.heads.query_width();
-    [config.hidden_size.max(query).max(config.intermediate_size), query]
+    [config.hidden_size.max(query).max(config.widest_mlp()), query]
 }
 
 impl<B: Backend> Decoder<B> {
-    pub(crate) fn new(
-        config: ModelConfig,
-        embedding: B::Matrix,
-        layers: Vec<Layer<B>>,
-        norm: B::Vector,
-        head: Option<B::Matrix>,
-    ) -> Self {
-        Self { config, embedding, layers, norm, head }
+    pub(crate) fn new(config: ModelConfig, weights: Model<B::Matrix, B::Vector>) -> Self {
+        Self { config, weights }
     }
 
     /// The configuration of the model.
@@ -204,7 +161,7 @@ impl<B: Backend> Decoder<B> {
         cache: &mut B::Cache,
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
-        self.forward_through(&self.layers, backend, inputs, cache, workspace)
+        self.forward_through(&self.weights.layers, backend, inputs, cache, workspace)
     }
 
     /// The step through at most `num_layers` layers and the final norm: all operations of [`forward`](Self::forward) in
@@ -218,16 +175,17 @@ impl<B: Backend> Decoder<B> {
         workspace: &mut Workspace<B>,
     ) -> Result<(), DeviceError> {
         // A window would hide the far end of a long context.
-        let farthest =
-            (0..self.layers.len()).max_by_key(|index| self.layers[*index].window.unwrap_or(usize::MAX));
-        let num_layers = num_layers.min(self.layers.len());
-        let first = farthest.unwrap_or(0).min(self.layers.len() - num_layers);
-        self.forward_through(&self.layers[first..][..num_layers], backend, inputs, cache, workspace)
+        let layers = &self.weights.layers;
+        let reach = |index: &usize| layers[*index].attention.window.unwrap_or(usize::MAX);
+        let farthest = (0..layers.len()).max_by_key(reach);
+        let num_layers = num_layers.min(layers.len());
+        let first = farthest.unwrap_or(0).min(layers.len() - num_layers);
+        self.forward_through(&layers[first..][..num_layers], backend, inputs, cache, workspace)
     }
 
     fn forward_through(
         &self,
-        layers: &[Layer<B>],
+        layers: &[Layer<B::Matrix, B::Vector>],
         backend: &mut B,
         inputs: &StepInputs,
         cache: &mut B::Cache,
@@ -241,48 +199,48 @@ impl<B: Backend> Decoder<B> {
         let mut adapted = Adapted::<B> { step, adapters };
         let epsilon = config.norm_epsilon;
         let scale = 1.0 / (config.heads.head_dim as f32).sqrt();
-        backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?; // [t, h]
+        backend.embed(step, &w.slots, &self.weights.embedding, &mut w.hidden)?; // [t, h]
         for (index, layer) in layers.iter().enumerate() {
+            let Attention { qkv, qk_norm, output, window } = &layer.attention;
             let norm = &layer.attention_norm;
-            backend.rms_norm_for(&layer.qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
-            let updates = adapted.updates(StepRows::All, Product::Qkv.matrix(index));
-            product(backend, tokens, &w.operand, &layer.qkv, updates, &mut w.projected)?; // [t, q + 2 kv]
-            let norms = layer.qk_norm.as_ref();
-            let norms = norms.map(|(query, key)| HeadNorms { query, key, epsilon });
+            backend.rms_norm_for(&qkv.weight, tokens, &w.hidden, norm, epsilon, &mut w.operand)?;
+            let updates = adapted.updates(StepRows::All, qkv.number);
+            product(backend, tokens, &w.operand, qkv, updates, &mut w.projected)?; // [t, q + 2 kv]
+            let norms = qk_norm.as_ref().map(|(query, key)| HeadNorms { query, key, epsilon });
             let heads = LayerHeads { shape: config.heads, norms, layer: index };
             backend.rope_write_kv(step, &w.rope, heads, &mut w.projected, cache)?;
             let last = index + 1 == layers.len();
             if last && outputs == 0 {
                 return Ok(()); // a chunk in the middle of a prompt: only its keys and values are needed
             }
-            let params = AttentionParams { scale, window: layer.window, softcap: None };
+            let params = AttentionParams { scale, window: *window, softcap: None };
             let attention = LayerAttention { shape: config.heads, params, cache: &*cache, layer: index };
-            let (output, qkv, attended) = (&layer.output.weight, &mut w.projected, &mut w.operand);
-            backend.attention(output, step, attention, qkv, &mut w.scratch, attended)?; // [t, q]
+            let (reader, rows, attended) = (&output.weight, &mut w.projected, &mut w.operand);
+            backend.attention(reader, step, attention, rows, &mut w.scratch, attended)?; // [t, q]
             // After the last attention rows are independent: continue with the output rows, unless these are all rows.
             let is_reduced = last && !outputs_all;
             let of_step = if is_reduced { StepRows::Outputs } else { StepRows::All };
             let (rows, hidden, attended) = if is_reduced {
                 backend.gather(step, config.hidden_size, &w.hidden, &mut w.output_hidden)?; // [o, h]
-                backend.gather_operand(output, step, &w.operand, &mut w.output_attended)?;
+                backend.gather_operand(reader, step, &w.operand, &mut w.output_attended)?;
                 (outputs, &mut w.output_hidden, &w.output_attended)
             } else {
                 (tokens, &mut w.hidden, &w.operand)
             };
-            let updates = adapted.updates(of_step, Product::Output.matrix(index));
-            accumulate(backend, rows, attended, &layer.output, updates, hidden)?;
+            let updates = adapted.updates(of_step, output.number);
+            accumulate(backend, rows, attended, output, updates, hidden)?;
+            let Mlp { gate_up, down, width } = &layer.mlp;
             let (norm, operand) = (&layer.mlp_norm, &mut w.operand);
-            backend.rms_norm_for(&layer.gate_up.weight, rows, hidden, norm, epsilon, operand)?;
-            let updates = adapted.updates(of_step, Product::GateUp.matrix(index));
-            product(backend, rows, &w.operand, &layer.gate_up, updates, &mut w.projected)?; // [t, 2 i]
-            let (down, wide) = (&layer.down.weight, config.intermediate_size);
-            backend.silu_mul(down, rows, wide, &w.projected, &mut w.operand)?; // [t, i]
-            let updates = adapted.updates(of_step, Product::Down.matrix(index));
-            accumulate(backend, rows, &w.operand, &layer.down, updates, hidden)?;
+            backend.rms_norm_for(&gate_up.weight, rows, hidden, norm, epsilon, operand)?;
+            let updates = adapted.updates(of_step, gate_up.number);
+            product(backend, rows, &w.operand, gate_up, updates, &mut w.projected)?; // [t, 2 i]
+            backend.silu_mul(&down.weight, rows, *width, &w.projected, &mut w.operand)?; // [t, i]
+            let updates = adapted.updates(of_step, down.number);
+            accumulate(backend, rows, &w.operand, down, updates, hidden)?;
         }
         w.outputs_all = outputs_all;
         let hidden = if outputs_all { &w.hidden } else { &w.output_hidden };
-        backend.rms_norm_for(self.head(), outputs, hidden, &self.norm, epsilon, &mut w.operand) // [o, h]
+        backend.rms_norm_for(self.head(), outputs, hidden, &self.weights.norm, epsilon, &mut w.operand) // [o, h]
     }
 
     /// Writes the embeddings of the output rows' tokens to `workspace.hidden_states`, before
@@ -296,12 +254,12 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), DeviceError> {
         let w = workspace;
         let step = backend.upload(inputs, &mut w.rope, &w.slots, cache, w.adapters.as_ref())?;
-        backend.embed(step, &w.slots, &self.embedding, &mut w.hidden)?;
+        backend.embed(step, &w.slots, &self.weights.embedding, &mut w.hidden)?;
         backend.gather(step, self.config.hidden_size, &w.hidden, &mut w.hidden_states)
     }
 
     fn head(&self) -> &B::Matrix {
-        self.head.as_ref().unwrap_or(&self.embedding)
+        self.weights.head.as_ref().unwrap_or(&self.weights.embedding)
     }
 
     /// Writes the last hidden states of the first `rows` output rows, through the last norm, to
@@ -314,7 +272,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), DeviceError> {
         let Workspace { hidden, output_hidden, hidden_states, outputs_all, .. } = workspace;
         let hidden = if *outputs_all { hidden } else { output_hidden };
-        backend.rms_norm(rows, hidden, &self.norm, self.config.norm_epsilon, hidden_states)
+        backend.rms_norm(rows, hidden, &self.weights.norm, self.config.norm_epsilon, hidden_states)
     }
 
     /// Writes the logits of `outputs`, at most `StepSpec::logits_rows` of the output rows of the last step, to
@@ -353,7 +311,7 @@ fn product<B: Backend>(
     backend: &mut B,
     rows: usize,
     x: &B::Operand,
-    linear: &Linear<B>,
+    linear: &Linear<B::Matrix, B::Vector>,
     updates: Option<Updates<'_, '_, B>>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {
@@ -366,7 +324,7 @@ fn accumulate<B: Backend>(
     backend: &mut B,
     rows: usize,
     x: &B::Operand,
-    linear: &Linear<B>,
+    linear: &Linear<B::Matrix, B::Vector>,
     updates: Option<Updates<'_, '_, B>>,
     out: &mut B::Buffer,
 ) -> Result<(), DeviceError> {

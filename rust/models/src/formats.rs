@@ -6,9 +6,10 @@ use penstock_checkpoint::{Checkpoint, CheckpointError, Conversion, FusedPart};
 use penstock_device::{Load, packed};
 use penstock_types::{Activations, Dtype, FieldError, Quantization, WeightFormat, WeightScheme};
 
+use crate::blocks::module_name;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::fused::{EMBEDDING, HEAD, matrix_names, module_name};
+use crate::model::{EMBEDDING, HEAD, matrix_names};
 
 /// The format of each weight matrix, by the name of its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,9 +5,10 @@ use std::ops::Range;
 use penstock_device::{Allocation, Load, PlannedMatrix};
 use penstock_types::WeightFormat;
 
+use crate::blocks::{Fused, layer_of, module_name};
 use crate::config::ModelConfig;
 use crate::formats::{Residence, WeightFormats, readable_together};
-use crate::fused::{EMBEDDING, Fused, fused_weights, module_name};
+use crate::model::{EMBEDDING, weights_of};
 
 /// Consecutive tensors of a fused matrix that have the same format.
 pub(crate) struct Run {
@@ -58,7 +59,7 @@ impl WeightBytes {
 /// The bytes of all weights.
 pub fn weight_bytes<B: Load>(backend: &B, config: &ModelConfig, formats: &WeightFormats) -> WeightBytes {
     let mut bytes = WeightBytes::default();
-    for weight in fused_weights(config) {
+    for weight in weights_of(config) {
         let Some(columns) = weight.columns else {
             bytes.arena += backend.bytes(Allocation::Floats(weight.len()));
             continue;
@@ -81,7 +82,7 @@ pub fn planned_matrices<B: Load>(
     config: &ModelConfig,
     formats: &WeightFormats,
 ) -> Vec<PlannedMatrix> {
-    let matrices = fused_weights(config).into_iter();
+    let matrices = weights_of(config).into_iter();
     matrices
         .filter_map(|weight| {
             let columns = weight.columns?;
@@ -110,11 +111,12 @@ pub fn module_formats<B: Load>(
     formats: &WeightFormats,
 ) -> Vec<ModuleFormat> {
     let mut found: Vec<ModuleFormat> = Vec::new();
-    for fused in fused_weights(config) {
+    for fused in weights_of(config) {
         let Some(columns) = fused.columns else { continue };
         for Run { parts, format } in runs(backend, &fused, columns, formats) {
             for part in parts {
-                let module = module_of_layer(module_name(&fused.names[part]));
+                let name = module_name(&fused.names[part]);
+                let module = layer_of(name).map_or(name, |(_, module)| module);
                 let bytes = format.bytes(fused.rows[part], columns) as u64;
                 match found.iter_mut().find(|other| other.module == module && other.format == format) {
                     Some(other) => (other.count, other.bytes) = (other.count + 1, other.bytes + bytes),
@@ -126,9 +128,4 @@ pub fn module_formats<B: Load>(
     let first: Vec<String> = found.iter().map(|found| found.module.clone()).collect();
     found.sort_by_key(|found| first.iter().position(|module| *module == found.module));
     found
-}
-
-/// The name of a module without the name of its layer.
-fn module_of_layer(name: &str) -> &str {
-    name.strip_prefix("model.layers.").and_then(|name| Some(name.split_once('.')?.1)).unwrap_or(name)
 }

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use penstock_types::HeadShape;
 use serde_json::{Map, Value, json};
 
+use crate::blocks::{AttentionSpec, LayerSpec, MlpSpec};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::families::{Family, llama, mistral, qwen2, qwen3};
@@ -151,22 +152,19 @@ fn read_common_fields(family: &Family, fields: Fields<'_>) -> Result<ModelConfig
     }
     let max_position_embeddings = fields.count("max_position_embeddings", MAX_POSITIONS)?;
     let rope = Rope::from_fields(fields, head_dim, max_position_embeddings)?;
+    let mlp = MlpSpec { width: fields.count("intermediate_size", MAX_WIDTH)?, bias: false };
+    let layer = LayerSpec { attention: AttentionSpec::default(), mlp };
     Ok(ModelConfig {
         architecture: family.architecture.to_owned(),
         vocabulary_size: fields.count("vocab_size", MAX_VOCABULARY)?,
         hidden_size,
-        intermediate_size: fields.count("intermediate_size", MAX_WIDTH)?,
         heads: HeadShape { heads, kv_heads, head_dim },
         norm_epsilon: fields.positive_or("rms_norm_eps", 1e-6)? as f32,
         tied_head: fields.flag_or("tie_word_embeddings", false)?,
         max_position_embeddings,
         logn_len: read_logn_len(fields, &rope)?,
         rope,
-        qkv_bias: false,
-        output_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        windows: vec![None; fields.count("num_hidden_layers", MAX_LAYERS)?],
+        layers: vec![layer; fields.count("num_hidden_layers", MAX_LAYERS)?],
     })
 }
 
@@ -201,24 +199,30 @@ mod tests {
         config
     }
 
+    fn windows(config: &Value) -> Vec<Option<usize>> {
+        let model = ModelConfig::from_json(config).expect("valid");
+        model.layers.iter().map(|layer| layer.attention.window).collect()
+    }
+
     #[test]
     fn family_reads_its_own_fields() {
         let qwen3 =
             ModelConfig::from_json(&with("architectures", json!(["Qwen3ForCausalLM"]))).expect("qwen3");
-        assert!(qwen3.qk_norm && !qwen3.qkv_bias);
+        let attention = &qwen3.layers[0].attention;
+        assert!(attention.qk_norm && !attention.qkv_bias);
         assert_eq!(qwen3.heads.head_dim, 128, "the default of Qwen3");
         let mut mistral = with("architectures", json!(["MistralForCausalLM"]));
         mistral["sliding_window"] = json!(16);
-        assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [Some(16); 2]);
+        assert_eq!(windows(&mistral), [Some(16); 2]);
         mistral["sliding_window"] = Value::Null;
-        assert_eq!(ModelConfig::from_json(&mistral).expect("mistral").windows, [None; 2]);
+        assert_eq!(windows(&mistral), [None; 2]);
         let unnamed = with("architectures", json!(["MistralForCausalLM"]));
-        assert_eq!(ModelConfig::from_json(&unnamed).expect("mistral").windows, [Some(4096); 2]);
+        assert_eq!(windows(&unnamed), [Some(4096); 2]);
         let mut qwen2 = with("architectures", json!(["Qwen2ForCausalLM"]));
         qwen2["use_sliding_window"] = json!(true);
         qwen2["sliding_window"] = json!(16);
         qwen2["max_window_layers"] = json!(1);
-        assert_eq!(ModelConfig::from_json(&qwen2).expect("qwen2").windows, [None, Some(16)]);
+        assert_eq!(windows(&qwen2), [None, Some(16)]);
     }
 
     fn overridden(config: &Value, overrides: Value) -> Result<ModelConfig, ModelError> {

@@ -7,15 +7,14 @@ use penstock_device::packed::PackedRows;
 use penstock_device::{Allocation, Backend, MatrixPart, WeightSource};
 use penstock_types::WeightFormat;
 
+use crate::blocks::{Fused, Tensors};
 use crate::config::ModelConfig;
-use crate::decoder::{Decoder, Layer, Linear};
+use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::formats::{Residence, WeightFormats};
-use crate::fused::{
-    DOWN, EMBEDDING, FUSED_GATE_UP, FUSED_QKV, Fused, HEAD, NORM, OUTPUT, Stacked, fused_weights,
-    tensor_names, weight_name,
-};
+use crate::model::{EMBEDDING, HEAD, Model, weights_of};
 use crate::packing::{Run, parts, runs, weight_bytes};
+use crate::stacked::Stacked;
 
 /// Called with the loaded and the total bytes of packed weights; `Break` cancels the load.
 pub type ProgressCallback<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
@@ -39,17 +38,8 @@ pub fn load<B: Backend>(
         return Err(ModelError::Cancelled);
     }
     warn_of_unused_head(checkpoint, &config);
-    let hidden = config.hidden_size;
-    let embedding = loader.matrix(vec![EMBEDDING.to_owned()], &[config.vocabulary_size], hidden)?;
-    let layers =
-        (0..config.num_layers()).map(|layer| loader.layer(&config, layer)).collect::<Result<_, _>>()?;
-    let norm = loader.vector(NORM.to_owned(), hidden)?;
-    let head = if config.tied_head {
-        None
-    } else {
-        Some(loader.matrix(vec![HEAD.to_owned()], &[config.vocabulary_size], hidden)?)
-    };
-    Ok(Decoder::new(config, embedding, layers, norm, head))
+    let weights = Model::declare(&mut loader, &config)?;
+    Ok(Decoder::new(config, weights))
 }
 
 /// Checks that a checkpoint has all tensors of `config` with its shapes, without reading them. The matrices of a
@@ -58,7 +48,7 @@ pub fn check_tensors(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<()
     if checkpoint.conversion().is_some() {
         return Ok(());
     }
-    for Fused { names, rows, columns } in fused_weights(config) {
+    for Fused { names, rows, columns, .. } in weights_of(config) {
         for (name, rows) in names.iter().zip(rows) {
             let shape: Vec<usize> = [rows].into_iter().chain(columns).collect();
             tensor(checkpoint, name, &shape)?;
@@ -109,58 +99,6 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    fn layer(&mut self, config: &ModelConfig, layer: usize) -> Result<Layer<B>, ModelError> {
-        let (hidden, heads, wide) = (config.hidden_size, config.heads, config.intermediate_size);
-        let (query, kv) = (heads.query_width(), heads.kv_width());
-        let name = |part: &str| weight_name(layer, part);
-        Ok(Layer {
-            attention_norm: self.vector(name("input_layernorm"), hidden)?,
-            qkv: self.linear(layer, &FUSED_QKV, &[query, kv, kv], hidden, config.qkv_bias)?,
-            qk_norm: if config.qk_norm {
-                let mut norm = |part| self.vector(name(part), heads.head_dim);
-                Some((norm("self_attn.q_norm")?, norm("self_attn.k_norm")?))
-            } else {
-                None
-            },
-            output: self.linear(layer, &[OUTPUT], &[hidden], query, config.output_bias)?,
-            mlp_norm: self.vector(name("post_attention_layernorm"), hidden)?,
-            gate_up: self.linear(layer, &FUSED_GATE_UP, &[wide, wide], hidden, config.mlp_bias)?,
-            down: self.linear(layer, &[DOWN], &[hidden], wide, config.mlp_bias)?,
-            window: config.windows[layer],
-        })
-    }
-
-    /// The modules `parts` of a layer fused into one, with `rows[i]` output features each.
-    fn linear(
-        &mut self,
-        layer: usize,
-        parts: &[&str],
-        rows: &[usize],
-        columns: usize,
-        bias: bool,
-    ) -> Result<Linear<B>, ModelError> {
-        let weight = self.matrix(tensor_names(layer, parts, "weight"), rows, columns)?;
-        let bias = if bias { Some(self.bias(tensor_names(layer, parts, "bias"), rows)?) } else { None };
-        Ok(Linear { weight, bias })
-    }
-
-    fn matrix(
-        &mut self,
-        names: Vec<String>,
-        rows: &[usize],
-        columns: usize,
-    ) -> Result<B::Matrix, ModelError> {
-        let fused = Fused { names, rows: rows.to_vec(), columns: Some(columns) };
-        let runs = runs(&*self.backend, &fused, columns, self.formats);
-        let sizes = parts(&runs, rows);
-        let matrix = match self.checkpoint.conversion() {
-            Some(_) => self.converted(&fused, columns, &sizes)?,
-            None => self.pack(&fused, columns, &runs)?,
-        };
-        self.advance(self.backend.bytes(Allocation::Matrix { columns, parts: &sizes }))?;
-        Ok(matrix)
-    }
-
     fn pack(&mut self, fused: &Fused, columns: usize, runs: &[Run]) -> Result<B::Matrix, ModelError> {
         let sources = sources(self.checkpoint, fused, columns, runs)?;
         let parts: Vec<_> =
@@ -198,23 +136,37 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.map_matrix(columns, sizes, bytes)?)
     }
 
-    fn bias(&mut self, names: Vec<String>, rows: &[usize]) -> Result<B::Vector, ModelError> {
-        let values = vector(self.checkpoint, &Fused { names, rows: rows.to_vec(), columns: None })?;
-        let vector = self.backend.load_vector(&values)?;
-        self.advance(self.backend.bytes(Allocation::Floats(values.len())))?;
-        Ok(vector)
-    }
-
-    fn vector(&mut self, name: String, len: usize) -> Result<B::Vector, ModelError> {
-        self.bias(vec![name], &[len])
-    }
-
     fn advance(&mut self, bytes: u64) -> Result<(), ModelError> {
         self.done += bytes;
         match (self.progress)(self.done, self.total) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(ModelError::Cancelled),
         }
+    }
+}
+
+impl<B: Backend> Tensors for Loader<'_, B> {
+    type Matrix = B::Matrix;
+    type Vector = B::Vector;
+    type Error = ModelError;
+
+    fn matrix(&mut self, fused: Fused) -> Result<B::Matrix, ModelError> {
+        let columns = fused.columns.expect("a matrix has columns; this is a bug");
+        let runs = runs(&*self.backend, &fused, columns, self.formats);
+        let sizes = parts(&runs, &fused.rows);
+        let matrix = match self.checkpoint.conversion() {
+            Some(_) => self.converted(&fused, columns, &sizes)?,
+            None => self.pack(&fused, columns, &runs)?,
+        };
+        self.advance(self.backend.bytes(Allocation::Matrix { columns, parts: &sizes }))?;
+        Ok(matrix)
+    }
+
+    fn vector(&mut self, fused: Fused) -> Result<B::Vector, ModelError> {
+        let values = vector(self.checkpoint, &fused)?;
+        let vector = self.backend.load_vector(&values)?;
+        self.advance(self.backend.bytes(Allocation::Floats(values.len())))?;
+        Ok(vector)
     }
 }
 

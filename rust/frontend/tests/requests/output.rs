@@ -122,7 +122,7 @@ fn chunks_add_up_to_the_result_and_hold_back_possible_stops() {
 }
 
 #[test]
-fn each_pending_read_is_followed_by_a_drain_that_names_the_request() {
+fn each_pending_read_is_followed_by_a_drain_that_names_it() {
     let setup = saying(bytes("abcdefghijklmnopqrstuvwxyz"));
     let listener = Listener::new(Port::with_condvar());
     let state = Arc::new(setup.start("p", &params(), Mode::Completion, listener.port()).unwrap());

@@ -10,8 +10,11 @@ pub(crate) const FAMILY: Family =
 
 fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
     let attention_bias = fields.flag_or("attention_bias", false)?;
-    model.qkv_bias = attention_bias;
-    model.output_bias = attention_bias;
-    model.mlp_bias = fields.flag_or("mlp_bias", false)?;
+    let mlp_bias = fields.flag_or("mlp_bias", false)?;
+    for layer in &mut model.layers {
+        layer.attention.qkv_bias = attention_bias;
+        layer.attention.output_bias = attention_bias;
+        layer.mlp.bias = mlp_bias;
+    }
     Ok(())
 }

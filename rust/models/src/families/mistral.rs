@@ -18,6 +18,6 @@ fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelE
     } else {
         Some(DEFAULT_WINDOW)
     };
-    model.windows.fill(window);
+    model.layers.iter_mut().for_each(|layer| layer.attention.window = window);
     Ok(())
 }

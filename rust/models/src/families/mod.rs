@@ -42,8 +42,8 @@ fn read_qwen_windows(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), 
             let limit = format!("a list of num_hidden_layers={num_layers} names");
             return Err(fields.error("layer_types", &types.len().into(), limit));
         }
-        for (layer, kind) in model.windows.iter_mut().zip(types) {
-            *layer = match kind.as_str() {
+        for (layer, kind) in model.layers.iter_mut().zip(types) {
+            layer.attention.window = match kind.as_str() {
                 Some("sliding_attention") => Some(window),
                 Some("full_attention") => None,
                 _ => return Err(fields.error("layer_types", kind, "full_attention or sliding_attention")),
@@ -58,8 +58,8 @@ fn read_qwen_windows(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), 
                 .and_then(|first| usize::try_from(first).ok())
                 .ok_or_else(|| fields.error("max_window_layers", value, "an integer of at least 0"))?,
         };
-        for layer in model.windows.iter_mut().skip(first) {
-            *layer = Some(window);
+        for layer in model.layers.iter_mut().skip(first) {
+            layer.attention.window = Some(window);
         }
     }
     Ok(())

@@ -9,6 +9,6 @@ pub(crate) const FAMILY: Family =
     Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", head_dim: None, read_fields };
 
 fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
-    model.qkv_bias = true;
+    model.layers.iter_mut().for_each(|layer| layer.attention.qkv_bias = true);
     read_qwen_windows(fields, model)
 }

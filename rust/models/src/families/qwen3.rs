@@ -11,8 +11,10 @@ pub(crate) const FAMILY: Family =
 
 fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
     let attention_bias = fields.flag_or("attention_bias", false)?;
-    model.qkv_bias = attention_bias;
-    model.output_bias = attention_bias;
-    model.qk_norm = true;
+    for layer in &mut model.layers {
+        layer.attention.qkv_bias = attention_bias;
+        layer.attention.output_bias = attention_bias;
+        layer.attention.qk_norm = true;
+    }
     read_qwen_windows(fields, model)
 }
