@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::blocks::{AttentionSpec, LayerSpec, MlpSpec};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
-use crate::families::{Family, llama, mistral, qwen2, qwen3};
+use crate::families::{Family, internlm3, llama, mistral, qwen2, qwen3, seed_oss};
 use crate::fields::{Fields, MAX_POSITIONS};
 use crate::rope::Rope;
 
@@ -24,7 +24,8 @@ const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCABULARY: usize = 1 << 24;
 
 /// The supported families.
-const FAMILIES: [Family; 4] = [llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+const FAMILIES: [Family; 6] =
+    [internlm3::FAMILY, llama::FAMILY, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY, seed_oss::FAMILY];
 
 impl ModelConfig {
     /// Reads a Hugging Face configuration.
@@ -211,6 +212,9 @@ mod tests {
         let attention = &qwen3.layers[0].attention;
         assert!(attention.qk_norm && !attention.qkv_bias);
         assert_eq!(qwen3.heads.head_dim, 128, "the default of Qwen3");
+        let seed_oss =
+            ModelConfig::from_json(&with("architectures", json!(["SeedOssForCausalLM"]))).expect("seed_oss");
+        assert_eq!(seed_oss.heads.head_dim, 128, "the default of Seed-OSS");
         let mut mistral = with("architectures", json!(["MistralForCausalLM"]));
         mistral["sliding_window"] = json!(16);
         assert_eq!(windows(&mistral), [Some(16); 2]);

@@ -1,9 +1,11 @@
 //! The model families: each file has the fields that only its family reads.
 
+pub(crate) mod internlm3;
 pub(crate) mod llama;
 pub(crate) mod mistral;
 pub(crate) mod qwen2;
 pub(crate) mod qwen3;
+pub(crate) mod seed_oss;
 
 use crate::config::ModelConfig;
 use crate::error::ModelError;
