@@ -14,10 +14,11 @@ use crate::error::{CheckpointError, shown};
 use crate::generation::remove_unfitting;
 use crate::json::{self, JsonObject, is_inside};
 use crate::mapped::MappedFile;
+use crate::safetensors::{self, HeaderBytes};
 use crate::tensor::TensorEntry;
 use crate::text_files::{FileFormat, TextFiles};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
-use crate::{converted, gguf, quantization, safetensors};
+use crate::{converted, gguf, quantization};
 use penstock_types::GenerationConfig;
 
 const CONFIG: &str = "config.json";
@@ -26,6 +27,8 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER_LIMIT: u64 = 256 << 20;
 const INDEX_LIMIT: u64 = 32 << 20;
+/// Maximum number of shards: each is a mapping, of which a process has about 65,000.
+const MAX_SHARDS: usize = 4096;
 /// Maximum number of additional chat templates in a directory.
 const MAX_TEMPLATES: usize = 64;
 
@@ -120,7 +123,7 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry
     let single = path.join(SINGLE);
     if single.exists() {
         let file = MappedFile::open(&single)?;
-        let tensors = safetensors::tensors(&file, 0)?;
+        let tensors = safetensors::tensors(&file, 0, &mut HeaderBytes::default())?;
         return Ok((vec![file], tensors));
     }
     let index_path = path.join(INDEX);
@@ -131,7 +134,11 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry
         serde_json::from_slice(&index).map_err(|error| json::parse_error(&index_path, "index", &error))?;
 
     let shards: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
-    let mut files = Vec::new();
+    if shards.len() > MAX_SHARDS {
+        let problem = format!("{} shards; the limit is {MAX_SHARDS}", shards.len());
+        return Err(CheckpointError::malformed(&index_path, "weight_map", problem));
+    }
+    let (mut files, mut header_bytes) = (Vec::new(), HeaderBytes::default());
     let mut shard_tensors = BTreeMap::new();
     for shard in shards {
         let malformed = |problem: &str| {
@@ -145,7 +152,7 @@ fn weights(path: &Path) -> Result<(Vec<MappedFile>, BTreeMap<String, TensorEntry
             return malformed("missing");
         }
         let file = MappedFile::open(&path.join(shard))?;
-        shard_tensors.insert(shard, safetensors::tensors(&file, files.len())?);
+        shard_tensors.insert(shard, safetensors::tensors(&file, files.len(), &mut header_bytes)?);
         files.push(file);
     }
 

@@ -20,10 +20,21 @@ use crate::tensor::{RowOrder, StoredType, TensorEntry};
 const MAX_HEADER: u64 = 100_000_000;
 const MAX_DIMENSIONS: usize = 8;
 
+/// The bytes that the headers of the files of one model may still have together: as many as the header of one file.
+/// Parsed tensors take several times their bytes in a header.
+pub(crate) struct HeaderBytes(u64);
+
+impl Default for HeaderBytes {
+    fn default() -> Self {
+        Self(MAX_HEADER)
+    }
+}
+
 /// The tensors of a file. Their ranges cover the data after the header exactly, without overlap.
 pub(crate) fn tensors(
     file: &MappedFile,
     index: usize,
+    header_bytes: &mut HeaderBytes,
 ) -> Result<BTreeMap<String, TensorEntry>, CheckpointError> {
     let bytes = file.bytes();
     let malformed = |field: &str, problem: String| CheckpointError::malformed(file.path(), field, problem);
@@ -42,6 +53,15 @@ pub(crate) fn tensors(
         let rest = rest.len();
         return Err(malformed("header length", format!("{length} bytes; the file has {rest}; {TRUNCATED}")));
     }
+    header_bytes.0 = header_bytes.0.checked_sub(length).ok_or_else(|| {
+        let total = MAX_HEADER - header_bytes.0 + length;
+        malformed(
+            "header length",
+            format!(
+                "{total} bytes with the files before; the limit is {MAX_HEADER} for all files of a model"
+            ),
+        )
+    })?;
     let (header, data) = rest.split_at(length as usize);
     let data_start = 8 + header.len();
     let parsed = std::str::from_utf8(header)

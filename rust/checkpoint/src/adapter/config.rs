@@ -4,6 +4,7 @@
 //! `use_rslora`; a pattern replaces the value for the modules that match `^(.*\.)?(KEY)$`, the first in the order of
 //! the file.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,11 @@ const MAX_RANK: u64 = 1 << 16;
 const MAX_PATTERNS: usize = 4096;
 /// The most bytes of all compiled expressions of a field. The time of a match is proportional to it.
 const EXPRESSIONS_LIMIT: usize = 1 << 16;
+/// The most steps of the search for the keys of patterns in the names of all modules: about a second. An adapter with
+/// expressions of 20 KiB for a thousand modules takes a tenth of that.
+const MAX_STEPS: u64 = 1 << 34;
+/// Steps for each byte of a key that is a name.
+const NAME_STEPS: u64 = 8;
 /// PEFT's default of `r` and `lora_alpha`.
 const DEFAULT: u32 = 8;
 
@@ -79,6 +85,7 @@ const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
 /// The ranks and scales of an adapter.
 pub(super) struct AdapterConfig {
+    path: PathBuf,
     pub base_model: Option<String>,
     /// A hash of the file.
     pub hash: u64,
@@ -119,6 +126,14 @@ impl Key {
         }
     }
 
+    /// The steps of a search in a name of this length at most.
+    fn steps(&self, length: usize) -> u64 {
+        match self {
+            Self::Name(name) => NAME_STEPS * (1 + name.len().min(length) as u64),
+            Self::Expression(expression) => (expression.memory_usage() as u64).saturating_mul(length as u64),
+        }
+    }
+
     fn matches(&self, module: &str) -> bool {
         let name = match self {
             Self::Name(name) => name.as_bytes(),
@@ -153,7 +168,27 @@ impl AdapterConfig {
         let base_model = reader.0.get("base_model_name_or_path").and_then(Value::as_str);
         let base_model = base_model.map(shown);
         let hash = xxh3_64(&bytes);
-        Ok(Self { base_model, hash, rank, alpha, is_rank_stabilised, ranks, alphas })
+        let path = reader.0.path;
+        Ok(Self { path, base_model, hash, rank, alpha, is_rank_stabilised, ranks, alphas })
+    }
+
+    /// Checks that the keys of the patterns can be searched in names of these lengths within [`MAX_STEPS`].
+    pub(super) fn check_steps(&self, lengths: impl Iterator<Item = usize>) -> Result<(), CheckpointError> {
+        let ranks = self.ranks.iter().map(|(key, _)| key);
+        let keys: Vec<&Key> = ranks.chain(self.alphas.iter().map(|(key, _)| key)).collect();
+        let mut total = 0_u64;
+        for length in lengths {
+            for key in &keys {
+                total = total.saturating_add(key.steps(length));
+            }
+            if total > MAX_STEPS {
+                let problem = format!(
+                    "the patterns take more than {MAX_STEPS} steps for the names of all modules, which is the limit"
+                );
+                return Err(CheckpointError::malformed(&self.path, "rank_pattern, alpha_pattern", problem));
+            }
+        }
+        Ok(())
     }
 
     /// The rank and the scale of a module's update.
@@ -293,15 +328,19 @@ impl<'de> Deserialize<'de> for Pattern {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pattern, A::Error> {
                 let mut entries: Vec<(String, Value)> = Vec::new();
+                let mut indices: HashMap<String, usize> = HashMap::new();
                 while let Some((key, value)) = map.next_entry::<String, Value>()? {
                     // As in Python, the last value of a repeated key takes the place of the first.
-                    match entries.iter().position(|(other, _)| *other == key) {
-                        Some(index) => entries[index].1 = value,
+                    match indices.get(&key) {
+                        Some(&index) => entries[index].1 = value,
                         None if entries.len() == MAX_PATTERNS => {
                             let problem = format_args!("more than {MAX_PATTERNS} patterns");
                             return Err(de::Error::custom(problem));
                         }
-                        None => entries.push((key, value)),
+                        None => {
+                            indices.insert(key.clone(), entries.len());
+                            entries.push((key, value));
+                        }
                     }
                 }
                 Ok(Pattern(entries))

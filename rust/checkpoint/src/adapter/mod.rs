@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::error::{CheckpointError, shown};
 use crate::json;
 use crate::mapped::MappedFile;
-use crate::safetensors;
+use crate::safetensors::{self, HeaderBytes};
 use crate::tensor::{Tensor, TensorEntry};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -72,7 +72,7 @@ impl AdapterFiles {
         let config = AdapterConfig::read(path)?;
         let file = read_weights(path, max_bytes)?;
         let mut pairs: BTreeMap<String, (String, Pair)> = BTreeMap::new();
-        for (name, entry) in safetensors::tensors(&file, 0)? {
+        for (name, entry) in safetensors::tensors(&file, 0, &mut HeaderBytes::default())? {
             let malformed = |problem: &str| {
                 CheckpointError::malformed(file.path(), format!("tensor {}", shown(&name)), problem)
             };
@@ -98,6 +98,7 @@ impl AdapterFiles {
             let problem = format!("of {} modules; the limit is {MAX_MODULES}", pairs.len());
             return Err(CheckpointError::malformed(file.path(), "tensors", problem));
         }
+        config.check_steps(pairs.values().map(|(wrapped, _)| wrapped.len()))?;
         let modules = pairs.into_iter().map(|(name, (wrapped, pair))| {
             let module = Module::new(&file, &wrapped, pair, &config)?;
             Ok((name, module))

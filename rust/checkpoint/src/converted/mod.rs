@@ -23,7 +23,7 @@ use bytes::Bytes;
 use crate::checkpoint::Checkpoint;
 use crate::error::{CheckpointError, shown};
 use crate::mapped::MappedFile;
-use crate::safetensors;
+use crate::safetensors::{self, HeaderBytes};
 use crate::tensor::StoredType;
 use crate::text_files::{FileFormat, TextFiles};
 pub(crate) use graph::Converted;
@@ -85,7 +85,7 @@ fn assemble(path: &Path, graph: &MappedFile, weights: MappedFile) -> Result<Chec
             return Err(CheckpointError::malformed(path, field, format!("its parts are {}", shown(&parts))));
         }
     }
-    let tensors = safetensors::tensors(&weights, 0)?;
+    let tensors = safetensors::tensors(&weights, 0, &mut HeaderBytes::default())?;
     Ok(Checkpoint {
         text: text_files(path, &mut graph),
         files: vec![weights],

@@ -144,6 +144,28 @@ fn invalid_numbers_are_errors_that_name_the_field() {
     assert!(message.contains("more than 4096 patterns"), "{message}");
 }
 
+/// An adapter of this many modules, of rank 1, with names of 960 bytes and more.
+fn many_modules(config: &str, count: usize) -> Scratch {
+    let names: Vec<String> = (0..count)
+        .flat_map(|index| ["A", "B"].map(|part| format!("{}{index}.lora_{part}.weight", "a.".repeat(480))))
+        .collect();
+    let shapes: Vec<(&str, &[usize])> = names.iter().map(|name| (&name[..], &[1, 1][..])).collect();
+    adapter(config, &shapes)
+}
+
+#[test]
+fn patterns_that_take_long_are_refused() {
+    let names: Vec<String> = (0..4000).map(|index| format!("\"{}{index}\": 1", "a.".repeat(470))).collect();
+    for pattern in [r#""(?:[^z]?){300}z": 1"#.to_owned(), names.join(", ")] {
+        for field in ["rank_pattern", "alpha_pattern"] {
+            let config = format!(r#"{{"peft_type": "LORA", "r": 1, "{field}": {{{pattern}}}}}"#);
+            let expected = "adapter_config.json: rank_pattern, alpha_pattern: the patterns take more than";
+            assert!(error(&many_modules(&config, 4096)).contains(expected), "{field}");
+            assert!(AdapterFiles::open(many_modules(&config, 10).path(), u64::MAX).is_ok(), "{field}");
+        }
+    }
+}
+
 #[test]
 fn tensors_that_do_not_fit_are_errors_that_name_them() {
     let (a, b) = (format!("{Q}.lora_A.weight"), format!("{Q}.lora_B.weight"));

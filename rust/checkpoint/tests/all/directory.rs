@@ -126,6 +126,33 @@ fn index_inconsistent_with_shards_is_rejected() {
     }
 }
 
+#[test]
+fn headers_of_all_shards_have_one_limit() {
+    // One file under several names, with a header that is padded.
+    let scratch = Scratch::new();
+    scratch.write("config.json", CONFIG);
+    let header =
+        format!("{}{}", r#"{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}"#, " ".repeat(33_999_946));
+    scratch.write("s/m", safetensors(&header, &[]));
+    let index = |count: usize| {
+        let names: Vec<String> =
+            (1..=count).map(|index| format!(r#""a{index}":"s{}m""#, "/".repeat(index))).collect();
+        format!(r#"{{"weight_map":{{{}}}}}"#, names.join(","))
+    };
+    for (count, expected) in [
+        (2, "weight_map, a1: the shard s/m does not contain this tensor"),
+        (
+            3,
+            "header length: 102000000 bytes with the files before; the limit is 100000000 for all files of a model",
+        ),
+        (4097, "weight_map: 4097 shards; the limit is 4096"),
+    ] {
+        scratch.write("model.safetensors.index.json", index(count));
+        let error = open_error(scratch.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn symbolic_links_in_the_directory_are_followed() {
