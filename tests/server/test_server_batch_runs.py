@@ -21,6 +21,7 @@ from penstock.server.errors import ApiError
 from penstock.server.protocol import objects
 from support.api.engines import make_engine, wait_until
 from support.server.process import Process, started
+from support.server.serving import serving as serving_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,6 +273,26 @@ def test_response_without_room_is_computed_three_times(
     with make_engine(tiny_model) as engine:
         text, num_repeats = run_line(engine, max_tokens=1)
     assert (b'"status_code":503' in text, num_repeats) == (True, 2)
+
+
+def test_unexpected_error_ends_its_batch_only(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = Folder.publish_results
+
+    def fail(_folder: Folder, _batch: object) -> None:
+        monkeypatch.setattr(Folder, "publish_results", publish)
+        raise ValueError("an error that no code expects")
+
+    monkeypatch.setattr(Folder, "publish_results", fail)
+    settings = penstock.server.ServerSettings(api_keys=("key",), files_dir=str(tmp_path / "files"))
+    with (
+        make_engine(tiny_model) as engine,
+        serving_here(penstock.server.app({"tiny": engine}, settings), lifespan="on") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="key", max_retries=0) as client,
+    ):
+        for status in ("failed", "completed"):
+            assert ended(client, create(client, [request("a")]).id).status == status
 
 
 def test_input_of_an_unfinished_batch_cannot_be_deleted(tiny_model: Path, tmp_path: Path) -> None:

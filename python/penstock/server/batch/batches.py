@@ -111,7 +111,7 @@ class Batches:
         batch = found.folder.add(fields)
         try:
             await self._save(found.folder, batch)
-        except OSError:
+        except Exception:
             del found.folder.batches[batch.id]
             raise
         self._start(found)
@@ -328,15 +328,15 @@ class Batches:
             _count(batch, results)
 
     async def _finish(self, folder: Folder, batch: Batch, status: str) -> None:
-        """Publish the files of a batch, and set its last status.
+        """Publish the files of a batch, and set its last status. After an error that is `failed`.
 
-        If the disk fails, the next run finds the former status and repeats it.
+        The next run finds the former status if the last one could not be written, and repeats this.
         """
         try:
             await self.write_threads.run(folder.publish_results, batch)
             batch.set_status(status)
             await self._save(folder, batch)
-        except OSError:
+        except Exception:
             logger.exception("batch %s: its files cannot be written", batch.id)
             batch.set_status("failed")
         logger.info("batch %s: %s", batch.id, batch.status)
