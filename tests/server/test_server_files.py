@@ -122,6 +122,12 @@ def test_charset_of_a_file_name_is_not_looked_up(server: Served) -> None:
     assert not [name for name in sought if "unknown" in name]
 
 
+@pytest.mark.parametrize("name", ["name", "filename"])
+def test_value_that_must_be_encoded_is_status_400(name: str, server: Served) -> None:
+    header = f"Content-Disposition: form-data; {name}*=utf-8''漢"
+    assert post(server, f"--b\r\n{header}\r\n\r\nx\r\n".encode() + form(PURPOSE)) == (400, None)
+
+
 def test_large_file_is_the_same_after_its_way(client: openai.OpenAI) -> None:
     contents = os.urandom(2_900_000)
     made = client.files.create(file=("a", io.BytesIO(contents)), purpose="batch")

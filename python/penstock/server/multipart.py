@@ -32,11 +32,17 @@ def _parameter(headers: Message, name: str, header: str) -> str | None:
     """A parameter of a header, also in the form of RFC 2231, `name*=charset''value`.
 
     Other charsets than UTF-8 are ignored: Python keeps each name that it looks up, also of unknown ones.
+    Raises for a value in that form that has characters outside of Latin-1, which it must encode.
     """
     value = headers.get_param(name, header=header)
     if isinstance(value, tuple):
         charset, _, text = value
-        return text.encode("latin-1").decode(errors="replace") if (charset or "").lower() == "utf-8" else text
+        try:
+            encoded = text.encode("latin-1")
+        except UnicodeEncodeError:
+            message = f"a header of the form has a value of {name}* with characters that are not encoded"
+            raise ApiError(400, message) from None
+        return encoded.decode(errors="replace") if (charset or "").lower() == "utf-8" else text
     return value
 
 
