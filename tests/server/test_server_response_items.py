@@ -212,6 +212,11 @@ def test_field_that_cannot_be_honoured_is_refused(server: Served, name: str) -> 
     assert (status, answer["error"]["param"]) == (400, name)
 
 
+def allowed(*names: object) -> dict[str, Any]:
+    """A choice of these tools."""
+    return {"type": "allowed_tools", "mode": "auto", "tools": [{"name": name} for name in names]}
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -231,6 +236,9 @@ def test_field_that_cannot_be_honoured_is_refused(server: Served, name: str) -> 
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "all"}}, "tool_choice.mode"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        ({"tools": [TOOL], "tool_choice": allowed("weather", "a")}, "tool_choice.tools[1].name"),
+        ({"tools": [TOOL], "tool_choice": allowed(["weather"])}, "tool_choice.tools[0].name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": {}}}, "tool_choice.name"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),

@@ -10,7 +10,7 @@ from penstock.server.errors import ApiError, invalid
 from penstock.server.sampling import ONE_OUTPUT, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from penstock.server.protocol.openai_responses import (
         FunctionTool,
@@ -231,11 +231,10 @@ def _tool_choice(
     """The tool choice in the form of chat completions, and the tools that it leaves."""
     if isinstance(choice, str):
         return choice, tools
-    names = [tool["function"]["name"] for tool in tools]
+    names = {tool["function"]["name"] for tool in tools}
     if choice.get("type") == "function":
-        if choice.get("name") not in names:
-            raise invalid("tool_choice.name", choice.get("name"), "the name of one of the tools")
-        return {"type": "function", "function": {"name": choice["name"]}}, tools
+        name = _tool_name(choice, "tool_choice", names)
+        return {"type": "function", "function": {"name": name}}, tools
     if choice.get("type") != "allowed_tools":
         raise invalid("tool_choice.type", choice.get("type"), "function or allowed_tools")
     if choice.get("mode") not in ("auto", "required"):
@@ -243,11 +242,16 @@ def _tool_choice(
     allowed = choice.get("tools")
     if not isinstance(allowed, list) or not allowed:
         raise invalid("tool_choice.tools", allowed, "a list of tools that is not empty")
-    chosen = [tool.get("name") if isinstance(tool, dict) else None for tool in allowed]
-    for index, name in enumerate(chosen):
-        if name not in names:
-            raise invalid(f"tool_choice.tools[{index}].name", name, "the name of one of the tools")
+    chosen = {_tool_name(tool, f"tool_choice.tools[{index}]", names) for index, tool in enumerate(allowed)}
     return choice["mode"], [tool for tool in tools if tool["function"]["name"] in chosen]
+
+
+def _tool_name(value: object, field: str, names: Collection[str]) -> str:
+    """The name in an object that chooses a tool. Raises if it is none of these."""
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in names:
+        raise invalid(f"{field}.name", name, "the name of one of the tools")
+    return name
 
 
 def _response_format(form: TextFormat) -> dict[str, Any]:
