@@ -16,7 +16,7 @@ use crate::json::{self, JsonObject, is_inside};
 use crate::mapped::MappedFile;
 use crate::safetensors::{self, HeaderBytes};
 use crate::tensor::TensorEntry;
-use crate::text_files::{FileFormat, TextFiles};
+use crate::text_files::{FileFormat, MAX_TEMPLATES, TextFiles};
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 use crate::{converted, gguf, quantization};
 use penstock_types::GenerationConfig;
@@ -29,8 +29,6 @@ const TOKENIZER_LIMIT: u64 = 256 << 20;
 const INDEX_LIMIT: u64 = 32 << 20;
 /// Maximum number of shards: each is a mapping, of which a process has about 65,000.
 const MAX_SHARDS: usize = 4096;
-/// Maximum number of additional chat templates in a directory.
-const MAX_TEMPLATES: usize = 64;
 
 /// Opens a directory: a converted model, a Hugging Face directory, or its only `.gguf` file if it has no `config.json`.
 pub(crate) fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {

@@ -10,6 +10,9 @@ use crate::embedding::EmbeddingConfig;
 use crate::error::CheckpointError;
 use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 
+/// Maximum number of chat templates in files that can have any number of them.
+pub(crate) const MAX_TEMPLATES: usize = 64;
+
 /// The file format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFormat {

@@ -18,7 +18,8 @@ use crate::tokenizer::{AddedToken, SpecialTokens, TokenizerSource};
 const MAGIC: &str = "penstock converted model";
 /// The version of the format. The layout of packed matrices has a version of its own, in its name.
 pub(super) const VERSION: u32 = 1;
-const LIMIT: usize = 1 << 30;
+/// A tokenizer of the maximum size, and as much as other files of a model have.
+const LIMIT: usize = 272 << 20;
 
 /// The parts of a converted model that an ordinary checkpoint does not have.
 pub(crate) struct Converted {

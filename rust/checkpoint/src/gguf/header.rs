@@ -1,7 +1,7 @@
 //! Parser of GGUF headers: metadata, then the table of tensors.
 //!
-//! Memory is never allocated by a count in the file. Every entry consumes existing bytes, so the size of the result is
-//! bounded by the length of the file.
+//! Memory is never allocated by a count in the file. Every entry consumes existing bytes of the header, of which the
+//! number is limited, because texts take several times their bytes in the file.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,6 +12,10 @@ use super::value::{MetadataValue, scalar_bytes};
 use crate::error::{CheckpointError, TRUNCATED, shown};
 use crate::storage::Storage;
 
+/// Maximum size of the header: ten times that of the largest published ones.
+const MAX_HEADER: usize = 256 << 20;
+/// Maximum number of strings in an array: there are no more ids of tokens.
+const MAX_STRINGS: u64 = 1 << 22;
 const MAX_DIMENSIONS: u32 = 4;
 const MAX_KEY: usize = 65_535;
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -144,6 +148,10 @@ impl<'a> HeaderReader<'a> {
             return Err(self.malformed(shown(field), problem));
         };
         self.at += taken.len();
+        if self.at > MAX_HEADER {
+            let problem = format!("ends at byte {}; the limit of the header is {MAX_HEADER} bytes", self.at);
+            return Err(self.malformed(shown(field), problem));
+        }
         Ok(taken)
     }
 
@@ -202,6 +210,10 @@ impl<'a> HeaderReader<'a> {
         let count = self.u64(key)?;
         let start = self.at;
         if value_type == 8 {
+            if count > MAX_STRINGS {
+                let problem = format!("an array of {count} strings; the limit is {MAX_STRINGS}");
+                return Err(self.malformed(shown(key), problem));
+            }
             for _ in 0..count {
                 self.string_bytes(key)?;
             }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::metadata::Metadata;
 use crate::error::CheckpointError;
 use crate::generation::remove_unfitting;
+use crate::text_files::MAX_TEMPLATES;
 use crate::tokenizer::{GgufVocabulary, SpecialTokens, TokenType};
 use penstock_types::GenerationConfig;
 
@@ -191,6 +192,9 @@ pub(super) fn chat_templates(metadata: &Metadata<'_>) -> Result<BTreeMap<String,
             None => continue,
         };
         let template = metadata.text(&format!("{KEY}{suffix}"))?;
+        if templates.len() == MAX_TEMPLATES {
+            return Err(metadata.malformed(KEY, format!("more than {MAX_TEMPLATES} chat templates")));
+        }
         templates.insert(name.to_owned(), template.unwrap_or_default().to_owned());
     }
     Ok(templates)

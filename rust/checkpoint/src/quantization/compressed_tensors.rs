@@ -196,6 +196,7 @@ fn packed(module: &str, parts: &mut Parts<'_>, schemes: &[Scheme]) -> Result<Pac
     let shape = parts.require(module, "weight_shape")?;
     let scale = parts.require(module, "weight_scale")?;
     let [rows, words] = weight.words()?;
+    shape.expect_shape(&[2], "the sizes of a matrix")?;
     let sizes = shape.integers()?;
     let columns = match sizes[..] {
         [found, columns] if found == rows as i64 && columns > 0 => columns as usize,

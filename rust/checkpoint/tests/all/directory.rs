@@ -153,6 +153,16 @@ fn headers_of_all_shards_have_one_limit() {
     }
 }
 
+#[test]
+fn description_of_a_converted_model_has_a_limit() {
+    let scratch = Scratch::new();
+    scratch.write("weights.safetensors", "{}");
+    let graph = std::fs::File::create(scratch.path().join("model.penstock")).unwrap();
+    graph.set_len((272 << 20) + 1).unwrap(); // sparse
+    let error = open_error(scratch.open());
+    assert!(error.ends_with("model.penstock: size: 285212673 bytes; the limit is 285212672"), "{error}");
+}
+
 #[cfg(unix)]
 #[test]
 fn symbolic_links_in_the_directory_are_followed() {

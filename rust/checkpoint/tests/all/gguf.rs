@@ -63,6 +63,33 @@ fn architectures_differ_in_class_and_biases() {
 }
 
 #[test]
+fn parts_of_the_header_have_limits() {
+    let other = |field: Field| Gguf::model("llama").with("other", field);
+    let strings = |count: u64| Field::Raw(9, [&8_u32.to_le_bytes()[..], &count.to_le_bytes()].concat());
+    let templates = |count: usize| {
+        (0..count).fold(Gguf::model("llama"), |file, index| {
+            file.with(&format!("tokenizer.chat_template.{index}"), Field::Text("a".to_owned()))
+        })
+    };
+    assert!(other(Field::Texts(vec![String::new(); 1 << 22])).open().is_ok());
+    assert_eq!(templates(63).open().unwrap().text().chat_templates().len(), 64); // with that of the model
+    for (file, expected) in [
+        (other(strings((1 << 22) + 1)), "other: an array of 4194305 strings; the limit is 4194304"),
+        (templates(64), "tokenizer.chat_template: more than 64 chat templates"),
+    ] {
+        let error = open_error(file.open());
+        assert!(error.contains(expected), "{error}\nexpected: {expected}");
+    }
+    let scratch = Scratch::new();
+    let file = Gguf::empty().with("other", Field::Raw(8, (256_u64 << 20).to_le_bytes().to_vec()));
+    let path = scratch.write("model.gguf", file.bytes());
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(257 << 20).unwrap(); // sparse
+    let error = open_error(Checkpoint::open(&path));
+    assert!(error.ends_with("; the limit of the header is 268435456 bytes"), "{error}");
+}
+
+#[test]
 fn missing_keys_have_the_formats_defaults() {
     let checkpoint = Gguf::model("llama").without("llama.attention.head_count_kv").open();
     assert!(open_error(checkpoint).contains("attn_k.weight: shape [4, 8]; rows of 2 heads of 4"));

@@ -179,6 +179,14 @@ fn damaged_parts_are_rejected() {
             "weight_packed has 24 rows",
         ),
         (
+            changed(compressed(), "weight_shape", |_, shape, bytes| {
+                shape[0] = 3;
+                bytes.extend([0; 8]);
+            }),
+            &compressed_config,
+            "weight_shape: shape [3]; [2] is expected for the sizes of a matrix",
+        ),
+        (
             changed(compressed(), "weight_scale", turned),
             &compressed_config,
             "weight_scale: shape [3, 24]; no config group",
