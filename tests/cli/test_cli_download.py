@@ -8,12 +8,15 @@ import subprocess
 import sys
 import types
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from penstock._hub_aliases import aliases, default_alias
 from penstock._hub_ids import parse_hub_model
+from penstock.cli import main
 from penstock.cli.download import Memory
 from support.api.checkpoints import CHAT_TEMPLATE
 from support.api.ggufs import Type, write_gguf
@@ -22,7 +25,6 @@ from support.api.terminal import CTRL_C, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.needs("terminal", "fcntl")
 
@@ -152,7 +154,7 @@ def test_refused_download_downloads_nothing(hub: Hub, tmp_path: Path, answer: st
     assert hub.asked_files("GET") == []
 
 
-@pytest.mark.parametrize("command", ["info", "convert", "bench", "serve", "batch"])
+@pytest.mark.parametrize("command", ["info", "convert", "bench", "serve", "batch", "download"])
 def test_each_command_asks_before_a_download(hub: Hub, tmp_path: Path, command: str) -> None:
     (tmp_path / "in.jsonl").write_text(
         json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}})
@@ -163,6 +165,7 @@ def test_each_command_asks_before_a_download(hub: Hub, tmp_path: Path, command: 
         "bench": [SMALL],
         "serve": [SMALL, "--port", 0],
         "batch": ["in.jsonl", "out.jsonl", "--model", SMALL],
+        "download": [SMALL],
     }
     with terminal(hub, tmp_path, command, *arguments[command]) as screen:
         screen.wait_for("Download it? [Y/n] ")
@@ -181,6 +184,64 @@ def test_yes_and_pipes_download_without_a_question(hub: Hub, file: Path, tmp_pat
     assert len(hub.transfers(file.name)) == 2
     asked = [path for _, path in hub.requests if path.endswith("/revision/main")]
     assert len(asked) == 2, "the hub is asked once by each command"
+
+
+@pytest.mark.parametrize("ending", ["", ":Q8_0", "/Model-Q8_0.gguf", "@main", None])
+def test_download_prints_the_path_of_a_model(
+    hub: Hub, file: Path, tmp_path: Path, ending: str | None
+) -> None:
+    name = SMALL if ending is None else f"{repository_of(SMALL)}{ending}"
+    done = run(hub, tmp_path, "download", name)
+    assert done.returncode == 0, done.stderr
+    [path] = done.stdout.splitlines()
+    assert path.endswith(f"/snapshots/{'1' * 40}/{file.name}")
+    assert Path(path).read_bytes() == file.read_bytes()
+    again = run(hub, tmp_path, "download", name, HF_HUB_OFFLINE="1")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert len(hub.transfers(file.name)) == 1
+
+
+def test_download_by_name_resumes_a_transfer(hub: Hub, file: Path, tmp_path: Path) -> None:
+    """In the same call, or in the next one with versions of the library that do not try again."""
+    code = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 1 << 16\n"
+    hub.breaks = [300_000]
+    done = run(hub, tmp_path, "download", SMALL, code=code)
+    if done.returncode != 0:
+        assert done.stderr.endswith("; the next attempt continues the download\n")
+        done = run(hub, tmp_path, "download", SMALL, code=code)
+    assert Path(done.stdout.rstrip()).read_bytes() == file.read_bytes()
+    first, second = hub.ranges
+    assert (first, second.startswith("bytes=2")) == ("", True)
+
+
+def test_download_by_name_verifies_the_checksum(hub: Hub, file: Path, tmp_path: Path) -> None:
+    hub.is_damaging = True
+    done = run(hub, tmp_path, "download", SMALL)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f", and not {etag(file)}, which the hub names; the file was deleted" in done.stderr
+
+
+def test_download_by_name_checks_the_free_space(hub: Hub, file: Path, tmp_path: Path) -> None:
+    hub.sizes[file.name] = 1 << 60
+    done = run(hub, tmp_path, "download", SMALL)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{SMALL} ({aliases()[SMALL]}): the download needs {1 << 60:,} bytes, and " in done.stderr
+    assert hub.asked_files("GET") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing argument 'MODEL', or --model-uri"),
+        (("a/b", "--local-dir", "d"), "--local-dir excludes MODEL; give --model-uri in place of MODEL"),
+        (("a/b", "--model-uri", "c/d"), "--model-uri excludes MODEL; give --model-uri in place of MODEL"),
+        (("s3://a/b",), "s3://a/b: MODEL is no URI; give --model-uri s3://a/b"),
+    ],
+)
+def test_download_takes_a_name_or_a_uri(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(main, ["download", *arguments])
+    assert result.exit_code == 2
+    assert result.output.endswith(f"Error: {message}\n")
 
 
 def test_commit_that_was_shown_is_downloaded(repositories: dict[str, Repository], tmp_path: Path) -> None:

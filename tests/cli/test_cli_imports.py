@@ -35,7 +35,7 @@ COMMANDS = {
     "chat": "cli.generate",
     "convert": "cli.models",
     "demo": "cli.generate",
-    "download": "runtime.downloader.command",
+    "download": "cli.fetch",
     "generate": "cli.generate",
     "info": "cli.models",
     "models": "cli.models",

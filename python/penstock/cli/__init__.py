@@ -32,7 +32,7 @@ _COMMANDS = {
     "chat": ("cli.generate", "chat"),
     "convert": ("cli.models", "convert"),
     "demo": ("cli.generate", "demo"),
-    "download": ("runtime.downloader.command", "download"),
+    "download": ("cli.fetch", "download"),
     "generate": ("cli.generate", "generate"),
     "info": ("cli.models", "info"),
     "models": ("cli.models", "models"),
