@@ -59,7 +59,7 @@ class Engine(metaclass=_attributes.Hinted):
     """A language model in this process.
 
         messages = [{"role": "user", "content": "Why is the sky blue?"}]
-        async with Engine("Qwen/Qwen2.5-0.5B-Instruct") as engine:
+        async with Engine("qwen3-0.6b") as engine:
             async with engine.stream(messages, max_tokens=256) as request:
                 async for chunk in request:
                     print(chunk.text, end="", flush=True)

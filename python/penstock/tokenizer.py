@@ -28,7 +28,7 @@ __all__ = ["Tokenizer"]
 class Tokenizer(metaclass=_attributes.Hinted):
     """The tokenizer and the chat templates of a model, without its weights.
 
-        tokenizer = penstock.Tokenizer("Qwen/Qwen2.5-0.5B-Instruct")
+        tokenizer = penstock.Tokenizer("Qwen/Qwen3-0.6B")
         text = tokenizer.apply_chat_template([{"role": "user", "content": "Why is the sky blue?"}])
         token_ids = tokenizer.encode(text, add_special_tokens=False)
 

@@ -15,7 +15,10 @@ import anyio
 import pytest
 
 import penstock
+from penstock._hub_aliases import aliases, default_alias
+from penstock._hub_ids import parse_hub_model
 from support.paths import ROOT
+from support.snippets import with_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +93,7 @@ def test_snippet_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some write files
     source = "\n" * (snippet.line - 1) + snippet.code
-    for old, new in {'"path/to/model"': repr(str(demo_model)), "max_tokens=256": "max_tokens=16"}.items():
-        source = source.replace(old, new)
+    source = with_model(source, demo_model).replace("max_tokens=256", "max_tokens=16")
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(source, ROOT / snippet.page, "exec", flags=flags, dont_inherit=True)
     if not snippet.is_run:
@@ -105,6 +107,16 @@ def test_snippet_runs(
         anyio.run(run)
     else:
         exec(code, scope)  # noqa: S102
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES])
+def test_commands_name_the_recommended_model(page: str) -> None:
+    """A reader who goes from page to page downloads one model."""
+    text = (ROOT / page).read_text()
+    command = r"penstock (?:chat|serve|generate|download|batch [^\n]*--model) ([\w./:-]+)"
+    named = [name.rstrip(".") for name in re.findall(command, text)]
+    models = [name for name in named if name in aliases() or parse_hub_model(name)]
+    assert {*models} <= {default_alias()}
 
 
 def headings(page: Path) -> set[str]:

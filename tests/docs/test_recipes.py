@@ -26,6 +26,7 @@ from penstock.server.application import _ROUTES
 from penstock.server.paths import _OTHER_PATHS, path_to_use
 from support.api.engines import make_engine, wait_until
 from support.paths import ROOT
+from support.snippets import with_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -174,7 +175,7 @@ def test_readme_begins_with_two_commands_and_short_examples() -> None:
 
 def test_first_example_answers_sensibly(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = readme_examples()[0]
-    exec(compile(code.replace("path/to/model", str(demo_model)), "README.md", "exec"), {})  # noqa: S102
+    exec(compile(with_model(code, demo_model), "README.md", "exec"), {})  # noqa: S102
     out = capsys.readouterr().out
     assert "light" in out
     assert out.endswith(("tokens, stop\n", "tokens, length\n"))
@@ -182,8 +183,7 @@ def test_first_example_answers_sensibly(demo_model: Path, capsys: pytest.Capture
 
 def test_fastapi_example_of_the_readme_answers(demo_model: Path) -> None:
     [code] = [code for code in readme_examples() if "fastapi" in code]
-    for old, new in {'"path/to/model"': repr(str(demo_model)), "max_tokens=256": "max_tokens=8"}.items():
-        code = code.replace(old, new)
+    code = with_model(code, demo_model).replace("max_tokens=256", "max_tokens=8")
     scope: dict[str, Any] = {"__name__": "application"}
     exec(compile(code, "README.md", "exec", dont_inherit=True), scope)  # noqa: S102
     app = scope["app"]
@@ -201,8 +201,7 @@ def test_example_of_the_help_streams_an_answer(
 ) -> None:
     lines = (inspect.getdoc(owner) or "").splitlines()
     source = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
-    for model in ("path/to/model", "Qwen/Qwen2.5-0.5B-Instruct"):
-        source = source.replace(model, str(demo_model))
+    source = with_model(source, demo_model)
     assert "messages" in source
     code = compile(source, "help", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     asyncio.run(eval(code, {"penstock": penstock, "Engine": penstock.Engine}))  # noqa: S307
@@ -377,7 +376,7 @@ def test_notebook_cells_share_an_event_loop(demo_model: Path) -> None:
 
     async def run_cells() -> None:
         for cell in (*cells, "await engine.aclose()"):
-            source = cell.replace("path/to/model", str(demo_model))
+            source = with_model(cell, demo_model)
             await eval(compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), scope)  # noqa: S307
 
     asyncio.run(run_cells())
