@@ -376,7 +376,7 @@ def test_help_lists_the_options_of_each_group() -> None:
     ("arguments", "message"),
     [
         (("--goodput", "ttft"), "NAME:MILLISECONDS is expected"),
-        (("--goodput", "itl:5"), "goodput='itl:5' is not allowed"),
+        (("--goodput", "itl:5"), "--goodput 'itl:5' is not allowed"),
         (("ttft:5",), "Got unexpected extra argument (ttft:5)"),
         (("--concurrency", "1", "--request-rate", "1"), "left out if there is a concurrency"),
         (("--concurrency", "x"), "'x' is not a valid integer"),

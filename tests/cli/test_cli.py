@@ -20,6 +20,8 @@ import penstock
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
 from penstock.cli import main
 from penstock.cli.chat import Reply, interact
+from penstock.cli.generate import generate
+from penstock.cli.output import message_of
 from support.api.checkpoints import make_config, write_checkpoint
 from support.api.engines import start_python
 from support.api.terminal import CTRL_C, CTRL_D, Terminal
@@ -475,8 +477,8 @@ def test_bench_measures_prefill_and_decode_batches(tiny_model: Path) -> None:
         (["info", "/no/such/model"], 1, "no such file"),
         (["generate", "{model}", "x", "--temperature", "-1"], 2, "temperature"),
         (["generate", "{model}", ""], 2, "prompt"),
-        (["generate", "{model}", "x", "--device", "cuda"], 1, "device='cuda:0'"),
-        (["generate", "{model}", "x", "--block-size", "17"], 2, "block_size"),
+        (["generate", "{model}", "x", "--device", "cuda"], 1, "--device 'cuda:0'"),
+        (["generate", "{model}", "x", "--block-size", "17"], 2, "--block-size 17 is not"),
         (["generate", "{model}", "x", "--dtype", "float8"], 2, "float8"),
         (["generate", "{model}", "x", "--kv-cache-bytes", "1X"], 2, "512M"),
         (["generate", "{model}", "x", "--max-tokens", "many"], 2, "--max-tokens"),
@@ -492,6 +494,33 @@ def test_errors_are_one_line_with_an_exit_status(
     assert done.stdout == ""
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_settings_that_fit_are_options_to_copy(tiny_model: Path) -> None:
+    done = run("generate", tiny_model, "x", "--kv-cache-bytes", "40K", "--max-model-len", 128)
+    assert "a sequence of --max-model-len 128 tokens needs a KV cache of " in done.stderr
+    found = re.findall(r"(--[a-z-]+) (\w+)", done.stderr.partition("; settings that fit: ")[2])
+    assert found[:2] == [("--max-model-len", found[0][1]), ("--kv-cache-bytes", found[1][1])]
+    length = ["--kv-cache-bytes", "40K", *found[0], "--max-tokens", 1]
+    assert run("generate", tiny_model, "x", *length).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("max_model_len=1 is below max_num_seqs, 2", "--max-model-len 1 is below --max-num-seqs, 2"),
+        ("prefix_cache=False, ignore_eos=True", "--no-prefix-cache, --ignore-eos"),
+        ("max_adapters=1; threads=2; it stops", "--max-adapters 1; --threads 2; it stops"),
+        ("n of stop='max_tokens=1'", "n of --stop 'max_tokens=1'"),
+        ("/max_tokens=1/x of my_max_tokens=2", "/max_tokens=1/x of my_max_tokens=2"),
+        ("max_waiting=1", "--max-waiting 1"),
+        ("no_such_option=1", "no_such_option=1"),
+    ],
+)
+def test_errors_name_options_of_the_command(message: str, shown: str) -> None:
+    with generate.make_context("generate", ["model", "prompt"]):
+        assert message_of(penstock.OutOfMemoryError(message)) == shown
+        assert message_of(penstock.ModelLoadError(message)) == message
 
 
 def test_limit_that_ends_an_answer_is_named(tiny_model: Path) -> None:

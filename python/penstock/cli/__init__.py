@@ -44,10 +44,6 @@ _COMMANDS = {
 OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
-class _InvalidUsage(click.ClickException):
-    exit_code = 2
-
-
 class _OutputError(click.ClickException):
     """Standard output cannot be written: the disk is full, or the reader of a pipe is gone."""
 
@@ -94,9 +90,6 @@ class _Group(click.Group):
         try:
             with _system_errors():
                 return super().invoke(ctx)
-        except penstock.PenstockError as error:
-            failure = _InvalidUsage if isinstance(error, ValueError) else click.ClickException
-            raise failure(one_line(error)) from error
         except KeyboardInterrupt:
             click.echo(err=True)
             ctx.exit(INTERRUPTED)

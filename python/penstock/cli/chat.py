@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 import penstock
-from penstock.cli.output import one_line
+from penstock.cli.output import message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -134,7 +134,7 @@ def _take_turn(messages: Messages, answer: Answer) -> bool:
     try:
         reply = answer(messages)
     except (penstock.RequestError, click.ClickException) as error:
-        click.echo(f"Error: {one_line(error)}", err=True)
+        click.echo(f"Error: {message_of(error)}", err=True)
         messages.pop()
         return False
     except KeyboardInterrupt:  # before the first chunk

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import click
 
+import penstock
 from penstock._keywords import synonym
 from penstock._options import ENGINE_GROUPS, SAMPLING_GROUPS, EngineOptions, SamplingOptions
+from penstock.cli.output import message_of
 from penstock.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -125,8 +127,23 @@ _OBJECTS = {"quantization": '{"type": "int4", "group_size": 128}'}
 _OTHER_OPTIONS = {"-c": "max_model_len", "-n": "max_tokens", "-ngl": "device", "-t": "threads"}
 
 
+class _InvalidUsage(click.ClickException):
+    exit_code = 2
+
+
 class Command(click.Command):
-    """A command with the options in groups in its help. Names the right option for one of another engine."""
+    """A command with the options in groups in its help. Names the right option for one of another engine.
+
+    An error of the package is one line, which names the options of the command.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except penstock.PenstockError as error:
+            failure = _InvalidUsage if isinstance(error, ValueError) else click.ClickException
+            raise failure(message_of(error)) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""
