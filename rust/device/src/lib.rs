@@ -29,4 +29,5 @@ pub use seam::{
     PlannedMatrix, RowSource, Sample, Sampled, SamplingBatch, SamplingEntry, SlotParams, StepInputs,
     StepLimits, StepRows, StepSpec, WeightSource,
 };
+pub use system::{AvailableMemory, MemoryLimit};
 pub use timed::Timed;

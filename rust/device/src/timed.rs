@@ -17,6 +17,7 @@ use crate::seam::{
     LayerHeads, Load, MatrixPart, Memory, MemoryUse, PackedLayout, PlannedMatrix, RowSource, Sample, Sampled,
     SamplingBatch, SlotParams, StepInputs, StepSpec,
 };
+use crate::system::AvailableMemory;
 
 /// Measures the operations of a backend, each from its call until its effects are complete. So an asynchronous backend
 /// is slower with it; the results are the same.
@@ -149,7 +150,7 @@ impl<B: Backend> Memory for Timed<B> {
         fn block_bytes(&self, cache: &CacheSpec) -> u64;
         fn host_buffer_bytes(&self, step: &StepSpec, adapters: Option<&AdapterSpec>) -> u64;
         fn host_memory(&self) -> Option<u64>;
-        fn available_memory(&self) -> Result<u64, DeviceError>;
+        fn available_memory(&self) -> Result<AvailableMemory, DeviceError>;
         fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError>;
         fn reserve_outside(&mut self, bytes: u64);
         fn memory(&self) -> MemoryUse;

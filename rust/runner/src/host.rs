@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use penstock_device::{AvailableMemory, MemoryLimit};
+
 use crate::LaunchError;
 use crate::backend::DefaultHost;
 use crate::budget::display_bytes;
@@ -30,21 +32,26 @@ impl Host {
 
     /// Bytes that another engine may reserve.
     pub fn available_bytes(&self) -> u64 {
-        self.device.available_memory()
+        self.device.available_memory().bytes
     }
 
-    /// The error of an engine that did not fit the `available` bytes beside the `reserved` ones of other engines.
-    pub(crate) fn explain(&self, error: LaunchError, available: u64, reserved: u64) -> LaunchError {
+    /// The error of an engine that did not fit the `available` memory beside the `reserved` bytes of other engines.
+    pub(crate) fn explain(
+        &self,
+        error: LaunchError,
+        available: &AvailableMemory,
+        reserved: u64,
+    ) -> LaunchError {
         let LaunchError::OutOfMemory(reason) = error else { return error };
         let others = match reserved {
             0 => String::new(),
             bytes => format!("; other engines have reserved {}", display_bytes(bytes)),
         };
-        let limit =
-            match self.device.memory_limit().filter(|limit| limit.saturating_sub(reserved) == available) {
-                None => String::new(),
-                Some(limit) => format!("; the limit of the host is memory_bytes={limit}"),
-            };
+        let of_host = self.device.memory_limit();
+        let limit = match of_host.filter(|limit| limit.saturating_sub(reserved) == available.bytes) {
+            None => available.limit.as_ref().map(limit_text).unwrap_or_default(),
+            Some(limit) => format!("; the limit of the host is memory_bytes={limit}"),
+        };
         LaunchError::OutOfMemory(format!("{reason}{others}{limit}"))
     }
 
@@ -56,4 +63,11 @@ impl Host {
     pub(crate) fn plan_memory(&self) -> MutexGuard<'_, ()> {
         self.planning.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The end of the error of an engine that does not fit because of a limit.
+fn limit_text(limit: &MemoryLimit) -> String {
+    let MemoryLimit { subject, setting, bytes } = limit;
+    let setting = if setting.is_empty() { String::new() } else { format!(" ({setting})") };
+    format!("; {subject} is limited to {}{setting}", display_bytes(*bytes))
 }

@@ -156,11 +156,11 @@ pub(crate) fn open<B: Backend>(
     let (available, reserved) = (backend.available_memory()?, host.reserved_bytes());
     let is_of_host = backend.host_memory().is_none();
     let planned =
-        ResolvedConfig::new(&backend, &model, config, dtype, &formats, available).and_then(|plan| {
+        ResolvedConfig::new(&backend, &model, config, dtype, &formats, available.bytes).and_then(|plan| {
             let inputs = reserve(&mut backend, &model, &plan.memory_request, &plan.memory_plan)?;
             Ok((plan, inputs))
         });
-    let explained = |error| if is_of_host { host.explain(error, available, reserved) } else { error };
+    let explained = |error| if is_of_host { host.explain(error, &available, reserved) } else { error };
     let (resolved, inputs) = planned.map_err(explained)?;
     drop(planning);
     let ResolvedConfig { dtype, memory_limit, memory_plan, mut limits, .. } = resolved;

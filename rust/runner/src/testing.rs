@@ -129,7 +129,7 @@ pub fn logits(
         adapters: None,
     };
     request.kv_cache = KvCacheSize::Requested(CacheSize::Bytes(request.least_kv_bytes(&backend, &model)));
-    let plan = MemoryPlan::new(&backend, &model, &request, backend.available_memory()?)
+    let plan = MemoryPlan::new(&backend, &model, &request, backend.available_memory()?.bytes)
         .map_err(|error| LaunchError::OutOfMemory(error.to_string()))?;
     let inputs = reserve(&mut backend, &model, &request, &plan)?;
     let mut progress = |_, _| ControlFlow::Continue(());

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use penstock_kernels::{Pool, usable_cpus};
 
 use super::numa::NumaNode;
-use crate::system::{available_memory, resident_bytes};
+use crate::system::{AvailableMemory, available_memory, resident_bytes};
 
 /// Worker pools and memory that backends share.
 #[derive(Debug, Default)]
@@ -76,17 +76,17 @@ impl CpuHost {
         self.memory_limit
     }
 
-    /// Bytes that another backend may reserve, on any NUMA node.
-    pub fn available_memory(&self) -> u64 {
+    /// The memory that another backend may reserve, on any NUMA node.
+    pub fn available_memory(&self) -> AvailableMemory {
         self.remaining(available_memory())
     }
 
-    /// The part of `available` bytes, which the system reports, that is not reserved.
-    pub(super) fn remaining(&self, available: u64) -> u64 {
+    /// The part of `available`, which the system reports, that is not reserved.
+    pub(super) fn remaining(&self, available: AvailableMemory) -> AvailableMemory {
         let reservations = self.reservations();
         let untouched = reservations.iter().map(|reservation| reservation.untouched()).sum();
         let limit = self.memory_limit.unwrap_or(u64::MAX);
-        available.saturating_sub(untouched).min(limit.saturating_sub(reserved(&reservations)))
+        available.without(untouched).at_most(limit.saturating_sub(reserved(&reservations)))
     }
 
     /// Bytes that the backends have reserved.
@@ -199,34 +199,40 @@ mod tests {
         let host = CpuHost::new(None);
         let mut slab = HostSlab::reserve(8 << 20).expect("memory");
         let reservation = host.reserve(slab.as_ref());
-        assert_eq!((host.remaining(20 * MIB), host.reserved_memory()), (12 * MIB, 8 * MIB));
+        let remaining_of = |bytes: u64| host.remaining(bytes.into()).bytes;
+        assert_eq!((remaining_of(20 * MIB), host.reserved_memory()), (12 * MIB, 8 * MIB));
         slab.as_mut()[..3 << 20].fill(1);
         // The system counts written pages as used. It may provide a huge page for them.
-        let remaining = host.remaining(17 * MIB);
+        let remaining = remaining_of(17 * MIB);
         assert!((12 * MIB..=13 * MIB).contains(&remaining), "{remaining}");
         reservation.set_outside(5 * MIB);
-        assert_eq!((host.remaining(17 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
-        assert_eq!(host.remaining(MIB), 0);
+        assert_eq!((remaining_of(17 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
+        assert_eq!(remaining_of(MIB), 0);
         reservation.lock(4 * MIB); // the system does not report them as available
-        assert_eq!((host.remaining(13 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
+        assert_eq!((remaining_of(13 * MIB), host.reserved_memory()), (remaining - 5 * MIB, 13 * MIB));
         reservation.lock(2 * MIB);
         assert_eq!(host.reserved_memory(), 14 * MIB, "more than was planned");
         drop(reservation);
-        assert_eq!((host.remaining(17 * MIB), host.reserved_memory()), (17 * MIB, 0));
+        assert_eq!((remaining_of(17 * MIB), host.reserved_memory()), (17 * MIB, 0));
     }
 
     #[test]
     fn limit_counts_reserved_memory_written_or_not() {
         let host = Arc::new(CpuHost::new(Some(10 * MIB)));
         let mut cpus = [0, 1].map(|_| Cpu::open(&host, 1, "", &[]).expect("a thread"));
-        assert_eq!(cpus[0].available_memory(), Ok(10 * MIB));
+        assert_eq!(cpus[0].available_memory(), Ok((10 * MIB).into()));
         cpus[0].reserve(6 * MIB).expect("memory");
         cpus[0].reserve_outside(MIB);
         let [first, second] = &cpus;
-        assert_eq!((first.available_memory(), second.available_memory()), (Ok(3 * MIB), Ok(3 * MIB)));
-        assert_eq!((host.available_memory(), host.reserved_memory()), (3 * MIB, 7 * MIB));
+        assert_eq!(first.available_memory(), second.available_memory());
+        assert_eq!(first.available_memory(), Ok((3 * MIB).into()));
+        assert_eq!((host.available_memory().bytes, host.reserved_memory()), (3 * MIB, 7 * MIB));
         cpus[0].reserve(2 * MIB).expect("memory");
-        assert_eq!(cpus[1].available_memory(), Ok(8 * MIB), "a second reservation replaces the first");
+        assert_eq!(
+            cpus[1].available_memory(),
+            Ok((8 * MIB).into()),
+            "a second reservation replaces the first"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use penstock_types::{BlockCopy, HeadShape, KvDtype, WeightFormat};
 
 use super::step::{AdapterSpec, StepSpec};
 use crate::error::DeviceError;
+use crate::system::AvailableMemory;
 
 /// The KV cache of all layers: `blocks` blocks of `block_size` tokens, each with a part in every layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,8 +107,8 @@ pub trait Memory: Send + 'static {
     /// reserved memory then. `None` if the memory is that of the host.
     fn host_memory(&self) -> Option<u64>;
 
-    /// Bytes of memory that are available: neither in use nor reserved by a backend that shares the device.
-    fn available_memory(&self) -> Result<u64, DeviceError>;
+    /// The memory that is available: neither in use nor reserved by a backend that shares the device.
+    fn available_memory(&self) -> Result<AvailableMemory, DeviceError>;
 
     /// Reserves `bytes` for all later allocations and releases the former reservation. Called before the first
     /// allocation.

@@ -11,6 +11,8 @@
 use std::fs;
 use std::path::Path;
 
+use super::{AvailableMemory, MemoryLimit};
+
 /// The mount point of a version, and the names of its files and of lines in `memory.stat`.
 #[derive(Debug)]
 struct Version {
@@ -33,20 +35,20 @@ const TWO: Version = Version {
     file_cache: ["inactive_file ", "active_file "],
 };
 
-/// Bytes available under all limits; `None` if there is no limit.
-pub(super) fn available() -> Option<u64> {
+/// The memory that is available under all limits; `None` if there is no limit.
+pub(super) fn available() -> Option<AvailableMemory> {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_else(|_| "0::/".to_owned());
     lowest_available(&groups, |file| fs::read_to_string(file).ok())
 }
 
-/// The lowest number of bytes available in the groups listed in `groups`, whose files `read` reads.
-fn lowest_available(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let mut available = None;
+/// The least memory available in the groups listed in `groups`, whose files `read` reads.
+fn lowest_available(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMemory> {
+    let mut available: Option<AvailableMemory> = None;
     for (version, path) in groups.lines().filter_map(parse_group) {
         for group in Path::new(path).ancestors() {
             let directory = Path::new(version.mount).join(group.strip_prefix("/").unwrap_or(group));
-            let here = version.available(|name| read(&directory.join(name)));
-            available = available.into_iter().chain(here).min();
+            let here = version.available(&directory, |name| read(&directory.join(name)));
+            available = available.into_iter().chain(here).reduce(AvailableMemory::at_most);
         }
     }
     available
@@ -63,13 +65,15 @@ fn parse_group(line: &str) -> Option<(&'static Version, &str)> {
 }
 
 impl Version {
-    /// Bytes available in the group whose files `read` reads by name.
-    fn available(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+    /// The memory that is available in the group of a directory, whose files `read` reads by name.
+    fn available(&self, directory: &Path, read: impl Fn(&str) -> Option<String>) -> Option<AvailableMemory> {
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
-        let (limit, used) = (number(self.limit)?, number(self.used)?);
+        let (bytes, used) = (number(self.limit)?, number(self.used)?);
         // The page cache counts as used though it can be reclaimed; the model's own files are part of it.
         let reclaimable = read("memory.stat").map_or(0, |stat| self.parse_file_cache(&stat));
-        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+        let setting = directory.join(self.limit).display().to_string();
+        let limit = MemoryLimit { subject: "the memory of the control group", setting, bytes };
+        Some(limit.available(used.saturating_sub(reclaimable)))
     }
 
     fn parse_file_cache(&self, stat: &str) -> u64 {
@@ -85,12 +89,16 @@ impl Version {
 mod tests {
     use super::*;
 
-    /// The bytes available in `groups` if only these files exist.
-    fn available_in(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
+    /// The memory that is available in `groups` if only these files exist.
+    fn memory_in(groups: &str, files: &[(&str, &str)]) -> Option<AvailableMemory> {
         lowest_available(groups, |file| {
             let (_, text) = files.iter().find(|(name, _)| Path::new(name) == file)?;
             Some((*text).to_owned())
         })
+    }
+
+    fn available_in(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
+        memory_in(groups, files).map(|available| available.bytes)
     }
 
     #[test]
@@ -106,6 +114,8 @@ mod tests {
         ];
         assert_eq!(available_in("0::/a/b\n", &files), Some(500 + 42));
         assert_eq!(available_in("0::/a/c\n", &files), Some(542), "the group itself has no limit");
+        let limit = memory_in("0::/a/b\n", &files).and_then(|available| available.limit).expect("a limit");
+        assert_eq!((limit.setting.as_str(), limit.bytes), ("/sys/fs/cgroup/a/memory.max", 5000));
         assert_eq!(available_in("0::/\n", &files), None);
         assert_eq!(available_in("0::/a/b\n", &files[3..]), Some(2900), "no memory.stat");
         assert_eq!(available_in("", &files), None);

@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use super::{cgroups, parse_kilobytes};
+use super::{AvailableMemory, MemoryLimit, cgroups, parse_kilobytes};
 
 /// Bytes available to this process: the lowest of the system's available memory, its commit limit (without overcommit),
 /// the limits of control groups and that of the address space (`ulimit -v`).
-pub(crate) fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> AvailableMemory {
     let limits = [commit_available(), cgroups::available(), address_space_available()];
-    limits.into_iter().flatten().fold(system_available(), u64::min)
+    limits.into_iter().flatten().fold(system_available().into(), AvailableMemory::at_most)
 }
 
 /// The memory that the system can provide without swapping; the free memory where /proc is not mounted.
@@ -30,24 +30,27 @@ fn parse_meminfo(text: &str) -> Option<u64> {
     parse_kilobytes(text, "MemAvailable:")
 }
 
-fn commit_available() -> Option<u64> {
+fn commit_available() -> Option<AvailableMemory> {
     let policy = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
     parse_commit(&policy, &fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// The remaining part of the commit limit, in bytes; `None` unless the overcommit policy is 2 (never).
-fn parse_commit(policy: &str, meminfo: &str) -> Option<u64> {
+/// The remaining part of the commit limit; `None` unless the overcommit policy is 2 (never).
+fn parse_commit(policy: &str, meminfo: &str) -> Option<AvailableMemory> {
     if policy.trim() != "2" {
         return None;
     }
-    let limit = parse_kilobytes(meminfo, "CommitLimit:")?;
-    Some(limit.saturating_sub(parse_kilobytes(meminfo, "Committed_AS:")?))
+    let bytes = parse_kilobytes(meminfo, "CommitLimit:")?;
+    let subject = "the memory that the system commits to";
+    let limit = MemoryLimit { subject, setting: "vm.overcommit_memory=2".to_owned(), bytes };
+    Some(limit.available(parse_kilobytes(meminfo, "Committed_AS:")?))
 }
 
-fn address_space_available() -> Option<u64> {
-    let limit = parse_address_space(&fs::read_to_string("/proc/self/limits").ok()?)?;
+fn address_space_available() -> Option<AvailableMemory> {
+    let bytes = parse_address_space(&fs::read_to_string("/proc/self/limits").ok()?)?;
     let used = parse_kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmSize:")?;
-    Some(limit.saturating_sub(used))
+    let subject = "the address space of the process";
+    Some(MemoryLimit { subject, setting: "ulimit -v".to_owned(), bytes }.available(used))
 }
 
 /// The soft limit; `None` if it is `unlimited`.
@@ -64,7 +67,7 @@ mod tests {
     fn available_memory_is_read_in_bytes() {
         assert_eq!(parse_meminfo("MemTotal: 9 kB\nMemAvailable:   2048 kB\n"), Some(2048 * 1024));
         assert_eq!(parse_meminfo("MemTotal: 9 kB\n"), None);
-        assert!(available_memory() > 0 && free_memory() > 0);
+        assert!(available_memory().bytes > 0 && free_memory() > 0);
         let limits = |soft: &str| {
             format!("Limit  Soft Limit  Hard Limit  Units\nMax address space  {soft}  unlimited  bytes\n")
         };
@@ -75,9 +78,10 @@ mod tests {
     #[test]
     fn commit_limit_counts_without_overcommit() {
         let meminfo = "MemAvailable: 9 kB\nCommitLimit:     100 kB\nCommitted_AS:     30 kB\n";
-        assert_eq!(parse_commit("2\n", meminfo), Some(70 * 1024));
-        assert_eq!(parse_commit("0\n", meminfo), None);
-        assert_eq!(parse_commit("2\n", "CommitLimit: 3 kB\nCommitted_AS: 4 kB\n"), Some(0));
-        assert_eq!(parse_commit("2\n", "MemAvailable: 9 kB\n"), None);
+        let bytes = |policy, meminfo| parse_commit(policy, meminfo).map(|available| available.bytes);
+        assert_eq!(bytes("2\n", meminfo), Some(70 * 1024));
+        assert_eq!(bytes("0\n", meminfo), None);
+        assert_eq!(bytes("2\n", "CommitLimit: 3 kB\nCommitted_AS: 4 kB\n"), Some(0));
+        assert_eq!(bytes("2\n", "MemAvailable: 9 kB\n"), None);
     }
 }

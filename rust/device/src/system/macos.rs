@@ -2,9 +2,11 @@
 
 use std::mem;
 
+use super::AvailableMemory;
+
 /// Bytes available to this process: pages that hold nothing, that were not used for some time, or that programs have
 /// marked as removable.
-pub(crate) fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> AvailableMemory {
     // SAFETY: the structure consists of numbers, for which zero is valid.
     let mut statistics: libc::vm_statistics64 = unsafe { mem::zeroed() };
     let mut count = libc::HOST_VM_INFO64_COUNT;
@@ -18,7 +20,7 @@ pub(crate) fn available_memory() -> u64 {
     let pages = [statistics.free_count, statistics.inactive_count, statistics.purgeable_count];
     // SAFETY: only returns a number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
-    pages.into_iter().map(u64::from).sum::<u64>() * page
+    (pages.into_iter().map(u64::from).sum::<u64>() * page).into()
 }
 
 #[cfg(test)]
@@ -27,6 +29,6 @@ mod tests {
 
     #[test]
     fn some_memory_is_available() {
-        assert!(available_memory() > 1 << 20);
+        assert!(available_memory().bytes > 1 << 20);
     }
 }

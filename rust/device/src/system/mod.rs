@@ -23,6 +23,52 @@ pub(crate) use reserved::{Reserved, reserve};
 #[cfg(windows)]
 pub(crate) use windows::available_memory;
 
+/// Memory that is available, and the limit that leaves no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AvailableMemory {
+    /// Bytes.
+    pub bytes: u64,
+    /// `None` if that is what exists, or if the limit is not known.
+    pub limit: Option<MemoryLimit>,
+}
+
+/// A limit that users or administrators set, lower than the memory that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// What has the limit; the subject of a sentence.
+    pub subject: &'static str,
+    /// What sets it, such as `ulimit -v` or a path. Empty if that has no name.
+    pub setting: String,
+    /// Bytes, in use or available.
+    pub bytes: u64,
+}
+
+impl From<u64> for AvailableMemory {
+    fn from(bytes: u64) -> Self {
+        Self { bytes, limit: None }
+    }
+}
+
+impl MemoryLimit {
+    /// The memory that is available if this number of bytes is in use.
+    pub(crate) fn available(self, used: u64) -> AvailableMemory {
+        AvailableMemory { bytes: self.bytes.saturating_sub(used), limit: Some(self) }
+    }
+}
+
+impl AvailableMemory {
+    /// The lower of two numbers of bytes with its limit.
+    pub(crate) fn at_most(self, other: impl Into<Self>) -> Self {
+        let other = other.into();
+        if other.bytes < self.bytes { other } else { self }
+    }
+
+    /// What a use of `bytes` leaves.
+    pub(crate) fn without(self, bytes: u64) -> Self {
+        Self { bytes: self.bytes.saturating_sub(bytes), ..self }
+    }
+}
+
 /// The bytes of a line of /proc or /sys such as `VmSize:   2048 kB`.
 pub(crate) fn parse_kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -10,17 +10,20 @@ use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS
 use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
+use super::{AvailableMemory, MemoryLimit};
+
 /// Bytes available to this process: the lowest of the physical memory that can be used at once, what the system still
 /// commits to in memory and page files, and what the limits of its job leave.
-pub(crate) fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> AvailableMemory {
     let mut status =
         MEMORYSTATUSEX { dwLength: size_of::<MEMORYSTATUSEX>() as u32, ..MEMORYSTATUSEX::default() };
     // SAFETY: the system writes one structure of the size in it. The call fails for a wrong size only.
     unsafe { GlobalMemoryStatusEx(&mut status) };
-    let system = status.ullAvailPhys.min(status.ullAvailPageFile);
-    job_limits()
-        .and_then(|limits| job_available(&limits, committed_bytes()))
-        .map_or(system, |job| job.min(system))
+    let system = AvailableMemory::from(status.ullAvailPhys.min(status.ullAvailPageFile));
+    match job_limits().and_then(|limits| job_available(&limits, committed_bytes())) {
+        Some(job) => system.at_most(job),
+        None => system,
+    }
 }
 
 /// The limits of the innermost job of this process; `None` without a job.
@@ -41,12 +44,14 @@ fn job_limits() -> Option<JOBOBJECT_EXTENDED_LIMIT_INFORMATION> {
 
 /// The rest of the limits of a job for a process that has committed this number of bytes. Other processes of the job are
 /// not counted: Windows does not document their memory.
-fn job_available(limits: &JOBOBJECT_EXTENDED_LIMIT_INFORMATION, committed: u64) -> Option<u64> {
+fn job_available(limits: &JOBOBJECT_EXTENDED_LIMIT_INFORMATION, committed: u64) -> Option<AvailableMemory> {
     let flags = limits.BasicLimitInformation.LimitFlags;
     let applies = |flag, limit: usize| (flags & flag != 0).then_some(limit as u64);
     let process = applies(JOB_OBJECT_LIMIT_PROCESS_MEMORY, limits.ProcessMemoryLimit);
     let job = applies(JOB_OBJECT_LIMIT_JOB_MEMORY, limits.JobMemoryLimit);
-    process.into_iter().chain(job).min().map(|limit| limit.saturating_sub(committed))
+    let bytes = process.into_iter().chain(job).min()?;
+    let subject = "the memory of the process or of its job";
+    Some(MemoryLimit { subject, setting: String::new(), bytes }.available(committed))
 }
 
 /// The memory that the system has committed to for this process.
@@ -63,7 +68,7 @@ mod tests {
 
     #[test]
     fn some_memory_is_available() {
-        assert!(available_memory() > 1 << 20);
+        assert!(available_memory().bytes > 1 << 20);
         assert!(committed_bytes() > 1 << 16);
     }
 
@@ -74,11 +79,12 @@ mod tests {
             JobMemoryLimit: 600,
             ..Default::default()
         };
-        assert_eq!(job_available(&limits, 100), None, "no limit is in force");
+        let bytes = |limits: &_, committed| job_available(limits, committed).map(|available| available.bytes);
+        assert_eq!(bytes(&limits, 100), None, "no limit is in force");
         limits.BasicLimitInformation.LimitFlags = JOB_OBJECT_LIMIT_PROCESS_MEMORY;
-        assert_eq!(job_available(&limits, 100), Some(900));
+        assert_eq!(bytes(&limits, 100), Some(900));
         limits.BasicLimitInformation.LimitFlags |= JOB_OBJECT_LIMIT_JOB_MEMORY;
-        assert_eq!(job_available(&limits, 100), Some(500));
-        assert_eq!(job_available(&limits, 700), Some(0));
+        assert_eq!(bytes(&limits, 100), Some(500));
+        assert_eq!(bytes(&limits, 700), Some(0));
     }
 }

@@ -13,7 +13,7 @@ use crate::cpu::cache::{CacheShape, kv_layout};
 use crate::cpu::{Cpu, CpuBuffer, CpuCache, CpuOperand, CpuScratch, PAGE};
 use crate::error::DeviceError;
 use crate::seam::{AdapterSpec, Allocation, CacheSpec, Memory, MemoryUse, StepSpec};
-use crate::system::available_memory;
+use crate::system::{AvailableMemory, available_memory};
 
 impl Memory for Cpu {
     type Buffer = CpuBuffer;
@@ -64,8 +64,9 @@ impl Memory for Cpu {
         None
     }
 
-    fn available_memory(&self) -> Result<u64, DeviceError> {
-        Ok(self.host.remaining(available_memory().min(self.numa_memory.available().unwrap_or(u64::MAX))))
+    fn available_memory(&self) -> Result<AvailableMemory, DeviceError> {
+        let of_nodes = self.numa_memory.available().unwrap_or(u64::MAX);
+        Ok(self.host.remaining(available_memory().at_most(of_nodes)))
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {

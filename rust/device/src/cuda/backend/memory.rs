@@ -13,6 +13,7 @@ use crate::cuda::upload::Uploader;
 use crate::cuda::{Cuda, CudaBuffer, CudaCache, CudaOperand, CudaSlots, adapters, attention};
 use crate::error::DeviceError;
 use crate::seam::{AdapterSpec, Allocation, CacheSpec, Memory, MemoryUse, StepSpec};
+use crate::system::AvailableMemory;
 
 /// Floats that [`Memory::download`] copies at once.
 const DOWNLOADED_AT_ONCE: usize = 1 << 18;
@@ -68,11 +69,11 @@ impl Memory for Cuda {
     }
 
     fn host_memory(&self) -> Option<u64> {
-        Some(self.host.available_memory().saturating_add(self.pinned.taken()))
+        Some(self.host.available_memory().bytes.saturating_add(self.pinned.taken()))
     }
 
-    fn available_memory(&self) -> Result<u64, DeviceError> {
-        self.memory.available()
+    fn available_memory(&self) -> Result<AvailableMemory, DeviceError> {
+        self.memory.available().map(AvailableMemory::from)
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<(), DeviceError> {

@@ -16,9 +16,9 @@ use penstock_device::cpu::{
     CpuSlots,
 };
 use penstock_device::{
-    AdapterSpec, AdapterUpdates, Allocation, CacheSpec, Compute, DeviceError, HeadNorms, LayerAttention,
-    LayerHeads, Load, MatrixPart, Memory, MemoryUse, PackedLayout, PlannedMatrix, RowSource, Sample, Sampled,
-    SamplingBatch, SlotParams, StepInputs, StepSpec,
+    AdapterSpec, AdapterUpdates, Allocation, AvailableMemory, CacheSpec, Compute, DeviceError, HeadNorms,
+    LayerAttention, LayerHeads, Load, MatrixPart, Memory, MemoryUse, PackedLayout, PlannedMatrix, RowSource,
+    Sample, Sampled, SamplingBatch, SlotParams, StepInputs, StepSpec,
 };
 use penstock_types::{BlockCopy, Epilogue, FieldError, HeadShape, KvDtype, PackedAdapter, WeightFormat};
 
@@ -145,7 +145,7 @@ impl Memory for AsyncCpu {
         fn block_bytes(&self, cache: &CacheSpec) -> u64;
         fn host_buffer_bytes(&self, step: &StepSpec, adapters: Option<&AdapterSpec>) -> u64;
         fn host_memory(&self) -> Option<u64>;
-        fn available_memory(&self) -> Result<u64, DeviceError>;
+        fn available_memory(&self) -> Result<AvailableMemory, DeviceError>;
         fn reserve_outside(&mut self, bytes: u64);
         fn memory(&self) -> MemoryUse;
     }
