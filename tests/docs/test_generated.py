@@ -61,6 +61,7 @@ def test_every_public_class_and_member_has_a_docstring(cls: type) -> None:
         ('"type": "enum", "enum": "Color"', "field: unknown enum 'Color'"),
         ('"type": "int", "rust": "i32", "min": 0', "field: an int without `max`"),
         ('"type": "float", "min": 0.0', "field: a number needs `min`"),
+        ('"type": "bool", "max_exclusive": True', "field: `max_exclusive` belongs to a float"),
         ('"type": "texts", "max_chars": 3', "field: a sequence needs `max_items`"),
         ('"type": "custom"', "field: the type custom needs a `reader`"),
         ('"type": "bool", "default": True', "missing 1 required positional argument: 'summary'"),

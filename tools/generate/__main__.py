@@ -5,8 +5,8 @@ sampling_params.toml and engine_config.toml describe a class of options each. Th
 
 - `name`, `group`, `summary` (one sentence, no full stop), `doc` (more sentences; optional).
 - `type`: `int`, `float`, `bool`, `text`, `enum`, `token_ids`, `token_id_lists`, `texts` or `custom`.
-- `min`, `max` (`inf` for a float without a maximum), `min_exclusive`, `one_of`; `min_items`, `max_items`,
-  `max_inner`, `max_chars`; `noun`: the items in words.
+- `min`, `max` (`inf` for a float without a maximum), `min_exclusive`, `max_exclusive`, `one_of`;
+  `min_items`, `max_items`, `max_inner`, `max_chars`; `noun`: the items in words.
 - `enum`: a table of enums.toml; `auto`: whether `"auto"` is a value, too; `mapping`: whether a
   mapping is, for which the field has the type `rust`, with a default, and a `reader`.
 - `default`: its absence means `None`; `default_text` says in words what `None` means; `engine_default`: the

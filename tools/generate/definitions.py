@@ -95,6 +95,7 @@ class Field:
     min: float | None = None
     max: float | None = None
     min_exclusive: bool = False
+    max_exclusive: bool = False
     one_of: tuple[int, ...] = ()
     noun: str = ""
     min_items: int = 0
@@ -140,6 +141,8 @@ class Field:
             object.__setattr__(self, "max", LARGEST[self.rust])
         if self.type in ("int", "float") and (self.min is None or self.max is None):
             raise TypeError("a number needs `min`, and a float also `max` (inf if there is none)")
+        if self.max_exclusive and (self.type != "float" or self.min_exclusive or self.max == INFINITY):
+            raise TypeError("`max_exclusive` belongs to a float with a finite `max`, without `min_exclusive`")
         if self.type in ("text", "texts") and not self.max_chars:
             raise TypeError("a text needs `max_chars`")
         if self.type in ("texts", "token_ids", "token_id_lists") and not self.max_items:
@@ -178,6 +181,8 @@ class Field:
         low = f"above {number(self.min)}" if self.min_exclusive else number(self.min)
         if self.max in (INFINITY, LARGEST["u32"]):
             return low if self.min_exclusive else f"{low} or more"
+        if self.max_exclusive:
+            return f"{low} or more, below {number(self.max)}"
         return f"{low}, at most {number(self.max)}" if self.min_exclusive else f"{low} to {number(self.max)}"
 
     def _items(self) -> str:

@@ -61,9 +61,10 @@ def rust_reader(entry: Field) -> str:
         return f"{entry.reader}({', '.join(['field', 'value', *limits, *bounds])})?"
     if entry.one_of:
         return f"field.one_of(value, &{list(entry.one_of)})? as {entry.rust}"
+    float_reader = "above" if entry.min_exclusive else "below" if entry.max_exclusive else "range"
     readers = {
         "int": f"field.integer(value, {low}..={high})? as {entry.rust}",
-        "float": f"field.{'above' if entry.min_exclusive else 'range'}(value, {low}, {high})?",
+        "float": f"field.{float_reader}(value, {low}, {high})?",
         "bool": "field.boolean(value)?",
         "enum": "field.choice(value)?",
         "text": f"field.text_within(value, {entry.max_chars})?",

@@ -49,6 +49,8 @@ def resolved_range(entry: Field) -> tuple[str, str] | None:
         return f"{value} <= {high}", f"at most {high}"
     if entry.sampling != "f32" or low is None or high is None:
         return None
+    if entry.max_exclusive:
+        return f"({low!r}..{high!r}).contains(&{value})", f"at least {low:g} and below {high:g}"
     bounds = {
         (True, False, False): (f"{value}.is_finite()", "finite"),
         (False, False, False): (

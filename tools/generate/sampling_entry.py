@@ -49,6 +49,8 @@ class SamplingEntry:
                 entry["summary"] = summaries[entry["name"]]
         flags = tuple(build(Flag, where, entry) for entry in content["flag"])
         fields = tuple(build(EntryField, where, entry) for entry in content["field"])
+        if sum(field.type != "u64" for field in fields) % 2:
+            fields += (EntryField("reserved", "u32", "0: without it the structure would have padding"),)
         return build(cls, where, content["class"], flags=flags, fields=fields)
 
     def bits(self) -> list[tuple[Flag, int]]:

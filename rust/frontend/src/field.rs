@@ -109,6 +109,12 @@ impl Field {
         self.number(value, &limit, |number| is_allowed(number) && (number as f32).is_finite())
     }
 
+    /// A number from `low`, below `high` in single precision too.
+    pub fn below<V: Value>(self, value: &V, low: f64, high: f64) -> Read<f64, V> {
+        let limit = format!("a number of at least {low} and below {high}");
+        self.number(value, &limit, |number| low <= number && (number as f32) < high as f32)
+    }
+
     /// `True` or `False`.
     pub fn boolean<V: Value>(self, value: &V) -> Read<bool, V> {
         match value.kind() {
