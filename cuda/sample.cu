@@ -12,7 +12,8 @@
 //           sums of the tiles and one tile; filters read the tiles that have candidates 4 to 6 times each.
 // Source    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", section 3.3 (Philox); Nguyen et al., "Min-p
 //           sampling" (arXiv:2407.01082); Meister et al., "Locally typical sampling" (arXiv:2202.00666); Tang et al.,
-//           "Top-n-sigma" (arXiv:2411.07641).
+//           "Top-n-sigma" (arXiv:2411.07641); Hewitt et al., "Truncation Sampling as Language Model Desmoothing"
+//           (arXiv:2210.15191; epsilon_cutoff).
 #include "sample_filters.cuh"
 
 // A number in [0, 1) with 53 random bits, for token `index` of `seed`: Philox4x32-10.

@@ -77,6 +77,8 @@ struct Entry {
     float min_p;
     // Sample among the most typical tokens whose probabilities sum to at least this.
     float typical_p;
+    // Sample among tokens whose probability is at least this; the most likely one always stays.
+    float epsilon_cutoff;
     // Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
     float repetition_penalty;
     // Value subtracted from the logits of tokens once per occurrence in the output.
@@ -93,6 +95,8 @@ struct Entry {
     uint32_t num_top;
     // Index of the first of them in `Batch::tops`.
     uint32_t first_top;
+    // 0: without it the structure would have padding.
+    uint32_t reserved;
 };
 // end generated: Entry
 

@@ -20,7 +20,8 @@ DEVICE uint64_t mass_of_sum(double sum) { return uint64_t(ceil(sum * double(MASS
 // - those with a share of the best's weight
 // - the fewest that hold a share of the weight, in the order of the distance of their log weight to its mean. This is
 //   the distance between surprise and entropy: both are negated log weights plus the same constant.
-enum Filter { TOP_N_SIGMA, TOP_K, TOP_P, MIN_P, TYPICAL_P, NUM_FILTERS };
+// - those that have a share of the weight each, or else the heaviest
+enum Filter { TOP_N_SIGMA, TOP_K, TOP_P, MIN_P, TYPICAL_P, EPSILON_CUTOFF, NUM_FILTERS };
 
 DEVICE bool is_set(const Entry& entry, Filter filter) {
     switch (filter) {
@@ -28,7 +29,8 @@ DEVICE bool is_set(const Entry& entry, Filter filter) {
         case TOP_K: return entry.top_k > 0;
         case TOP_P: return entry.top_p < 1;
         case MIN_P: return entry.min_p > 0;
-        default: return entry.typical_p < 1;
+        case TYPICAL_P: return entry.typical_p < 1;
+        default: return entry.epsilon_cutoff > 0;
     }
 }
 
@@ -85,6 +87,19 @@ struct Candidates {
         __syncthreads();
         return shared.total;
     }
+    // The largest weight: not that of the best id if a filter has removed it.
+    DEVICE float heaviest() {
+        float most = 0;
+        for_tiles(row.tiles, [&](int tile) { return has_any(tile); }, [&](int tile) {
+            for (int part = 0; part < 4; part++)
+                most = fmaxf(most, weight(tile * TILE + part * 32 + threadIdx.x % 32));
+        });
+        most = warp_max(most);
+        if (threadIdx.x % 32 == 0) shared.partial[threadIdx.x / 32] = most;
+        __syncthreads();
+        for (int warp = 0; warp < WARPS; warp++) most = fmaxf(most, shared.partial[warp]);
+        return most;
+    }
     DEVICE Ranked ranked(int id, Order order) const {
         if (order == BY_SCORE) return {rank_of(row.scores[id]), 1};
         const float mass = weight(id);
@@ -108,10 +123,12 @@ struct Candidates {
         uint64_t wanted = entry.top_k;
         if (filter == TOP_N_SIGMA) lowest_score = bounds.floor;
         if (filter == TOP_K) last = bounds.rank;
-        if (filter == MIN_P) {
-            lowest_weight = entry.min_p;
-            cut_tiles_below(logf(entry.min_p) - SLACK);
+        if (filter == MIN_P) lowest_weight = entry.min_p;
+        if (filter == EPSILON_CUTOFF) {
+            const float floor = float(double(entry.epsilon_cutoff) * total());
+            lowest_weight = fmaxf(lowest_weight, fminf(floor, heaviest()));
         }
+        if (filter == MIN_P || filter == EPSILON_CUTOFF) cut_tiles_below(logf(lowest_weight) - SLACK);
         if (filter == TOP_P || filter == TYPICAL_P) {
             const float share = filter == TOP_P ? entry.top_p : entry.typical_p;
             const double sum = total();

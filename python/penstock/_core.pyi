@@ -672,13 +672,13 @@ class SamplingParams:
 
     Every field is optional; `None` selects the default. A default named "the model's" is the value in the
     model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for
-    requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`).
+    requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`, `epsilon_cutoff`).
 
     The logits of each token are processed in this order: `logits_processors`, `logit_bias`,
     `repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,
     `bad_words`, `bad_token_sequences`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured
-    output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The token
-    is then sampled with `seed` and its index in the output.
+    output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`,
+    `epsilon_cutoff`). The token is then sampled with `seed` and its index in the output.
 
     Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice` and
     `logit_bias` are copied when they are passed and each time they are read.
@@ -749,6 +749,10 @@ class SamplingParams:
       are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical sampling,
       Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a beam search
       does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.
+    - `epsilon_cutoff`: Sample among tokens whose probability is at least this; the most likely one always
+      stays. The probability among the tokens that the filters before it left (epsilon sampling, Hewitt et
+      al. 2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not
+      sample. Range: 0 or more, below 1. Default: the model's, else 0.0.
     - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in the
       output, and on nothing else: the same request with the same seed has the same output.
       `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a
@@ -898,6 +902,7 @@ class SamplingParams:
         top_p: float | None = None,
         min_p: float | None = None,
         typical_p: float | None = None,
+        epsilon_cutoff: float | None = None,
         seed: int | None = None,
         logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
         repetition_penalty: float | None = None,
@@ -1117,6 +1122,17 @@ class SamplingParams:
         beam search does not sample.
 
         Range: above 0, at most 1. Default: the model's, else 1.0.
+        """
+
+    @property
+    def epsilon_cutoff(self) -> float | None:
+        """Sample among tokens whose probability is at least this; the most likely one always stays.
+
+        The probability among the tokens that the filters before it left (epsilon sampling, Hewitt et al.
+        2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not
+        sample.
+
+        Range: 0 or more, below 1. Default: the model's, else 0.0.
         """
 
     @property

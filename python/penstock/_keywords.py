@@ -199,7 +199,6 @@ REQUEST_HINTS = {
     "dry_multiplier": "not supported; see logits_processors",
     "early_stopping": "a beam search stops when no running beam can be better",
     "enable_thinking": "use chat_template_kwargs={'enable_thinking': ...}",
-    "epsilon_cutoff": "not supported; see logits_processors",
     "eta_cutoff": "not supported; see logits_processors",
     "guidance_scale": "not supported; see logits_processors",
     "guided_decoding": "use response_format, regex, choice or grammar",

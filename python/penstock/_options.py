@@ -347,6 +347,11 @@ class SamplingOptions(TypedDict, total=False):
         "Sample among the most typical tokens whose probabilities sum to at least this. Default: the "
         "model's, else 1.0.",
     ]
+    epsilon_cutoff: Annotated[
+        float | None,
+        "Sample among tokens whose probability is at least this; the most likely one always stays. Default: "
+        "the model's, else 0.0.",
+    ]
     seed: Annotated[
         int | None,
         "Random seed. Default: random.",
@@ -463,6 +468,7 @@ SAMPLING_GROUPS = {
         "top_p",
         "min_p",
         "typical_p",
+        "epsilon_cutoff",
         "seed",
         "repetition_penalty",
         "repetition_penalty_scope",
@@ -492,7 +498,7 @@ SAMPLING_GROUPS = {
 }
 
 #: The sampling filters, in the order in which they apply.
-FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p")
+FILTERS = ("top_n_sigma", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff")
 # fmt: on
 # end generated: SamplingParams
 

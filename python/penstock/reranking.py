@@ -125,6 +125,7 @@ class Reranker:
             top_p=1.0,
             min_p=0.0,
             typical_p=1.0,
+            epsilon_cutoff=0.0,
             repetition_penalty=1.0,
             no_repeat_ngram_size=0,
             seed=0,

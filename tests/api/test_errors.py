@@ -63,6 +63,7 @@ BAD_PARAMS: list[tuple[str, Any]] = [
     *[("length_penalty", value) for value in (NAN, INFINITY, 32.5, -33, True, "long")],
     *[("max_length", value) for value in (0, -1, 2**32, 1.0, True)],
     *[("typical_p", value) for value in (0, 1.1, -0.5, NAN, 1e-60, True)],
+    *[("epsilon_cutoff", value) for value in (1, 1 - 1e-12, -0.1, NAN, INFINITY, True)],
     *[("repetition_penalty", value) for value in (0, -1, NAN, INFINITY, 1e-60, 1e300, True)],
     *[("presence_penalty", value) for value in (-2.1, 2.1, NAN, INFINITY, True)],
     *[("frequency_penalty", value) for value in (-2.1, 2.1, NAN, -INFINITY, True)],

@@ -362,6 +362,7 @@ def test_model_defaults_apply_to_unset_parameters(model: Path) -> None:
         "top_p": 0.8,
         "min_p": 0.1,
         "typical_p": 0.7,
+        "epsilon_cutoff": 0.001,
         "repetition_penalty": 1.1,
         "no_repeat_ngram_size": 3,
     }
@@ -370,7 +371,7 @@ def test_model_defaults_apply_to_unset_parameters(model: Path) -> None:
         params = resolved(engine)
         assert {name: getattr(params, name) for name in own} == own
         assert params.max_tokens == 5
-        ones: dict[str, Any] = dict.fromkeys(own, 1)
+        ones: dict[str, Any] = dict.fromkeys(own, 1) | {"epsilon_cutoff": 0}
         params = resolved(engine, **ones, max_tokens=40)
         assert {name: getattr(params, name) for name in own} == ones
         assert params.max_tokens == 40

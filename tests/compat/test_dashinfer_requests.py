@@ -416,6 +416,7 @@ def test_unset_parameters_are_never_those_of_the_model(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, make_config("llama"))
     of_model = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "repetition_penalty": 1.5, "max_new_tokens": 7}
     of_model |= {"eos_token_id": 7, "min_p": 0.5, "typical_p": 0.5, "no_repeat_ngram_size": 3}
+    of_model |= {"epsilon_cutoff": 0.5}
     (model / "generation_config.json").write_text(json.dumps(of_model))
     engine = Engine()
     install(engine, model)
@@ -427,7 +428,7 @@ def test_unset_parameters_are_never_those_of_the_model(tmp_path: Path) -> None:
         0,
         1,
     )
-    assert (params.repetition_penalty, params.no_repeat_ngram_size) == (1, 0)
+    assert (params.epsilon_cutoff, params.repetition_penalty, params.no_repeat_ngram_size) == (0, 1, 0)
     assert (params.max_tokens, params.eos_token_ids) == (20 - len(PROMPT), (102,))
     assert not params.logprobs
 

@@ -194,7 +194,7 @@ def test_no_parameter_is_left_to_the_files_of_the_model(model: Model) -> None:
     defaults = penstock.SamplingParams()
     fields = [name for name in penstock.SamplingOptions.__annotations__ if hasattr(params, name)]
     unset = {name for name in fields if getattr(params, name) is None}
-    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p"):
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff"):
         assert getattr(defaults, name) is None
         assert name not in unset
     assert not {"repetition_penalty", "no_repeat_ngram_size", "seed"} & unset

@@ -404,6 +404,7 @@ def test_tokenizer_has_the_names_of_transformers(llm: LLM, demo_model: Path) -> 
 def test_defaults_of_the_files_apply_without_parameters(tiny_model: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model, tmp_path / "model")
     defaults = {"temperature": 0.5, "top_k": 3, "repetition_penalty": 1.2, "max_new_tokens": 5}
+    defaults["epsilon_cutoff"] = 0.5
     (model / "generation_config.json").write_text(json.dumps(defaults))
     llm = LLM(str(model), override_generation_config={"top_p": 0.9, "top_k": 4}, max_model_len=64)
     params = llm.get_default_sampling_params()

@@ -101,6 +101,8 @@ def filtered(scores: Array, request: Request) -> Array:
             order = left[np.lexsort((left, key[left]))]
             kept = shortest_prefix(order, weights, float(np.float32(share)) * weights.sum())
             weights[np.setdiff1d(ids, kept)] = 0
+    least = float(np.float32(request.epsilon_cutoff)) * weights.sum()
+    weights[weights < min(least, weights.max())] = 0
     result: Array = weights
     return result
 
@@ -165,6 +167,9 @@ FILTERS: list[dict[str, Any]] = [
     {"typical_p": 0.95},
     {"top_n_sigma": 1.5},
     {"top_k": 50, "top_p": 0.8, "min_p": 0.02, "typical_p": 0.9, "top_n_sigma": 2.0, "temperature": 1.3},
+    {"epsilon_cutoff": 0.005},
+    {"epsilon_cutoff": 0.9},
+    {"top_k": 50, "min_p": 0.02, "typical_p": 0.9, "epsilon_cutoff": 0.03, "temperature": 1.3},
 ]
 
 
@@ -238,6 +243,7 @@ def test_equal_scores_keep_the_lowest_ids(kernels: cuda.HostKernels) -> None:
         ({"top_k": 6}, {20, 400, 700, 999, 0, 1}),
         ({"typical_p": 0.5, "top_k": 4}, {20, 400}),
         ({"min_p": 1.0}, {20, 400, 700, 999}),
+        ({"epsilon_cutoff": 0.9}, {20, 400, 700, 999}),
     ]
     for options, expected in cases:
         requests = [Request(seed=seed, temperature=9.0, **options) for seed in range(60)]
@@ -245,6 +251,19 @@ def test_equal_scores_keep_the_lowest_ids(kernels: cuda.HostKernels) -> None:
         positions = [Position(slot, 0) for slot in range(60)]
         outcomes = sampler.sample(np.repeat(logits, 60, axis=0), positions)
         assert {outcome.token for outcome in outcomes} == expected
+
+
+def test_epsilon_cutoff_keeps_the_heaviest_that_are_left(kernels: cuda.HostKernels) -> None:
+    # A third of the probability is on one id, which is not typical.
+    logits = np.zeros((60, 1001), np.float32)
+    logits[:, 500] = np.log(500)
+    requests = [Request(seed=seed, typical_p=0.3703, epsilon_cutoff=0.999) for seed in range(60)]
+    outcomes = Sampler(kernels, 1001, requests).sample(logits, [Position(slot, 0) for slot in range(60)])
+    assert {outcome.outcome for outcome in outcomes} == {"token"}
+    tokens = {outcome.token for outcome in outcomes}
+    assert len(tokens) > 40
+    assert max(tokens) <= 556
+    assert 500 not in tokens
 
 
 def test_most_likely_ids_are_lowest_first_among_equals(kernels: cuda.HostKernels) -> None:
@@ -396,10 +415,10 @@ def test_drafts_give_the_tokens_of_single_steps(kernels: cuda.HostKernels, *, is
 
 def test_bits_do_not_depend_on_the_batch(kernels: cuda.HostKernels) -> None:
     rng = np.random.default_rng(8)
-    requests = [Request(seed=n, logprobs=(5, True), logit_bias=((3, 1.5),), **FILTERS[n]) for n in range(13)]
-    logits = some_logits(rng, 13, 700)
-    together = Sampler(kernels, 700, requests).sample(logits, [Position(slot, 1) for slot in range(13)])
-    for slot in (0, 2, 9, 12):
+    requests = [Request(seed=n, logprobs=(5, True), logit_bias=((3, 1.5),), **FILTERS[n]) for n in range(16)]
+    logits = some_logits(rng, 16, 700)
+    together = Sampler(kernels, 700, requests).sample(logits, [Position(slot, 1) for slot in range(16)])
+    for slot in (0, 2, 9, 12, 15):
         alone = Sampler(kernels, 700, requests).sample(logits[slot : slot + 1], [Position(slot, 1)])
         assert alone == together[slot : slot + 1]
 

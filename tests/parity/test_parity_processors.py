@@ -10,6 +10,7 @@ The order is that of its `generate`. There are three differences, each with a te
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -242,6 +243,18 @@ def test_min_p_keeps_all_ties_like_transformers() -> None:
     row = tied_row(8)
     for share in (0.01, 0.2, 1.0):
         assert_same(ours(row, min_p=share), theirs(row, min_p=share))
+
+
+@pytest.mark.parametrize("least", [1e-4, 0.005, 0.05, 0.9])
+@pytest.mark.parametrize("case", ["nothing", "temperature", "top 90%", "typical 10%", "all cuts"])
+def test_epsilon_cutoff_follows_the_filters_of_transformers(case: str, least: float) -> None:
+    """The rule of its `EpsilonLogitsWarper`, applied to its results after the filters before it."""
+    for num_infinite, seed in itertools.product((0, 30, 960), range(3)):
+        row = random_row(seed, num_infinite=num_infinite)
+        row.logits[[20, 21]] = [0.0, 4.0]
+        expected = theirs(row, **CASES[case])
+        expected[(expected < least) & (expected < expected.max())] = 0
+        assert_same(ours(row, epsilon_cutoff=least, **CASES[case]), expected / expected.sum(), f"seed {seed}")
 
 
 # ---- processors that transformers does not have

@@ -267,6 +267,7 @@ fn generation(
         top_p: fitting(file.f32("top_p")),
         min_p: fitting(file.f32("min_p")),
         typical_p: fitting(file.f32("typical_p")),
+        epsilon_cutoff: fitting(file.f32("epsilon_cutoff")),
         repetition_penalty: fitting(file.f32("repetition_penalty")),
         no_repeat_ngram_size: fitting(file.u32("no_repeat_ngram_size")),
         max_length: fitting(file.u32("max_length")),

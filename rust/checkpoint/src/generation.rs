@@ -15,6 +15,7 @@ pub(crate) fn remove_unfitting(generation: &mut GenerationConfig, file: &Path) {
             "top_p" => generation.top_p = None,
             "min_p" => generation.min_p = None,
             "typical_p" => generation.typical_p = None,
+            "epsilon_cutoff" => generation.epsilon_cutoff = None,
             "repetition_penalty" => generation.repetition_penalty = None,
             "no_repeat_ngram_size" => generation.no_repeat_ngram_size = None,
             field => unreachable!("{field} has its default; this is a bug"),
@@ -38,6 +39,7 @@ fn sampling(generation: &GenerationConfig) -> Sampling {
         top_p: generation.top_p.unwrap_or(default.top_p),
         min_p: generation.min_p.unwrap_or(default.min_p),
         typical_p: generation.typical_p.unwrap_or(default.typical_p),
+        epsilon_cutoff: generation.epsilon_cutoff.unwrap_or(default.epsilon_cutoff),
         repetition_penalty: generation.repetition_penalty.unwrap_or(default.repetition_penalty),
         no_repeat_ngram_size: generation.no_repeat_ngram_size.unwrap_or(default.no_repeat_ngram_size),
         ..default

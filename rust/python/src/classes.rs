@@ -1709,27 +1709,28 @@ option_class! {
      SamplingParams(*, n=1, best_of=None, num_beams=1, length_penalty=1.0, max_tokens=None, max_length=None, \
      min_tokens=0, stop=(), stop_token_ids=(), eos_token_ids=None, stop_token_sequences=(), \
      include_stop_str_in_output=False, ignore_eos=False, temperature=None, top_n_sigma=0.0, top_k=None, \
-     top_p=None, min_p=None, typical_p=None, seed=None, logit_bias=None, repetition_penalty=None, \
-     repetition_penalty_scope=\"all\", presence_penalty=0.0, frequency_penalty=0.0, no_repeat_ngram_size=None, \
-     allowed_token_ids=None, bad_token_ids=(), bad_words=(), bad_token_sequences=(), logits_processors=(), \
-     response_format=None, regex=None, choice=None, grammar=None, tools=None, tool_choice=None, \
-     parallel_tool_calls=True, logprobs=False, top_logprobs=None, prompt_logprobs=None, logprobs_mode=\"raw\", \
-     output_logits=None, output_hidden_states=None, output_embeddings=None, echo=False, skip_special_tokens=True, \
-     spaces_between_special_tokens=False, priority=0, cache_salt=None, use_prefix_cache=True, unread=\"pause\", \
-     adapter=None)\n\
+     top_p=None, min_p=None, typical_p=None, epsilon_cutoff=None, seed=None, logit_bias=None, \
+     repetition_penalty=None, repetition_penalty_scope=\"all\", presence_penalty=0.0, frequency_penalty=0.0, \
+     no_repeat_ngram_size=None, allowed_token_ids=None, bad_token_ids=(), bad_words=(), bad_token_sequences=(), \
+     logits_processors=(), response_format=None, regex=None, choice=None, grammar=None, tools=None, \
+     tool_choice=None, parallel_tool_calls=True, logprobs=False, top_logprobs=None, prompt_logprobs=None, \
+     logprobs_mode=\"raw\", output_logits=None, output_hidden_states=None, output_embeddings=None, echo=False, \
+     skip_special_tokens=True, spaces_between_special_tokens=False, priority=0, cache_salt=None, \
+     use_prefix_cache=True, unread=\"pause\", adapter=None)\n\
      --\n\
      \n\
      The parameters of a request.\n\
      \n\
      Every field is optional; `None` selects the default. A default named \"the model's\" is the value in\n\
      the model's `generation_config.json`. `do_sample: false` there means a default temperature of 0 for\n\
-     requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`).\n\
+     requests that set no filter (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`,\n\
+     `epsilon_cutoff`).\n\
      \n\
      The logits of each token are processed in this order: `logits_processors`, `logit_bias`,\n\
      `repetition_penalty`, `presence_penalty` and `frequency_penalty`, the masks (`no_repeat_ngram_size`,\n\
      `bad_words`, `bad_token_sequences`, `bad_token_ids`, `allowed_token_ids`, `min_tokens`, structured\n\
-     output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`). The\n\
-     token is then sampled with `seed` and its index in the output.\n\
+     output), `temperature`, the filters (`top_n_sigma`, `top_k`, `top_p`, `min_p`, `typical_p`,\n\
+     `epsilon_cutoff`). The token is then sampled with `seed` and its index in the output.\n\
      \n\
      Objects are immutable. Two are equal if all fields are. `response_format`, `tools`, `tool_choice`\n\
      and `logit_bias` are copied when they are passed and each time they are read.\n\
@@ -1803,6 +1804,10 @@ option_class! {
      \x20 are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\n\
      \x20 sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\n\
      \x20 beam search does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.\n\
+     - `epsilon_cutoff`: Sample among tokens whose probability is at least this; the most likely one\n\
+     \x20 always stays. The probability among the tokens that the filters before it left (epsilon sampling,\n\
+     \x20 Hewitt et al. 2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search\n\
+     \x20 does not sample. Range: 0 or more, below 1. Default: the model's, else 0.0.\n\
      - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in\n\
      \x20 the output, and on nothing else: the same request with the same seed has the same output.\n\
      \x20 `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above\n\
@@ -2060,6 +2065,14 @@ option_class! {
      beam search does not sample.\n\
      \n\
      Range: above 0, at most 1. Default: the model's, else 1.0.";
+    epsilon_cutoff: params.epsilon_cutoff, "\
+     Sample among tokens whose probability is at least this; the most likely one always stays.\n\
+     \n\
+     The probability among the tokens that the filters before it left (epsilon sampling, Hewitt et al.\n\
+     2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not\n\
+     sample.\n\
+     \n\
+     Range: 0 or more, below 1. Default: the model's, else 0.0.";
     seed: params.seed, "\
      Random seed.\n\
      \n\

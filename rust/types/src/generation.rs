@@ -22,6 +22,8 @@ pub struct GenerationConfig {
     pub min_p: Option<f32>,
     /// Keep the most typical tokens up to this total probability.
     pub typical_p: Option<f32>,
+    /// Keep tokens with at least this probability.
+    pub epsilon_cutoff: Option<f32>,
     /// Values above 1 make earlier tokens less likely.
     pub repetition_penalty: Option<f32>,
     /// No sequence of this many tokens is repeated; 0 disables the rule.
@@ -38,8 +40,15 @@ impl GenerationConfig {
         self.do_sample.is_some()
             || self.top_k.is_some()
             || self.no_repeat_ngram_size.is_some()
-            || [self.temperature, self.top_p, self.min_p, self.typical_p, self.repetition_penalty]
-                .iter()
-                .any(Option::is_some)
+            || [
+                self.temperature,
+                self.top_p,
+                self.min_p,
+                self.typical_p,
+                self.epsilon_cutoff,
+                self.repetition_penalty,
+            ]
+            .iter()
+            .any(Option::is_some)
     }
 }

@@ -18,6 +18,8 @@ pub struct Sampling {
     pub min_p: f32,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: f32,
+    /// Sample among tokens whose probability is at least this; the most likely one always stays.
+    pub epsilon_cutoff: f32,
     /// Random seed.
     pub seed: u64,
     /// Values added to the logits of these token ids.
@@ -50,6 +52,7 @@ impl Default for Sampling {
             top_p: 1.0,
             min_p: 0.0,
             typical_p: 1.0,
+            epsilon_cutoff: 0.0,
             seed: 0,
             logit_bias: Vec::new(),
             repetition_penalty: 1.0,
@@ -72,6 +75,7 @@ impl Sampling {
         check("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
         check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 to 1")?;
         check("typical_p", self.typical_p, self.typical_p > 0.0 && self.typical_p <= 1.0, "above 0 and at most 1")?;
+        check("epsilon_cutoff", self.epsilon_cutoff, (0.0..1.0).contains(&self.epsilon_cutoff), "at least 0 and below 1")?;
         check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(), "finite and above 0")?;
         check("presence_penalty", self.presence_penalty, self.presence_penalty.is_finite(), "finite")?;
         check("frequency_penalty", self.frequency_penalty, self.frequency_penalty.is_finite(), "finite")?;

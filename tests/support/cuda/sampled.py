@@ -34,6 +34,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"typical_p": 0.6},
     {"top_n_sigma": 1.0},
+    {"epsilon_cutoff": 0.003},
     {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9, "top_n_sigma": 2.5, "temperature": 1.5},
     {"logit_bias": {7: 4.0, 90: -100, 333: 3.5}},
     {"repetition_penalty": 1.8},

@@ -51,6 +51,7 @@ ENTRY = np.dtype(
         ("top_p", np.float32),
         ("min_p", np.float32),
         ("typical_p", np.float32),
+        ("epsilon_cutoff", np.float32),
         ("repetition_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("presence_penalty", np.float32),
@@ -59,6 +60,7 @@ ENTRY = np.dtype(
         ("num_sequences", np.uint32),
         ("num_top", np.uint32),
         ("first_top", np.uint32),
+        ("reserved", np.uint32),
     ],
     align=True,
 )
@@ -123,6 +125,7 @@ class Request:
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: float = 1.0

@@ -55,6 +55,7 @@ class Sampling:
             "top_p": self.top_p if 0 < self.top_p < 1 else 1.0,
             "min_p": max(self.min_p, 0.0),
             "typical_p": min(self.typical_p, 1.0),
+            "epsilon_cutoff": 0.0,
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
             "repetition_penalty": self.repeat_penalty,

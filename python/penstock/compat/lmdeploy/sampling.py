@@ -69,6 +69,7 @@ def options(
         "top_p": config.top_p or 1.0,
         "min_p": config.min_p,
         "typical_p": 1.0,
+        "epsilon_cutoff": 0.0,
         "seed": int(seed) % 2**64,
         "repetition_penalty": config.repetition_penalty,
         "no_repeat_ngram_size": 0,

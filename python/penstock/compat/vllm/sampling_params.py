@@ -190,6 +190,7 @@ class SamplingParams:
             "top_k": self.top_k,
             "min_p": self.min_p,
             "typical_p": 1.0,
+            "epsilon_cutoff": 0.0,
             "no_repeat_ngram_size": 0,
             "seed": self.seed,
             "stop": self.stop,

@@ -226,6 +226,7 @@ fn unfitting_values_of_generation_config_are_ignored() {
         ("temperature", "-0.5", "-0.5 is not allowed: it must be finite and at least 0"),
         ("top_p", "0", "0 is not allowed: it must be above 0 and at most 1"),
         ("typical_p", "1.5", "1.5 is not allowed: it must be above 0 and at most 1"),
+        ("epsilon_cutoff", "1", "1 is not allowed: it must be at least 0 and below 1"),
         ("repetition_penalty", "0.0", "0 is not allowed: it must be finite and above 0"),
         ("no_repeat_ngram_size", "2000", "2000 is not allowed: it must be at most 1024"),
         ("max_new_tokens", "0", "0 is not allowed: it must be at least 1"),

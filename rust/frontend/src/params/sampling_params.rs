@@ -49,6 +49,8 @@ pub struct SamplingParams {
     pub min_p: Option<f64>,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: Option<f64>,
+    /// Sample among tokens whose probability is at least this; the most likely one always stays.
+    pub epsilon_cutoff: Option<f64>,
     /// Random seed.
     pub seed: Option<u64>,
     /// Values added to the logits of these token ids.
@@ -141,6 +143,7 @@ impl Default for SamplingParams {
             top_p: None,
             min_p: None,
             typical_p: None,
+            epsilon_cutoff: None,
             seed: None,
             logit_bias: None,
             repetition_penalty: None,
@@ -279,6 +282,11 @@ impl SamplingParams {
             ("typical_p", Some(value)) => {
                 let field = Field::new("typical_p");
                 self.typical_p = Some(field.above(value, 0.0, 1.0)?);
+            }
+            ("epsilon_cutoff", None) => self.epsilon_cutoff = default().epsilon_cutoff,
+            ("epsilon_cutoff", Some(value)) => {
+                let field = Field::new("epsilon_cutoff");
+                self.epsilon_cutoff = Some(field.below(value, 0.0, 1.0)?);
             }
             ("seed", None) => self.seed = default().seed,
             ("seed", Some(value)) => {
@@ -489,6 +497,9 @@ impl SamplingParams {
         if self.num_beams > 1 && self.typical_p.is_some() {
             return Some(("typical_p", "left out when num_beams is above 1: a beam search does not sample".to_owned()));
         }
+        if self.num_beams > 1 && self.epsilon_cutoff.is_some() {
+            return Some(("epsilon_cutoff", "left out when num_beams is above 1: a beam search does not sample".to_owned()));
+        }
         if self.num_beams > 1 && self.seed.is_some() {
             return Some(("seed", "left out when num_beams is above 1: a beam search does not sample".to_owned()));
         }
@@ -620,6 +631,7 @@ impl SamplingParams {
             "top_p" => self.top_p.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "min_p" => self.min_p.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "typical_p" => self.typical_p.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
+            "epsilon_cutoff" => self.epsilon_cutoff.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "seed" => self.seed.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "logit_bias" => self.logit_bias.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
             "repetition_penalty" => self.repetition_penalty.as_ref().map_or_else(|| "None".to_owned(), |value| format!("{value:?}")),
@@ -660,7 +672,7 @@ impl SamplingParams {
 
     /// Whether a filter is set.
     pub(super) fn has_filter(&self) -> bool {
-        self.top_n_sigma != 0.0 || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.typical_p.is_some()
+        self.top_n_sigma != 0.0 || self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.typical_p.is_some() || self.epsilon_cutoff.is_some()
     }
 
     /// The sampling parameters, with the model's defaults.
@@ -672,6 +684,7 @@ impl SamplingParams {
             top_p: self.top_p.map(|value| value as f32).or(model.top_p).unwrap_or(1.0),
             min_p: self.min_p.map(|value| value as f32).or(model.min_p).unwrap_or(0.0),
             typical_p: self.typical_p.map(|value| value as f32).or(model.typical_p).unwrap_or(1.0),
+            epsilon_cutoff: self.epsilon_cutoff.map(|value| value as f32).or(model.epsilon_cutoff).unwrap_or(0.0),
             seed: self.seed.unwrap_or(seed),
             logit_bias: self.biases(),
             repetition_penalty: self.repetition_penalty.map(|value| value as f32).or(model.repetition_penalty).unwrap_or(1.0),
@@ -693,6 +706,7 @@ impl SamplingParams {
             top_p: Some(self.top_p.unwrap_or(decimal(sampling.top_p))),
             min_p: Some(self.min_p.unwrap_or(decimal(sampling.min_p))),
             typical_p: Some(self.typical_p.unwrap_or(decimal(sampling.typical_p))),
+            epsilon_cutoff: Some(self.epsilon_cutoff.unwrap_or(decimal(sampling.epsilon_cutoff))),
             seed: Some(self.seed.unwrap_or(sampling.seed)),
             repetition_penalty: Some(self.repetition_penalty.unwrap_or(decimal(sampling.repetition_penalty))),
             no_repeat_ngram_size: Some(self.no_repeat_ngram_size.unwrap_or(sampling.no_repeat_ngram_size)),

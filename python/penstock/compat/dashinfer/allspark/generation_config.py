@@ -221,6 +221,7 @@ def sampling_options(
         "top_p": values["top_p"] or 1.0,
         "min_p": 0.0,
         "typical_p": 1.0,
+        "epsilon_cutoff": 0.0,
         "no_repeat_ngram_size": values["no_repeat_ngram_size"],
         "repetition_penalty": values["repetition_penalty"],
         "presence_penalty": values["presence_penalty"],

@@ -64,6 +64,12 @@ impl<'a> Candidates<'a> {
         self.sums.iter().map(|sum| f64::from(*sum)).sum()
     }
 
+    /// The largest weight.
+    pub fn heaviest(&self) -> f32 {
+        let bits = |weights: &[f32]| weights.iter().map(|weight| weight.to_bits()).max(); // see `filters::top_p`
+        f32::from_bits(self.slices().filter_map(|(_, weights)| bits(weights)).max().unwrap_or(0))
+    }
+
     /// The tiles that have candidates, each with the sum of its weights.
     pub fn sums(&self) -> impl Iterator<Item = (usize, f64)> + '_ {
         let sums = self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0);

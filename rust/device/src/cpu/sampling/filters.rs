@@ -81,6 +81,15 @@ pub(super) fn typical_p(candidates: &mut Candidates<'_>, share: f32) {
     });
 }
 
+/// Keeps the candidates that have `share` of the weight each, or else the heaviest. That is not always the best id: an
+/// earlier filter can have removed it.
+pub(super) fn epsilon_cutoff(candidates: &mut Candidates<'_>, share: f32) {
+    let floor = (f64::from(share) * candidates.total()) as f32;
+    let floor = floor.min(candidates.heaviest());
+    candidates.cut_tiles_below(floor.ln() - SLACK);
+    candidates.cut_below(floor);
+}
+
 /// A weight such that no lighter id is needed for `share` of `total`.
 fn lightest_needed(candidates: &Candidates<'_>, share: f32, total: f64) -> f64 {
     (1.0 - f64::from(share)) * total / candidates.vocabulary() as f64 / 2.0

@@ -130,7 +130,7 @@ fn distribution<'a>(
     sampling: &Sampling,
     space: &'a mut TileSpace<'_>,
 ) -> Distribution<'a> {
-    let &Sampling { top_n_sigma, top_k, top_p, min_p, typical_p, .. } = sampling;
+    let &Sampling { top_n_sigma, top_k, top_p, min_p, typical_p, epsilon_cutoff, .. } = sampling;
     if is_greedy(sampling) || top_k == 1 {
         return Distribution::Certain(most_likely(kernels, scores));
     }
@@ -156,6 +156,9 @@ fn distribution<'a>(
     }
     if typical_p < 1.0 {
         filters::typical_p(&mut candidates, typical_p);
+    }
+    if epsilon_cutoff > 0.0 {
+        filters::epsilon_cutoff(&mut candidates, epsilon_cutoff);
     }
     Distribution::Candidates(candidates)
 }

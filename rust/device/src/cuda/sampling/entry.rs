@@ -65,6 +65,8 @@ pub(super) struct Entry {
     pub min_p: f32,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: f32,
+    /// Sample among tokens whose probability is at least this; the most likely one always stays.
+    pub epsilon_cutoff: f32,
     /// Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
     pub repetition_penalty: f32,
     /// Value subtracted from the logits of tokens once per occurrence in the output.
@@ -81,6 +83,8 @@ pub(super) struct Entry {
     pub num_top: u32,
     /// Index of the first of them in `Batch::tops`.
     pub first_top: u32,
+    /// 0: without it the structure would have padding.
+    pub reserved: u32,
 }
 
 impl Entry {
@@ -92,6 +96,7 @@ impl Entry {
             top_p: sampling.top_p,
             min_p: sampling.min_p,
             typical_p: sampling.typical_p,
+            epsilon_cutoff: sampling.epsilon_cutoff,
             repetition_penalty: sampling.repetition_penalty,
             frequency_penalty: sampling.frequency_penalty,
             presence_penalty: sampling.presence_penalty,

@@ -31,6 +31,8 @@ fn values_of_wrong_type_or_range_are_refused_with_the_limit() {
         (json!({"temperature": false}), "temperature: a number from 0 to 2"),
         (json!({"top_p": 0}), "top_p: a number above 0 and at most 1"),
         (json!({"top_p": 1e-60}), "top_p: a number above 0 and at most 1"),
+        (json!({"epsilon_cutoff": 1}), "epsilon_cutoff: a number of at least 0 and below 1"),
+        (json!({"epsilon_cutoff": 0.999_999_999_9}), "epsilon_cutoff: a number of at least 0 and below 1"),
         (json!({"top_k": -2}), "top_k: an integer from -1 to 4294967295; -1 and 0 keep all"),
         (json!({"repetition_penalty": 0}), "repetition_penalty: a finite number above 0"),
         (json!({"repetition_penalty": 1e39}), "repetition_penalty: a finite number above 0"),

@@ -110,16 +110,18 @@ fn filters_match_reference() {
             top_p: if random.below(2) == 0 { 1.0 } else { 0.02 + 0.97 * random.unit() },
             min_p: if random.below(2) == 0 { 0.0 } else { random.unit() },
             typical_p: if random.below(2) == 0 { 1.0 } else { 0.02 + 0.97 * random.unit() },
+            epsilon_cutoff: if random.below(2) == 0 { 0.0 } else { random.unit().powi(6) },
             ..random_sampling()
         };
         // One filter alone, then all together.
         let none = Sampling { temperature: all.temperature, ..random_sampling() };
-        let sampling = match round % 6 {
+        let sampling = match round % 7 {
             0 => Sampling { top_k: all.top_k, ..none },
             1 => Sampling { top_p: all.top_p, ..none },
             2 => Sampling { min_p: all.min_p, ..none },
             3 => Sampling { typical_p: all.typical_p, ..none },
             4 => Sampling { top_n_sigma: all.top_n_sigma, ..none },
+            5 => Sampling { epsilon_cutoff: all.epsilon_cutoff, ..none },
             _ => all,
         };
         check(&logits, &input(&sampling));
@@ -137,6 +139,7 @@ fn filters_match_reference_for_any_spread_of_logits() {
             Sampling { top_k: 1234, ..random_sampling() },
             Sampling { top_k: 4999, ..random_sampling() },
             Sampling { min_p: 0.3, ..random_sampling() },
+            Sampling { epsilon_cutoff: 1e-4, ..random_sampling() },
             Sampling { top_n_sigma: 0.77, ..random_sampling() },
             Sampling { top_n_sigma: 1.5, top_k: 300, ..random_sampling() },
         ] {
@@ -214,6 +217,27 @@ fn most_likely_id_can_be_untypical() {
     let probabilities = probabilities(&logits, &input(&sampling));
     assert_eq!(probabilities[500], 0.0, "the most likely id is not typical");
     assert_eq!(probabilities.iter().filter(|probability| **probability > 0.0).count(), 556);
+}
+
+#[test]
+fn epsilon_cutoff_keeps_the_heaviest_that_are_left() {
+    let mut logits = vec![0.0; 1001];
+    logits[500] = 500_f32.ln();
+    let kept = |sampling: Sampling| {
+        let probabilities = probabilities(&logits, &input(&sampling));
+        (0..logits.len()).filter(|id| probabilities[*id] > 0.0).collect::<Vec<_>>()
+    };
+    let epsilon = |epsilon_cutoff| Sampling { epsilon_cutoff, ..random_sampling() };
+    // The best has a third of the probability, each of the others 1/1500.
+    assert_eq!(kept(epsilon(1.0 / 1499.0)), [500]);
+    assert_eq!(kept(epsilon(1.0 / 1501.0)).len(), 1001);
+    assert_eq!(kept(epsilon(0.999)), [500]);
+    // Of two candidates, the other one has 1/501.
+    assert_eq!(kept(Sampling { top_k: 2, ..epsilon(1.0 / 501.1) }), [0, 500]);
+    assert_eq!(kept(Sampling { top_k: 2, ..epsilon(1.0 / 500.9) }), [500]);
+    // The most typical ids, without the best, are equal.
+    let typical = Sampling { typical_p: 0.3703, ..epsilon(0.999) };
+    assert_eq!(kept(typical.clone()), kept(Sampling { epsilon_cutoff: 0.0, ..typical }));
 }
 
 /// Compares 200,000 sampled ids with the probabilities, by the chi-square statistic.

@@ -74,7 +74,8 @@ fn until(order: &[usize], share: f32, weights: &[f64]) -> Vec<usize> {
 /// The probability of each id.
 pub fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f64> {
     let scores = process(logits, input);
-    let &Sampling { temperature, top_n_sigma, top_k, top_p, min_p, typical_p, .. } = input.sampling;
+    let &Sampling { temperature, top_n_sigma, top_k, top_p, min_p, typical_p, epsilon_cutoff, .. } =
+        input.sampling;
     let mut probabilities = vec![0.0; scores.len()];
     let mut kept: Vec<usize> = (0..scores.len()).filter(|id| scores[*id] > f32::NEG_INFINITY).collect();
     kept.sort_by(|a, b| (scores[*b] + 0.0).total_cmp(&(scores[*a] + 0.0)).then(a.cmp(b)));
@@ -115,6 +116,9 @@ pub fn probabilities(logits: &[f32], input: &Input<'_>) -> Vec<f64> {
         });
         kept = until(&kept, typical_p, &weights);
     }
+    let total: f64 = kept.iter().map(|id| weights[*id]).sum();
+    let heaviest = kept.iter().map(|id| weights[*id]).fold(0.0, f64::max);
+    kept.retain(|id| weights[*id] >= (f64::from(epsilon_cutoff) * total).min(heaviest));
     let total: f64 = kept.iter().map(|id| weights[*id]).sum();
     kept.into_iter().for_each(|id| probabilities[id] = weights[id] / total);
     probabilities
