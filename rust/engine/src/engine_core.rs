@@ -18,6 +18,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+#[cfg(feature = "testing")]
+use crate::kv_events::{KvNamespace, KvTier};
 use crate::limits::Limits;
 use crate::mailbox::{CancelSet, Gate};
 use crate::message::{AdapterError, Message, NewAdapter, Outbox, Start};
@@ -111,6 +113,11 @@ impl EngineCore {
                 self.flush_finishes();
             }
             Message::UnloadAdapter(id, reason, done) => self.unload_adapter(id, reason, done, now),
+            Message::ReadKvEvents(writer) => {
+                if !self.is_stopped {
+                    self.scheduler.add_reader(writer, self.limits.kv_hash_key);
+                }
+            }
             Message::Drain => self.is_draining = true,
             Message::Shutdown => self.stop(StopCause::Closed, now),
         }
@@ -350,8 +357,15 @@ impl EngineCore {
         self.scheduler.num_visited_blocks()
     }
 
-    /// Rings every port that events were pushed for since the last call, once.
+    /// The blocks that readers of KV events know, without what is still to be handed over.
+    #[cfg(feature = "testing")]
+    pub fn announced_blocks(&self) -> Vec<(KvNamespace, Vec<u32>, KvTier)> {
+        self.scheduler.announced_blocks()
+    }
+
+    /// Rings every port that events were pushed for since the last call, once. Hands over the KV events.
     pub fn ring(&mut self) {
+        self.scheduler.hand_over_events();
         self.ringer.ring();
     }
 

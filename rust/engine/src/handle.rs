@@ -16,6 +16,7 @@ use crate::actor;
 use crate::ending::Ending;
 use crate::engine_core::EngineCore;
 use crate::executor::Executor;
+use crate::kv_events::{KvBatch, KvFeedReader, KvRead, kv_feed};
 use crate::limits::Limits;
 use crate::mailbox::{Completions, Letterbox, NotSent, mailbox};
 use crate::message::{AdapterError, NewAdapter, Outbox, Start};
@@ -30,6 +31,9 @@ use crate::result_queue::{CancelCause, CancelFlag, Reader, result_queue};
 use crate::sequence::SchedulingKey;
 use crate::start_error::StartError;
 use crate::stats::{SharedStats, Stats};
+
+/// The events that a reader may leave unread, beside one for each block.
+const MAX_UNREAD_KV_EVENTS: usize = 1 << 14;
 
 /// The id of the next request, of whichever engine: a port and its listeners outlive an engine that sleeps.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -216,14 +220,35 @@ impl Engine {
         }
     }
 
+    /// A stream of the KV events, whose reader listens on `port`. Waits for room in a full mailbox. Fails without a
+    /// prefix cache.
+    pub fn kv_events(&self, port: &Port) -> Result<KvEvents, FieldError> {
+        if self.inner.limits.prefix_cache_ttl.is_none() {
+            return Err(FieldError::new(
+                "prefix_cache_ttl",
+                "none",
+                "a time, because KV events need a prefix cache",
+            ));
+        }
+        let Limits { num_blocks, host_blocks, block_size, .. } = self.inner.limits;
+        let (letterbox, process) = (self.inner.letterbox.clone(), self.process);
+        let capacity = num_blocks + host_blocks + MAX_UNREAD_KV_EVENTS;
+        let (writer, reader) = kv_feed(capacity, port.bell());
+        if process.is_current() {
+            letterbox.read_kv_events(writer);
+        }
+        Ok(KvEvents { reader, block_size, capacity, port: port.clone(), letterbox, process })
+    }
+
     /// Registers an adapter that takes `bytes` on the device, at most `Limits::adapter_bytes`, and returns its id,
     /// which requests name. It is loaded by the first step that needs it.
     pub fn load_adapter(
         &self,
+        name: &str,
         weights: Arc<PackedAdapter>,
         bytes: u64,
     ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
-        self.register_adapter(weights, bytes, None)
+        self.register_adapter(name, weights, bytes, None)
     }
 
     /// Registers an adapter as `load_adapter` does. `former` no longer counts towards the limit, and takes requests
@@ -231,14 +256,16 @@ impl Engine {
     pub fn replace_adapter(
         &self,
         former: AdapterId,
+        name: &str,
         weights: Arc<PackedAdapter>,
         bytes: u64,
     ) -> Result<(AdapterId, Arc<AdapterUse>), AdapterError> {
-        self.register_adapter(weights, bytes, Some(former))
+        self.register_adapter(name, weights, bytes, Some(former))
     }
 
     fn register_adapter(
         &self,
+        name: &str,
         weights: Arc<PackedAdapter>,
         bytes: u64,
         replaces: Option<AdapterId>,
@@ -247,7 +274,8 @@ impl Engine {
         // Relaxed: ids need only be distinct.
         let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
         let usage = Arc::default();
-        let adapter = NewAdapter { id, weights, bytes, usage: Arc::clone(&usage), replaces };
+        let usage_there = Arc::clone(&usage);
+        let adapter = NewAdapter { id, name: name.into(), weights, bytes, usage: usage_there, replaces };
         self.inner.letterbox.load_adapter(adapter)?;
         Ok((id, usage))
     }
@@ -365,6 +393,46 @@ impl Drop for Hold {
             self.letterbox.gate().release();
             self.letterbox.wake();
         }
+    }
+}
+
+/// See [`Engine::kv_events`]. The first event is [`KvEvent::Cleared`], followed by the blocks in the prefix cache.
+///
+/// [`KvEvent::Cleared`]: crate::KvEvent::Cleared
+pub struct KvEvents {
+    reader: KvFeedReader,
+    block_size: usize,
+    capacity: usize,
+    port: Port,
+    letterbox: Letterbox,
+    process: Process,
+}
+
+impl KvEvents {
+    /// Reads the events since the last call with `read`, if there are some. To be called after the port was cleared.
+    /// If more than about [`MAX_UNREAD_KV_EVENTS`] were unread, they are lost, and the events begin again; then it
+    /// waits for room in a full mailbox.
+    pub fn read<T>(&mut self, read: impl FnOnce(&KvBatch) -> T) -> Result<KvRead<T>, StopCause> {
+        self.process.check()?;
+        let result = self.reader.read(read);
+        if matches!(result, KvRead::Lost) {
+            self.restart();
+        }
+        Ok(result)
+    }
+
+    /// Drops what was not read. The events begin again as those of a new stream. Waits for room in a full mailbox.
+    pub fn restart(&mut self) {
+        if self.process.is_current() {
+            let (writer, reader) = kv_feed(self.capacity, self.port.bell());
+            self.letterbox.read_kv_events(writer);
+            self.reader = reader;
+        }
+    }
+
+    /// Tokens per block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
     }
 }
 

@@ -22,6 +22,7 @@ pub mod executor;
 mod handle;
 mod histogram;
 mod kv_cache;
+mod kv_events;
 pub mod limits;
 mod mailbox;
 mod message;
@@ -47,6 +48,7 @@ pub mod testing {
     pub use crate::kv_cache::{
         BlockTable, Demand, KvAllocation, KvCacheManager, LoadLimit, PrefixMatch, SwappedBlocks,
     };
+    pub use crate::kv_events::{KvFeedReader, kv_feed};
     pub use crate::mailbox::{CancelSet, Gate};
     pub use crate::message::{Message, NewAdapter, Outbox, Start};
     pub use crate::prefix_cache::{BlockHasher, Chain, Namespace, Tokens};
@@ -58,8 +60,9 @@ pub mod testing {
 #[cfg(feature = "testing")]
 pub use actor::check_when_idle;
 pub use executor::{Executor, StepDone, StepError};
-pub use handle::{Consumer, Engine, EngineError, Hold};
+pub use handle::{Consumer, Engine, EngineError, Hold, KvEvents};
 pub use histogram::Histogram;
+pub use kv_events::{KvBatch, KvEvent, KvNamespace, KvRead, KvTier};
 pub use limits::{InvalidRequest, Limits};
 pub use mailbox::Completions;
 pub use message::AdapterError;

@@ -13,6 +13,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded, unbounded};
 
 use crate::executor::StepDone;
+use crate::kv_events::KvFeedWriter;
 use crate::limits::Limits;
 use crate::message::{AdapterError, Message, NewAdapter, Start};
 use crate::request::{AdapterId, Rejection, StopCause};
@@ -240,6 +241,11 @@ impl Letterbox {
     /// May wait for room in the mailbox, which the engine thread makes without waiting for anything.
     pub(crate) fn reset_prefix_cache(&self, salt: Option<Arc<str>>) {
         let _ = self.messages.send(Message::ResetPrefixCache(salt)); // without an engine there is nothing to reset
+    }
+
+    /// Adds a reader of KV events. May wait, as `reset_prefix_cache`.
+    pub(crate) fn read_kv_events(&self, writer: KvFeedWriter) {
+        let _ = self.messages.send(Message::ReadKvEvents(writer)); // without an engine, the feed ends
     }
 
     /// Registers an adapter. May wait, as `reset_prefix_cache`.

@@ -9,6 +9,7 @@ use crossbeam_channel::Sender;
 use penstock_types::PackedAdapter;
 
 use crate::executor::StepDone;
+use crate::kv_events::KvFeedWriter;
 use crate::port::Bell;
 use crate::request::{AdapterId, AdapterUse, Finish, Rejection, Request, RequestId, StopCause};
 use crate::result_queue::{CancelCause, Writer};
@@ -34,6 +35,8 @@ pub enum Message {
     /// Remove the blocks of this salt from the prefix cache, or all blocks. Running requests keep their blocks, which
     /// are no longer shared.
     ResetPrefixCache(Option<Arc<str>>),
+    /// Add a reader of KV events.
+    ReadKvEvents(KvFeedWriter),
     /// Stop as soon as no request is open and no [`Hold`](crate::Hold) is left.
     Drain,
     /// End every request and stop.
@@ -43,6 +46,8 @@ pub enum Message {
 /// An adapter to be registered.
 pub struct NewAdapter {
     pub id: AdapterId,
+    /// Its name in KV events.
+    pub name: Arc<str>,
     pub weights: Arc<PackedAdapter>,
     /// Bytes that it takes on the device.
     pub bytes: u64,

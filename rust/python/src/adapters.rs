@@ -82,7 +82,7 @@ impl AdapterSource<'_> {
         };
         let finish = |files: AdapterFiles, former: Option<&Adapter>| {
             let former = former.map(|former| former.id);
-            let loaded = loader.load(engine, &files, former, progress)?;
+            let loaded = loader.load(engine, self.name, &files, former, progress)?;
             Ok(self.adapter(loaded, files.version()))
         };
         match frontend.adapters.load(self.name, self.replace, is_wanted, read, finish) {

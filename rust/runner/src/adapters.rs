@@ -99,6 +99,7 @@ impl AdapterLoader {
     pub fn load(
         &self,
         engine: &Engine,
+        name: &str,
         files: &AdapterFiles,
         former: Option<AdapterId>,
         progress: ProgressCallback<'_>,
@@ -107,8 +108,8 @@ impl AdapterLoader {
         let rank = packed.updates.iter().map(|update| update.shape.rank).max().unwrap_or(0);
         let (num_modules, bytes) = (packed.updates.len(), (self.device_bytes)(packed.bytes().len() as u64));
         let (id, usage) = match former {
-            None => engine.load_adapter(Arc::new(packed), bytes)?,
-            Some(former) => engine.replace_adapter(former, Arc::new(packed), bytes)?,
+            None => engine.load_adapter(name, Arc::new(packed), bytes)?,
+            Some(former) => engine.replace_adapter(former, name, Arc::new(packed), bytes)?,
         };
         let base_model = files.base_model().map(str::to_owned);
         Ok(LoadedAdapter { id, usage, base_model, rank, num_modules, bytes })

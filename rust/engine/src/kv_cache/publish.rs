@@ -1,9 +1,15 @@
 //! Publishing of computed blocks to the prefix cache, and expiry of unused ones.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::block_table::BlockTable;
 use super::manager::KvCacheManager;
+use crate::kv_events::KvFeedWriter;
+#[cfg(feature = "testing")]
+use crate::kv_events::{KvNamespace, KvTier};
+#[cfg(feature = "testing")]
+use crate::prefix_cache::PrefixCache;
 use crate::prefix_cache::{Chain, Location, Namespace, Tokens};
 use crate::request::AdapterId;
 
@@ -76,6 +82,40 @@ impl KvCacheManager {
             Location::Device(block) => self.pool.evict(block),
             Location::Host(block) => self.host.free(block),
         });
+    }
+
+    /// Adds a reader of KV events. `key` is that of the hashes in events. Without a prefix cache, its feed ends.
+    pub fn add_reader(&mut self, writer: KvFeedWriter, key: u128) {
+        if let Some(cache) = &mut self.prefix_cache {
+            cache.add_reader(writer, key);
+        }
+    }
+
+    /// Hands the KV events since the last call to the readers.
+    pub fn hand_over_events(&mut self) {
+        if let Some(cache) = &mut self.prefix_cache {
+            cache.hand_over_events();
+        }
+    }
+
+    /// Announces the blocks of an adapter in KV events from now on, and no longer those of another one of this name.
+    pub fn announce(&mut self, adapter: AdapterId, name: Arc<str>) {
+        if let Some(cache) = &mut self.prefix_cache {
+            cache.announce(adapter, name);
+        }
+    }
+
+    /// Removes the blocks of an adapter from the tree that readers of KV events see.
+    pub fn withdraw(&mut self, adapter: AdapterId) {
+        if let Some(cache) = &mut self.prefix_cache {
+            cache.withdraw(adapter);
+        }
+    }
+
+    /// The blocks that readers of KV events know.
+    #[cfg(feature = "testing")]
+    pub fn announced_blocks(&self) -> Vec<(KvNamespace, Vec<u32>, KvTier)> {
+        self.prefix_cache.as_ref().map_or_else(Vec::new, PrefixCache::announced_blocks)
     }
 
     /// Removes the blocks of a namespace from the prefix cache. The tables of its sequences are

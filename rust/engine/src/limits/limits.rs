@@ -40,6 +40,8 @@ pub struct Limits {
     /// Sequences with longer prompts share no blocks, and blocks at positions from this on are not shared. For models
     /// whose keys depend on the prompt's length beyond this.
     pub max_shared_len: usize,
+    /// The key of the block hashes in KV events. Engines with the same key give equal blocks equal hashes.
+    pub kv_hash_key: u128,
     /// The effect of preemption when the blocks run out.
     pub preemption_mode: PreemptionMode,
     /// The sequence that `PreemptionMode::Interrupt` ends.
@@ -80,6 +82,7 @@ impl Limits {
             queue_capacity: 64,
             prefix_cache_ttl: None,
             max_shared_len: usize::MAX,
+            kv_hash_key: 0,
             preemption_mode: PreemptionMode::Recompute,
             preemption_victim: PreemptionVictim::Newest,
             host_blocks: 0,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use penstock_types::{BlockId, HostBlockId};
 
 use super::chain::{Chain, Tokens};
+use super::event_log::{Announced, EventLog};
 use super::hash::BlockHasher;
 use super::lru::LruList;
 use super::namespace::{Namespace, Namespaces};
@@ -18,6 +19,8 @@ use crate::request::AdapterId;
 /// listed node is listed behind it in the same list, or on the device; a node on the device has no parent on the host.
 pub struct PrefixCache {
     pub(super) block_size: usize,
+    /// The most nodes.
+    pub(super) capacity: usize,
     ttl: Duration,
     hasher: BlockHasher,
     pub(super) nodes: Vec<Node>,
@@ -32,6 +35,9 @@ pub struct PrefixCache {
     pub(super) on_host: LruList,
     pub(super) namespaces: Namespaces,
     epoch: u64,
+    pub(super) announced: Announced,
+    /// While KV events are read.
+    pub(super) log: Option<EventLog>,
 }
 
 impl PrefixCache {
@@ -47,6 +53,7 @@ impl PrefixCache {
         let capacity = num_blocks + host_blocks;
         Self {
             block_size,
+            capacity,
             ttl,
             hasher,
             nodes: Vec::with_capacity(capacity),
@@ -59,6 +66,8 @@ impl PrefixCache {
             on_host: LruList::default(),
             namespaces: Namespaces::default(),
             epoch: 1,
+            announced: Announced::default(),
+            log: None,
         }
     }
 
@@ -171,6 +180,7 @@ impl PrefixCache {
         self.buckets[bucket] = index;
         self.namespaces.push(&mut self.nodes, index);
         self.node_of[block.0 as usize] = index;
+        self.note_insertion(index);
         (NodeId(index), true)
     }
 
@@ -251,6 +261,7 @@ impl PrefixCache {
     }
 
     fn detach(&mut self, node: NodeId) {
+        self.note_removal(node.0);
         let Node { hash, location, next_in_bucket, .. } = self.nodes[node.0 as usize];
         if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = NONE;
@@ -292,10 +303,13 @@ impl PrefixCache {
 
     /// Removes everything. `on_unreferenced` is called for each unreferenced block of either tier.
     pub fn clear(&mut self, mut on_unreferenced: impl FnMut(Location)) {
+        let log = self.log.take(); // of single removals nothing is recorded
         while let Some(node) = self.oldest_on_host().or_else(|| self.oldest_on_device()) {
             on_unreferenced(self.location(node));
             self.remove(node);
         }
+        self.log = log;
+        self.note_clear();
         self.nodes.clear();
         self.tokens.clear();
         self.free.clear();
@@ -311,12 +325,14 @@ impl PrefixCache {
 
     fn set_location(&mut self, node: NodeId, location: Location) {
         let Node { location: from, .. } = &mut self.nodes[node.0 as usize];
-        if let Location::Device(block) = std::mem::replace(from, location) {
+        let from = std::mem::replace(from, location);
+        if let Location::Device(block) = from {
             self.node_of[block.0 as usize] = NONE;
         }
         if let Location::Device(block) = location {
             self.node_of[block.0 as usize] = node.0;
         }
+        self.note_move(node.0, from);
     }
 
     fn unlist(&mut self, node: NodeId) {
@@ -331,7 +347,7 @@ impl PrefixCache {
         hash as usize & (self.buckets.len() - 1)
     }
 
-    fn tokens_of(&self, index: u32) -> &[u32] {
+    pub(super) fn tokens_of(&self, index: u32) -> &[u32] {
         let start = index as usize * self.block_size;
         &self.tokens[start..start + self.block_size]
     }

@@ -20,6 +20,8 @@
 
 mod cache;
 mod chain;
+mod event_log;
+mod events;
 mod hash;
 mod integrity;
 mod lru;

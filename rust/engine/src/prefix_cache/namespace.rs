@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::kv_events::KvNamespace;
 use crate::request::AdapterId;
 
 use super::node::{NONE, NamespaceId, Node, NodeId};
@@ -31,6 +32,16 @@ pub(super) struct Namespaces {
 struct NamespaceEntry {
     namespace: Namespace,
     first: u32,
+    /// While KV events are recorded; `None` if blocks of the namespace are not announced.
+    label: Option<Label>,
+}
+
+/// The namespace of blocks in KV events.
+#[derive(Debug)]
+pub(super) struct Label {
+    /// The hash before the first block.
+    pub hash: u64,
+    pub namespace: Arc<KvNamespace>,
 }
 
 impl Namespaces {
@@ -55,8 +66,51 @@ impl Namespaces {
             (self.entries.len() - 1) as u32
         });
         self.ids.insert(namespace.clone(), id);
-        self.entries[id as usize] = Some(NamespaceEntry { namespace: namespace.clone(), first: NONE });
+        self.entries[id as usize] =
+            Some(NamespaceEntry { namespace: namespace.clone(), first: NONE, label: None });
         NamespaceId(id)
+    }
+
+    /// All namespaces.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Namespace, NamespaceId)> {
+        self.ids.iter().map(|(namespace, id)| (namespace, NamespaceId(*id)))
+    }
+
+    /// The label of a namespace in KV events.
+    pub(super) fn label(&self, id: NamespaceId) -> Option<&Label> {
+        self.entries[id.0 as usize].as_ref()?.label.as_ref()
+    }
+
+    /// Gives every namespace a label.
+    pub(super) fn label_all(&mut self, label: impl Fn(&Namespace) -> Option<Label>) {
+        for entry in self.entries.iter_mut().flatten() {
+            entry.label = label(&entry.namespace);
+        }
+    }
+
+    /// Gives a namespace a label if it has none.
+    pub(super) fn label_new(&mut self, id: NamespaceId, label: impl Fn(&Namespace) -> Option<Label>) {
+        let entry = self.entry(id);
+        if entry.label.is_none() {
+            entry.label = label(&entry.namespace);
+        }
+    }
+
+    /// Removes the labels of the namespaces of an adapter.
+    pub(super) fn remove_labels(&mut self, adapter: AdapterId) {
+        for entry in self.entries.iter_mut().flatten() {
+            if entry.namespace.adapter == Some(adapter) {
+                entry.label = None;
+            }
+        }
+    }
+
+    #[cfg(feature = "testing")]
+    pub(super) fn get(&self, id: NamespaceId) -> &Namespace {
+        &self.entries[id.0 as usize]
+            .as_ref()
+            .expect("a namespace with blocks has an entry; this is a bug")
+            .namespace
     }
 
     /// Adds a node to the list of its namespace.
@@ -106,7 +160,7 @@ impl Namespaces {
     pub(super) fn check_integrity(&self, nodes: &[Node], num_nodes: usize) {
         let mut num_listed = 0;
         for (id, entry) in self.entries.iter().enumerate() {
-            let Some(NamespaceEntry { namespace, first }) = entry else { continue };
+            let Some(NamespaceEntry { namespace, first, .. }) = entry else { continue };
             assert_eq!(
                 self.ids.get(namespace),
                 Some(&(id as u32)),

@@ -120,7 +120,7 @@ impl Adapters {
 
     /// Registers an adapter. Loading has checked that it fits into the memory for adapters.
     pub(super) fn register(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
-        let NewAdapter { id, weights, bytes, usage, replaces } = adapter;
+        let NewAdapter { id, weights, bytes, usage, replaces, name: _ } = adapter;
         assert!(!self.loaded.is_empty() && bytes <= self.max_bytes, "{id} never fits; this is a bug");
         let is_counted = |id: &AdapterId| self.entries.get(id).is_some_and(Entry::is_counted);
         let replaced = replaces.filter(is_counted);

@@ -14,6 +14,9 @@ use super::queue::WaitingQueue;
 use super::rows::RowPlanner;
 use super::slots::{Running, Slots};
 use crate::kv_cache::{KvCacheManager, LoadLimit, SwappedBlocks};
+use crate::kv_events::KvFeedWriter;
+#[cfg(feature = "testing")]
+use crate::kv_events::{KvNamespace, KvTier};
 use crate::limits::Limits;
 use crate::message::{AdapterError, NewAdapter};
 use crate::prefix_cache::{BlockHasher, Namespace};
@@ -485,7 +488,26 @@ impl Scheduler {
 
     /// Registers an adapter; it is loaded when a sequence with it gets a slot.
     pub(crate) fn register_adapter(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
-        self.adapters.register(adapter)
+        let (id, name) = (adapter.id, Arc::clone(&adapter.name));
+        self.adapters.register(adapter)?;
+        self.kv.announce(id, name);
+        Ok(())
+    }
+
+    /// Adds a reader of KV events.
+    pub(crate) fn add_reader(&mut self, writer: KvFeedWriter, key: u128) {
+        self.kv.add_reader(writer, key);
+    }
+
+    /// Hands the KV events since the last call to the readers.
+    pub(crate) fn hand_over_events(&mut self) {
+        self.kv.hand_over_events();
+    }
+
+    /// The blocks that readers of KV events know.
+    #[cfg(feature = "testing")]
+    pub(crate) fn announced_blocks(&self) -> Vec<(KvNamespace, Vec<u32>, KvTier)> {
+        self.kv.announced_blocks()
     }
 
     /// The adapters that take sequences.
@@ -496,6 +518,7 @@ impl Scheduler {
     /// Takes no more sequences with an adapter, unless it is held; `ignore_holds` ends that. `done` is dropped by
     /// [`report_removals`](Self::report_removals) after the open ones have ended.
     pub(crate) fn close_adapter(&mut self, id: AdapterId, done: Box<dyn Send>, ignore_holds: bool) {
+        self.kv.withdraw(id);
         let removed = self.adapters.close(id, done, ignore_holds);
         self.note_removal(id, removed);
     }

@@ -10,6 +10,7 @@ use penstock_engine::testing::EngineCore;
 use penstock_engine::testing::SharedStats;
 use penstock_engine::testing::{CancelCause, CancelFlag, Reader, result_queue};
 use penstock_engine::testing::{CancelSet, Gate};
+use penstock_engine::testing::{KvFeedReader, kv_feed};
 use penstock_engine::testing::{Message, NewAdapter, Outbox, SchedulingKey, Start};
 use penstock_engine::{
     AdapterError, AdapterId, AdapterUse, CachedTokens, Event, Finish, FinishReason, Limits, Port, Request,
@@ -125,6 +126,7 @@ impl Harness {
         let usage = Arc::default();
         let adapter = NewAdapter {
             id: AdapterId(id),
+            name: adapter_name(id),
             weights: oracle::weights(id),
             bytes,
             usage: Arc::clone(&usage),
@@ -136,7 +138,8 @@ impl Harness {
     /// Registers an adapter of one byte in the place of another one.
     pub fn replace_adapter(&mut self, former: u64, id: u64) -> Result<(), AdapterError> {
         let (weights, usage, replaces) = (oracle::weights(id), Arc::default(), Some(AdapterId(former)));
-        self.register_adapter(NewAdapter { id: AdapterId(id), weights, bytes: 1, usage, replaces })
+        let (id, name) = (AdapterId(id), adapter_name(former));
+        self.register_adapter(NewAdapter { id, name, weights, bytes: 1, usage, replaces })
     }
 
     pub fn register_adapter(&mut self, adapter: NewAdapter) -> Result<(), AdapterError> {
@@ -158,6 +161,13 @@ impl Harness {
 
     pub fn release_adapter(&mut self, id: u64) {
         self.handle(Message::ReleaseAdapter(AdapterId(id)));
+    }
+
+    /// Adds a reader of KV events that may leave `capacity` of them unread.
+    pub fn read_kv_events(&mut self, capacity: usize) -> KvFeedReader {
+        let (writer, reader) = kv_feed(capacity, self.port.bell());
+        self.handle(Message::ReadKvEvents(writer));
+        reader
     }
 
     pub fn handle(&mut self, message: Message) {
@@ -282,6 +292,11 @@ impl Client {
             self.cancel_set.raise_for(self.key);
         }
     }
+}
+
+/// The name of the adapter that is loaded under this id.
+pub fn adapter_name(id: u64) -> Arc<str> {
+    format!("adapter {id}").into()
 }
 
 /// Reads all events: the tokens, and the end if it has come.

@@ -14,6 +14,8 @@ mod finish;
 mod forks;
 mod harness;
 mod kv_cache;
+mod kv_events;
+mod mirror;
 mod oracle;
 mod paused;
 mod preemption;

@@ -238,7 +238,7 @@ fn removals_of_adapters_ring_in_every_state_of_the_engine() {
         assert!(port.wait(Some(PATIENCE)), "a wake-up was lost");
         port.clear();
     };
-    let load = |engine: &Engine| engine.load_adapter(weights(1), 8).map(|(id, _)| id);
+    let load = |engine: &Engine| engine.load_adapter("a", weights(1), 8).map(|(id, _)| id);
     let ids = [load(&engine).unwrap(), load(&engine).unwrap()];
     assert_ne!(ids[0], ids[1]);
     let full = Err(AdapterError::TooMany { loaded: 2, closing: 0, limit: 2 });
@@ -261,17 +261,17 @@ fn an_unload_that_waits_can_be_forced() {
     let limits =
         Limits { max_num_seqs: 1, max_adapters: 1, adapter_bytes: 8, max_registered_adapters: 1, ..limits() };
     let (engine, _gate) = gated_engine(limits);
-    let (former, _) = engine.load_adapter(weights(1), 8).unwrap();
+    let (former, _) = engine.load_adapter("a", weights(1), 8).unwrap();
     let [output, waiting, forced] = [(); 3].map(|()| Port::with_condvar());
     let start =
         |adapter| Received::start(&engine, &Arc::new(Request { adapter, ..request(4, 4, 0) }), &output);
     let (_running, mut open) = (start(None), start(Some(former)));
     let full = AdapterError::TooMany { loaded: 1, closing: 0, limit: 1 };
-    assert_eq!(engine.load_adapter(weights(2), 8).unwrap_err(), full);
-    engine.replace_adapter(former, weights(2), 8).unwrap();
+    assert_eq!(engine.load_adapter("a", weights(2), 8).unwrap_err(), full);
+    engine.replace_adapter(former, "a", weights(2), 8).unwrap();
     engine.unload_adapter(former, None, Some(&waiting));
     let full = AdapterError::TooMany { loaded: 1, closing: 1, limit: 1 };
-    assert_eq!(engine.load_adapter(weights(3), 8).unwrap_err(), full, "after the unload");
+    assert_eq!(engine.load_adapter("a", weights(3), 8).unwrap_err(), full, "after the unload");
     assert!(!waiting.wait(Some(Duration::ZERO)), "a request is open");
     engine.unload_adapter(former, Some("unloaded".into()), Some(&forced));
     assert!(forced.wait(Some(PATIENCE)) && waiting.wait(Some(PATIENCE)));
@@ -283,14 +283,14 @@ fn an_unload_that_waits_can_be_forced() {
 fn a_hold_keeps_an_adapter_that_is_unloaded() {
     let limits = Limits { max_adapters: 1, adapter_bytes: 8, max_registered_adapters: 1, ..limits() };
     let (engine, removed) = (engine(limits), Port::with_condvar());
-    let (id, usage) = engine.load_adapter(weights(1), 8).unwrap();
+    let (id, usage) = engine.load_adapter("a", weights(1), 8).unwrap();
     let (hold, forked) = (engine.hold(Some(id)), engine.in_child().hold(Some(id)));
     assert_eq!(hold.adapter(), Some(id));
     engine.unload_adapter(id, None, Some(&removed));
-    engine.load_adapter(weights(2), 8).unwrap();
+    engine.load_adapter("a", weights(2), 8).unwrap();
     drop(forked);
     let full = AdapterError::TooMany { loaded: 1, closing: 1, limit: 1 };
-    assert_eq!(engine.load_adapter(weights(3), 8).unwrap_err(), full, "after the unload");
+    assert_eq!(engine.load_adapter("a", weights(3), 8).unwrap_err(), full, "after the unload");
     assert!(!usage.is_removed() && !removed.wait(Some(Duration::ZERO)));
     drop(hold);
     assert!(removed.wait(Some(PATIENCE)) && usage.is_removed());

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use penstock_engine::testing::{Message, NewAdapter};
 use penstock_engine::{AdapterError, AdapterId, Event, FinishReason, Limits, Rejection, Request, StopCause};
 
-use crate::harness::{Client, Harness, caching, check_ended, check_output, limits, read};
+use crate::harness::{Client, Harness, adapter_name, caching, check_ended, check_output, limits, read};
 use crate::oracle::{self, request};
 
 /// A harness with `num_adapters` registered adapters, from number 1 on, of which `max_adapters` may be loaded.
@@ -146,7 +146,14 @@ fn changes_that_no_plan_has_leave_nothing_behind() {
     let mut harness = harness(2, 1);
     let weights = oracle::weights(3);
     let observer = Arc::downgrade(&weights);
-    let adapter = NewAdapter { id: AdapterId(3), weights, bytes: 10, usage: Arc::default(), replaces: None };
+    let adapter = NewAdapter {
+        id: AdapterId(3),
+        name: adapter_name(3),
+        weights,
+        bytes: 10,
+        usage: Arc::default(),
+        replaces: None,
+    };
     harness.register_adapter(adapter).unwrap();
     for id in [1, 3, 2, 3, 1, 3] {
         let mut client = harness.start(with_adapter(id, request(4, 4, 0)));
@@ -200,7 +207,14 @@ fn refused_weights_are_freed() {
     load(&mut harness, 1).unwrap();
     let weights = oracle::weights(2);
     let observer = Arc::downgrade(&weights);
-    let adapter = NewAdapter { id: AdapterId(2), weights, bytes: 1, usage: Arc::default(), replaces: None };
+    let adapter = NewAdapter {
+        id: AdapterId(2),
+        name: adapter_name(2),
+        weights,
+        bytes: 1,
+        usage: Arc::default(),
+        replaces: None,
+    };
     assert!(harness.register_adapter(adapter).is_err());
     assert_eq!(observer.strong_count(), 0);
 }

@@ -16,6 +16,7 @@ use penstock_types::Token;
 use self::inputs::{random_hasher, random_limits};
 use crate::device::Device;
 use crate::harness::{Client, Harness, Removal};
+use crate::mirror::{Mirror, Mirrored};
 use crate::oracle;
 use crate::random::Random;
 
@@ -89,6 +90,9 @@ struct World {
     /// Holds that a forced removal has ended and that are still to be released.
     ended_holds: Vec<AdapterId>,
     num_adapters: u64,
+    /// The KV events that are read, and a generator for the times.
+    mirror: Option<Mirror>,
+    other: Random,
     /// The beginnings of prompts.
     openings: Vec<Vec<u32>>,
     seen: Seen,
@@ -145,6 +149,12 @@ struct Seen {
     ended_holds: u64,
     unloaded: u64,
     removed_late: u64,
+    /// Operations with a mirror.
+    mirrored: u64,
+    lost_events: u64,
+    mirrored_host: u64,
+    mirrored_salts: u64,
+    mirrored_adapters: u64,
 }
 
 #[test]
@@ -160,7 +170,8 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
         world.finish_all();
         world.check_outputs();
         world.expire_prefixes();
-        seen = world.seen;
+        world.compare_mirror();
+        seen = world.end();
     }
     let Seen {
         completed,
@@ -206,6 +217,10 @@ fn random_schedules_give_expected_outputs_and_leak_nothing() {
         assert!(met > 0, "no step failed that changes adapters: {seen:?}");
     }
     assert!(seen.replaced_adapters > 0, "no adapter was replaced: {seen:?}");
+    assert!(seen.mirrored > 100_000, "KV events were hardly ever read: {seen:?}");
+    for met in [seen.lost_events, seen.mirrored_host, seen.mirrored_salts, seen.mirrored_adapters] {
+        assert!(met > NUM_SCHEDULES / 20, "the mirror hardly ever had a case: {seen:?}");
+    }
     for met in [seen.failed_copies, seen.failed_after_copies] {
         assert!(met > NUM_SCHEDULES / 80, "copies hardly ever failed: {seen:?}");
     }
@@ -235,7 +250,13 @@ impl World {
         if other.chance(10) {
             limits.max_prefill_chunk = other.between(1, 8);
         }
+        if other.chance(50) {
+            limits.kv_hash_key = u128::from(other.next());
+        }
         let mut harness = Harness::with_hasher(limits, random_hasher(&mut random));
+        // Some feeds are so short that readers often lose events.
+        let capacity = if other.chance(20) { other.between(1, 20) } else { usize::MAX };
+        let mirror = other.chance(80).then(|| Mirror::new(&mut harness, capacity));
         harness.device.failing_rows = random.chance(20).then_some(40);
         harness.device.deferring_rows = deferring_rows;
         let openings = (0..3).map(|opening| oracle::request(64, 1, opening).prompt.to_vec()).collect();
@@ -252,6 +273,8 @@ impl World {
             holds: vec![],
             ended_holds: vec![],
             num_adapters: 0,
+            mirror,
+            other,
             openings,
             seen,
         }
@@ -278,6 +301,21 @@ impl World {
         self.read_all();
         self.check_stats();
         self.check_holds();
+        self.compare_mirror();
+    }
+
+    /// Hands over the KV events, and at times compares what they tell with the prefix cache.
+    fn compare_mirror(&mut self) {
+        let Some(mirror) = &mut self.mirror else { return };
+        self.harness.core.ring();
+        self.seen.mirrored += 1;
+        if self.other.chance(60) {
+            let Mirrored { lost, host, salted, adapters } = mirror.compare(&mut self.harness);
+            self.seen.lost_events += u64::from(lost);
+            self.seen.mirrored_host += u64::from(host);
+            self.seen.mirrored_salts += u64::from(salted);
+            self.seen.mirrored_adapters += u64::from(adapters);
+        }
     }
 
     fn arrive(&mut self) {
@@ -537,6 +575,16 @@ impl World {
             }
         }
         panic!("it does not end");
+    }
+
+    /// The feed of KV events ends with the engine.
+    fn end(self) -> Seen {
+        let Self { harness, mirror, seen, .. } = self;
+        drop(harness);
+        if let Some(mirror) = mirror {
+            mirror.check_end();
+        }
+        seen
     }
 
     /// Unused prefixes expire.
