@@ -66,6 +66,7 @@ from penstock.errors import (
     PenstockError,
     RequestError,
 )
+from penstock.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventStream
 from penstock.request import BlockingRequest, BlockingStream, Request, Stream
 from penstock.reranking import Ranking, Relevance, Reranker
 from penstock.tokenizer import Tokenizer
@@ -76,10 +77,13 @@ __all__ = [
     "AdapterLimitError",
     "AdapterLoadError",
     "AdapterNotFoundError",
+    "AllBlocksCleared",
     "Batch",
     "BatchChunk",
     "BatchItem",
     "BatchStream",
+    "BlockRemoved",
+    "BlockStored",
     "Blocking",
     "BlockingBatch",
     "BlockingBatchStream",
@@ -103,6 +107,7 @@ __all__ = [
     "Host",
     "HostTierInfo",
     "InvalidRequestError",
+    "KvEventStream",
     "LogitsProcessor",
     "MemoryInfo",
     "ModelInfo",

@@ -173,6 +173,14 @@ class EngineConfig:
     - `host_cache_blocks`: Size of the host tier in blocks of `block_size` tokens. Not allowed with
       `host_cache_bytes`: the host tier has one size. Range: 0 to 2**31 - 1. Default: see
       `host_cache_bytes`.
+    - `kv_events`: Address at which the changes of the prefix cache are published, for routers. The address
+      of a ZMQ socket: `"tcp://HOST:PORT"`, `"HOST:PORT"`, `"PORT"` on the loopback interface, or
+      `"ipc://PATH"`. A mapping has `endpoint` (such an address), `replay_endpoint` (that of a socket that
+      repeats messages), `topic`, `hash_key` (a text that all engines of a fleet share, so that equal
+      blocks have equal hashes), `format` (`"array"` or `"map"`) and `rank` (of data parallelism). Without
+      an `endpoint`, only `Engine.kv_events()` has the events. They contain the tokens of prompts. An
+      `endpoint` needs pyzmq, which is the extra `kv-events`. Not allowed when `prefix_cache` is False:
+      there is no prefix cache. Default: none are published.
     - `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.
       `"recompute"` and `"swap"`: it waits and resumes later with the same output, recomputed or loaded
       from the host tier. `"interrupt"`: it ends with its output so far. Range: `"recompute"`, `"swap"`,
@@ -254,6 +262,7 @@ class EngineConfig:
         prefix_cache_ttl: float | None = None,
         host_cache_bytes: int | None = None,
         host_cache_blocks: int | None = None,
+        kv_events: str | Mapping[str, Any] | None = None,
         preemption_mode: Literal["recompute", "swap", "interrupt"] | None = "recompute",
         preemption_victim: Literal["newest", "longest"] | None = "newest",
         max_adapters: int | None = 0,
@@ -535,6 +544,21 @@ class EngineConfig:
         Not allowed with `host_cache_bytes`: the host tier has one size.
 
         Range: 0 to 2**31 - 1. Default: see `host_cache_bytes`.
+        """
+
+    @property
+    def kv_events(self) -> dict[str, Any] | None:
+        """Address at which the changes of the prefix cache are published, for routers.
+
+        The address of a ZMQ socket: `"tcp://HOST:PORT"`, `"HOST:PORT"`, `"PORT"` on the loopback
+        interface, or `"ipc://PATH"`. A mapping has `endpoint` (such an address), `replay_endpoint` (that
+        of a socket that repeats messages), `topic`, `hash_key` (a text that all engines of a fleet share,
+        so that equal blocks have equal hashes), `format` (`"array"` or `"map"`) and `rank` (of data
+        parallelism). Without an `endpoint`, only `Engine.kv_events()` has the events. They contain the
+        tokens of prompts. An `endpoint` needs pyzmq, which is the extra `kv-events`. Not allowed when
+        `prefix_cache` is False: there is no prefix cache.
+
+        Default: none are published.
         """
 
     @property
@@ -3569,6 +3593,12 @@ class Engine:
         Raises `EngineStoppedError` if the engine is not running, `InvalidRequestError` for an invalid salt.
         """
 
+    def kv_events(self, port: Port) -> KvEvents:
+        """The events of the prefix cache from now on, all blocks in it first.
+
+        Raises `EngineStoppedError` if the engine has stopped, `ConfigError` without a prefix cache.
+        """
+
     @property
     def is_forked(self) -> bool:
         """Whether this process is the child of a fork, and the engine's threads are in the parent."""
@@ -3680,6 +3710,34 @@ class Port:
 
         One thread at a time; Ctrl-C raises `KeyboardInterrupt`.
         """
+
+@final
+class KvEvents:
+    """The KV events of an engine, for one listener; see `Engine.kv_events`."""
+
+    def read(self) -> list[tuple[Any, ...]] | None:
+        """The events since the last read, after the port was drained; `None` once the engine has stopped.
+
+        An event has the block hashes, the hash of the parent, the token ids, the tier, the adapter, its id
+        and the salt of stored blocks, the hashes and the tier of removed ones, or nothing if all are gone.
+        """
+
+    def payload(self, timestamp: float) -> tuple[bytes, bool] | None:
+        """The events since the last read as a message of vLLM, in the format of the option `kv_events`.
+
+        Also whether it begins with the removal of all blocks. Empty without events, `None` once the engine
+        has stopped. `timestamp` is in seconds since 1970.
+        """
+
+    def cleared(self, timestamp: float) -> bytes:
+        """A message in which all blocks are removed."""
+
+    def restart(self) -> None:
+        """Drop what was not read, and begin again with the removal of all blocks and those in the cache."""
+
+    @property
+    def block_size(self) -> int:
+        """The number of tokens of a block."""
 
 @final
 class Request:

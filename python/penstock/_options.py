@@ -154,6 +154,11 @@ class EngineOptions(TypedDict, total=False):
         int | None,
         "Size of the host tier in blocks of block_size tokens. Default: see host_cache_bytes.",
     ]
+    kv_events: Annotated[
+        str | Mapping[str, Any] | None,
+        "Address at which the changes of the prefix cache are published, for routers. Default: none are "
+        "published.",
+    ]
     preemption_mode: Annotated[
         Literal["recompute", "swap", "interrupt"] | None,
         "Effect of preemption, which occurs when the KV cache is full, on a request. Default: recompute.",
@@ -248,6 +253,7 @@ ENGINE_GROUPS = {
         "prefix_cache_ttl",
         "host_cache_bytes",
         "host_cache_blocks",
+        "kv_events",
         "preemption_mode",
         "preemption_victim",
     ),

@@ -21,6 +21,7 @@ from penstock._workers import run_slow
 from penstock.batch import Batch, BatchStream, Chunks, Results
 from penstock.blocking import Blocking
 from penstock.embeddings import Pooling
+from penstock.kv_events import KvEventStream
 from penstock.request import Request, Stream
 from penstock.reranking import Documents, Reranker
 
@@ -618,6 +619,25 @@ class Engine(metaclass=_attributes.Hinted):
         is not open, `InvalidRequestError` for an invalid salt.
         """
         self._session.check_open().reset_prefix_cache(cache_salt=cache_salt)
+
+    def kv_events(self) -> KvEventStream:
+        """The changes of the prefix cache from now on, as an async iterator, for routing by prefixes.
+
+            async for event in engine.kv_events():
+                match event:
+                    case penstock.BlockStored(): ...
+                    case penstock.BlockRemoved(): ...
+                    case penstock.AllBlocksCleared(): ...
+
+        The first event is `AllBlocksCleared`, followed by the blocks in the cache. A reader that is too slow
+        loses events: then the stream begins in the same way again. It ends with `AllBlocksCleared` when the
+        engine is closed or falls asleep. Several streams are independent; without any, blocks are not hashed
+        for events. `EngineOptions.kv_events` publishes the same events on a socket.
+
+        Raises `EngineStoppedError` if the engine is not open, `ConfigError` without a prefix cache, `OSError`
+        without a file descriptor.
+        """
+        return KvEventStream(self._session.check_open())
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None

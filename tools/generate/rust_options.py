@@ -206,7 +206,7 @@ def rust_declared_conflict(definition: Definition) -> list[str]:
 def rust_config(definition: Definition, notice: str) -> str:
     """`EngineConfig` with its defaults and ranges."""
     enums = {entry.rust or entry.enum for entry in definition.fields if entry.enum}
-    names = sorted({*enums, "Auto", "Device", "FieldError", "Json"})
+    names = sorted({*enums, "Auto", "Device", "FieldError", "Json", "KvEvents"})
     lines = rust_options(
         definition,
         [

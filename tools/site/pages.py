@@ -38,7 +38,10 @@ LONGEST = 200_000
 REFERENCE = {
     "engine": (
         "Engine",
-        "Engine EngineConfig EngineOptions Blocking Health Stats Histogram",
+        (
+            "Engine EngineConfig EngineOptions Blocking Health Stats Histogram KvEventStream BlockStored "
+            "BlockRemoved AllBlocksCleared"
+        ),
     ),
     "requests": (
         "Requests",

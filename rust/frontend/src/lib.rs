@@ -3,7 +3,8 @@
 //! [`params`] reads and checks the parameters, refuses those that conflict, and resolves them with the model's
 //! defaults. [`prompt`] tokenises the prompt, compiles the grammar that the parameters ask for, and starts the request.
 //! [`output`] turns the engine's events into text, parsed content and results. [`selection`] has beam search,
-//! `best_of`, scores and embeddings, [`config`] the configuration of an engine. `definitions/` has an entry for each
+//! `best_of`, scores and embeddings, [`config`] the configuration of an engine, [`kv_events`] the messages for
+//! routers. `definitions/` has an entry for each
 //! parameter, engine option, statistic and field of a result; tools/generate writes the code that repeats them.
 
 #![allow(missing_docs)]
@@ -16,6 +17,7 @@ mod fake_executor;
 pub mod field;
 #[cfg(test)]
 mod json_value;
+pub mod kv_events;
 pub mod output;
 pub mod panics;
 pub mod params;

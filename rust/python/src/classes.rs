@@ -1265,7 +1265,7 @@ option_class! {
      max_model_len=None, max_num_seqs=None, max_num_batched_tokens=None, max_prefill_chunk=None, max_waiting=None, \
      max_unfinished=None, max_paused=None, max_logprobs=None, block_size=None, kv_cache_dtype=\"auto\", \
      max_output_bytes=None, kv_cache_bytes=None, kv_cache_blocks=None, kv_cache_ratio=None, memory_ratio=None, \
-     prefix_cache=True, prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, \
+     prefix_cache=True, prefix_cache_ttl=None, host_cache_bytes=None, host_cache_blocks=None, kv_events=None, \
      preemption_mode=\"recompute\", preemption_victim=\"newest\", max_adapters=0, max_adapter_rank=None, \
      adapter_cache_bytes=None, max_cpu_adapters=None, max_cpu_adapter_bytes=None, tokenizer=None, \
      chat_template=None, tool_parser=\"auto\", reasoning_parser=\"auto\", speculation=None, \
@@ -1390,6 +1390,14 @@ option_class! {
      - `host_cache_blocks`: Size of the host tier in blocks of `block_size` tokens. Not allowed with\n\
      \x20 `host_cache_bytes`: the host tier has one size. Range: 0 to 2**31 - 1. Default: see\n\
      \x20 `host_cache_bytes`.\n\
+     - `kv_events`: Address at which the changes of the prefix cache are published, for routers. The\n\
+     \x20 address of a ZMQ socket: `\"tcp://HOST:PORT\"`, `\"HOST:PORT\"`, `\"PORT\"` on the loopback interface,\n\
+     \x20 or `\"ipc://PATH\"`. A mapping has `endpoint` (such an address), `replay_endpoint` (that of a socket\n\
+     \x20 that repeats messages), `topic`, `hash_key` (a text that all engines of a fleet share, so that\n\
+     \x20 equal blocks have equal hashes), `format` (`\"array\"` or `\"map\"`) and `rank` (of data parallelism).\n\
+     \x20 Without an `endpoint`, only `Engine.kv_events()` has the events. They contain the tokens of\n\
+     \x20 prompts. An `endpoint` needs pyzmq, which is the extra `kv-events`. Not allowed when\n\
+     \x20 `prefix_cache` is False: there is no prefix cache. Default: none are published.\n\
      - `preemption_mode`: Effect of preemption, which occurs when the KV cache is full, on a request.\n\
      \x20 `\"recompute\"` and `\"swap\"`: it waits and resumes later with the same output, recomputed or loaded\n\
      \x20 from the host tier. `\"interrupt\"`: it ends with its output so far. Range: `\"recompute\"`, \
@@ -1622,6 +1630,18 @@ option_class! {
      Not allowed with `host_cache_bytes`: the host tier has one size.\n\
      \n\
      Range: 0 to 2**31 - 1. Default: see `host_cache_bytes`.";
+    kv_events: config.kv_events, "\
+     Address at which the changes of the prefix cache are published, for routers.\n\
+     \n\
+     The address of a ZMQ socket: `\"tcp://HOST:PORT\"`, `\"HOST:PORT\"`, `\"PORT\"` on the loopback interface,\n\
+     or `\"ipc://PATH\"`. A mapping has `endpoint` (such an address), `replay_endpoint` (that of a socket\n\
+     that repeats messages), `topic`, `hash_key` (a text that all engines of a fleet share, so that equal\n\
+     blocks have equal hashes), `format` (`\"array\"` or `\"map\"`) and `rank` (of data parallelism). Without\n\
+     an `endpoint`, only `Engine.kv_events()` has the events. They contain the tokens of prompts. An\n\
+     `endpoint` needs pyzmq, which is the extra `kv-events`. Not allowed when `prefix_cache` is False:\n\
+     there is no prefix cache.\n\
+     \n\
+     Default: none are published.";
     preemption_mode: config.preemption_mode, "\
      Effect of preemption, which occurs when the KV cache is full, on a request.\n\
      \n\

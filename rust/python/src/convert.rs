@@ -5,8 +5,8 @@ use std::sync::Arc;
 use penstock_frontend::output::{FloatArray, StopReason};
 use penstock_frontend::params::{LogitBias, ResponseFormat, ToolChoice, Tools};
 use penstock_types::{
-    Auto, Device, Json, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
-    Quantization, Speculation, Unread, WeightScheme,
+    Auto, Device, Json, KvEvents, LogprobsMode, Named, OutputScope, PenaltyScope, PreemptionMode,
+    PreemptionVictim, Quantization, Speculation, Unread, WeightScheme,
 };
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -135,6 +135,20 @@ fn scheme_dict<'py>(scheme: &WeightScheme, py: Python<'py>) -> PyResult<Bound<'p
 impl ToPython for Json {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         py.import(intern!(py, "json"))?.call_method1(intern!(py, "loads"), (&self.0,))
+    }
+}
+
+/// A dict with every key of the option.
+impl ToPython for KvEvents {
+    fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let dict = PyDict::new(py);
+        dict.set_item("endpoint", &self.endpoint)?;
+        dict.set_item("replay_endpoint", &self.replay_endpoint)?;
+        dict.set_item("topic", &self.topic)?;
+        dict.set_item("hash_key", &self.hash_key)?;
+        dict.set_item("format", self.format.name())?;
+        dict.set_item("rank", self.rank)?;
+        Ok(dict.into_any())
     }
 }
 

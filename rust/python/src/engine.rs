@@ -12,6 +12,7 @@ use penstock_frontend::params::SamplingParams;
 use penstock_frontend::prompt::{Frontend, Grammars, Mode, ModelFormats, Prompt};
 use penstock_runner::{AdapterLoader, LaunchError, Profile};
 use penstock_text::{TextError, Tokenizer as TextTokenizer};
+use penstock_types::KvEvents as KvEventOptions;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -24,6 +25,7 @@ use crate::detach::{detach, detach_for, detach_while_wanted, join, spawn_deep};
 use crate::errors::{Error, Problem};
 use crate::health::Health;
 use crate::host::Host;
+use crate::kv_events::KvEvents;
 use crate::load_progress::LoadProgress;
 use crate::logs;
 use crate::model_files::ModelFiles;
@@ -43,6 +45,7 @@ pub struct Engine {
     profile: Option<Arc<Profile>>,
     /// With `EngineConfig.max_adapters`.
     adapters: Option<AdapterLoader>,
+    kv_events: KvEventOptions,
 }
 
 #[pymethods]
@@ -214,6 +217,16 @@ impl Engine {
         detach(py, || self.frontend.engine.reset_prefix_cache(params.cache_salt.as_deref()))
     }
 
+    fn kv_events(&self, py: Python<'_>, port: &Port) -> Result<KvEvents, Error> {
+        processors::check_may_wait()?;
+        if let Some(cause) = self.frontend.engine.stop_cause() {
+            return Err(cause.into());
+        }
+        let events = detach(py, || self.frontend.engine.kv_events(port.inner()))?;
+        let events = events.map_err(|error| Error::Config(error.into()))?;
+        Ok(KvEvents::new(events, self.kv_events.clone()))
+    }
+
     #[getter]
     fn is_forked(&self) -> bool {
         !self.frontend.engine.process().is_current()
@@ -313,6 +326,7 @@ impl Engine {
                 frontend: Arc::new(frontend),
                 profile: info.profile,
                 adapters: info.adapters,
+                kv_events: config.config.kv_events.clone().unwrap_or_default(),
             })
         });
         logs::drain(py)?;

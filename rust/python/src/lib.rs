@@ -23,6 +23,7 @@ mod errors;
 mod fields;
 mod health;
 mod host;
+mod kv_events;
 mod load_progress;
 mod logs;
 mod model_files;
@@ -62,6 +63,8 @@ mod _core {
     use crate::engine::Engine;
     #[pymodule_export]
     use crate::host::Host;
+    #[pymodule_export]
+    use crate::kv_events::KvEvents;
     #[pymodule_export]
     use crate::port::Port;
     #[pymodule_export]

@@ -160,7 +160,7 @@ fn limits(plan: &MemoryPlan, options: &EngineConfig, max_shared_len: usize) -> L
         queue_capacity: QUEUE_CAPACITY,
         prefix_cache_ttl: options.prefix_cache_lifetime(),
         max_shared_len,
-        kv_hash_key: 0,
+        kv_hash_key: options.kv_events.clone().unwrap_or_default().key(),
         preemption_mode: options.preemption_mode,
         preemption_victim: options.preemption_victim,
         host_blocks: cache.host_blocks,

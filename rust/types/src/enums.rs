@@ -221,6 +221,39 @@ impl Named for KvDtype {
     }
 }
 
+/// The form of a message of KV events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvEventFormat {
+    /// Arrays; the events begin with their names.
+    #[default]
+    Array,
+    /// Maps; the events have the key `type`.
+    Map,
+}
+
+impl KvEventFormat {
+    /// Every variant.
+    pub const ALL: &[Self] = &[Self::Array, Self::Map];
+
+    /// The name in the Python API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Array => "array",
+            Self::Map => "map",
+        }
+    }
+}
+
+impl Named for KvEventFormat {
+    fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied()
+    }
+
+    fn name(self) -> &'static str {
+        self.name()
+    }
+}
+
 /// The effect of preemption on the newest sequence of the lowest priority, whose blocks other sequences need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PreemptionMode {

@@ -22,6 +22,7 @@ mod field_error;
 mod generation;
 mod head_shape;
 mod json;
+mod kv_events;
 mod low_rank;
 mod named;
 mod outputs;
@@ -37,7 +38,7 @@ pub use device::Device;
 pub use dtype::f16_to_f32;
 pub use engine_config::EngineConfig;
 pub use enums::{
-    Dtype, KvDtype, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
+    Dtype, KvDtype, KvEventFormat, LogprobsMode, OutputScope, PenaltyScope, PreemptionMode, PreemptionVictim,
     ReasoningParser, Speculation, ToolParser, Unread, WeightType,
 };
 pub use epilogue::Epilogue;
@@ -45,6 +46,7 @@ pub use field_error::FieldError;
 pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
 pub use json::Json;
+pub use kv_events::KvEvents;
 pub use low_rank::{LowRankShape, LowRankUpdate, PackedAdapter};
 pub use named::{Auto, Named};
 pub use outputs::{LogprobsRequest, RequestedOutputs};

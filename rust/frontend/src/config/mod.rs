@@ -1,5 +1,6 @@
 //! The options of an engine as a caller gives them.
 
+mod kv_events;
 mod quantization;
 mod readers;
 #[rustfmt::skip]

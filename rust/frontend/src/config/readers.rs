@@ -2,6 +2,7 @@
 
 use penstock_types::{Device, Json};
 
+pub use super::kv_events::read_kv_events;
 pub use super::quantization::read_quantization;
 use crate::field::{Field, Read, ReadError};
 use crate::params::read_json;

@@ -151,6 +151,11 @@ pub fn set<V: Value>(config: &mut EngineConfig, name: &str, value: Option<&V>) -
             let field = Field::new("host_cache_blocks");
             config.host_cache_blocks = Some(field.integer(value, 0..=2147483647)? as usize);
         }
+        ("kv_events", None) => config.kv_events = default().kv_events,
+        ("kv_events", Some(value)) => {
+            let field = Field::new("kv_events");
+            config.kv_events = Some(read_kv_events(field, value)?);
+        }
         ("preemption_mode", None) => config.preemption_mode = default().preemption_mode,
         ("preemption_mode", Some(value)) => {
             let field = Field::new("preemption_mode");

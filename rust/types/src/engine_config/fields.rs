@@ -2,7 +2,7 @@
 
 use super::{check_above, check_choice, check_range};
 use crate::config_limits::*;
-use crate::{Auto, Device, Dtype, FieldError, Json, KvDtype, PreemptionMode, PreemptionVictim, Quantization, ReasoningParser, Speculation, ToolParser};
+use crate::{Auto, Device, Dtype, FieldError, Json, KvDtype, KvEvents, PreemptionMode, PreemptionVictim, Quantization, ReasoningParser, Speculation, ToolParser};
 
 /// The configuration of an engine. A field that is `None` has its default.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +63,8 @@ pub struct EngineConfig {
     pub host_cache_bytes: Option<u64>,
     /// Size of the host tier in blocks of `block_size` tokens.
     pub host_cache_blocks: Option<usize>,
+    /// Address at which the changes of the prefix cache are published, for routers.
+    pub kv_events: Option<KvEvents>,
     /// Effect of preemption, which occurs when the KV cache is full, on a request.
     pub preemption_mode: PreemptionMode,
     /// Request that `preemption_mode="interrupt"` ends, among those of the lowest priority.
@@ -122,6 +124,7 @@ impl Default for EngineConfig {
             prefix_cache_ttl: None,
             host_cache_bytes: None,
             host_cache_blocks: None,
+            kv_events: None,
             preemption_mode: PreemptionMode::Recompute,
             preemption_victim: PreemptionVictim::Newest,
             max_adapters: 0,
@@ -247,6 +250,9 @@ impl EngineConfig {
         }
         if !self.prefix_cache && self.prefix_cache_ttl.is_some() {
             return Some(("prefix_cache_ttl", "left out when prefix_cache is False: there is no prefix cache".to_owned()));
+        }
+        if !self.prefix_cache && self.kv_events.is_some() {
+            return Some(("kv_events", "left out when prefix_cache is False: there is no prefix cache".to_owned()));
         }
         if self.preemption_mode != PreemptionMode::Interrupt && self.preemption_victim != PreemptionVictim::Newest {
             return Some(("preemption_victim", "left out when preemption_mode is not interrupt: no request is interrupted".to_owned()));
