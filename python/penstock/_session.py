@@ -15,6 +15,7 @@ import logging
 import os
 import time
 import warnings
+import weakref
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock._core import EngineConfig, SamplingParams
+    from penstock._kv_publisher import KvPublisher
     from penstock._options import BatchPrompt, Prompt
 
     PreparedPrompt: TypeAlias = str | Sequence[int] | Chat
@@ -113,6 +115,8 @@ class Session:
         self._phase: Literal["new", "starting", "open", "draining", "asleep", "waking"] = "new"
         self._is_closed = False  # in any phase
         self._warns_of_length = False
+        #: With the option `kv_events`, once it was opened.
+        self.publisher: KvPublisher | None = None
         #: The requests that callers have, by id.
         self._requests: WeakValueDictionary[int, TrackedRequest] = WeakValueDictionary()
 
@@ -194,6 +198,7 @@ class Session:
                 self._progress(done, total)
 
         config = self.config
+        self._open_publisher()
         if config.tokenizer is not None:
             config = config.replace(tokenizer=os.path.expanduser(config.tokenizer))  # noqa: PTH111 - never raises
         template = None if config.chat_template is None else read_template(config.chat_template)
@@ -209,11 +214,22 @@ class Session:
             native.shutdown()
             raise EngineStoppedError(_CLOSED)
 
+    def _open_publisher(self) -> None:
+        """Open the sockets of KV events; they stay open while the engine sleeps."""
+        options = self.config.kv_events
+        if options is not None and options["endpoint"] is not None and self.publisher is None:
+            from penstock._kv_publisher import KvPublisher
+
+            self.publisher = KvPublisher(options)
+            weakref.finalize(self, self.publisher.stop).atexit = False
+
     def adopt(self, native: _core.Engine, path: str | bytes = "") -> None:
         """Use an engine that was opened from `path`."""
         self._warns_of_length = native.info.max_model_len > _LONG_OUTPUT
         self._tokenizer = Tokenizer._of(native.tokenizer, self.model)  # noqa: SLF001 - not for users
         self._native, self._path, self._phase = native, path, "open"
+        if self.publisher is not None:
+            self.publisher.attach(native)
 
     def drain(self) -> _core.Engine | None:
         """Refuse new requests while the open ones may finish; returns the engine, which then ends by itself.
@@ -264,6 +280,8 @@ class Session:
         """
         _core.Engine.check_may_wait()
         self._is_closed = True
+        if self.publisher is not None:
+            self.publisher.stop()
         if self._native is None or self._native.is_forked:
             return None
         self._native.stop()

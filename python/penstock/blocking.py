@@ -66,6 +66,8 @@ class Blocking:
             self._session.close()
             raise
         _wait_for_end(self._session.close())
+        if self._session.publisher is not None:
+            self._session.publisher.join()
 
     def sleep(self, *, drain: float = 0.0) -> None:
         """Free the weights and the KV cache until `wake`; see `Engine.sleep`.

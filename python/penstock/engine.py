@@ -160,6 +160,7 @@ class Engine(metaclass=_attributes.Hinted):
             await self._drain(seconds)
         finally:
             await _wait_for_end(self._session.close())
+            await self._join_publisher()
 
     async def sleep(self, *, drain: float = 0.0) -> None:
         """Free the weights and the KV cache until `wake`; the engine object stays the same.
@@ -196,6 +197,13 @@ class Engine(metaclass=_attributes.Hinted):
             except BaseException:
                 self._session.stay_asleep()  # also if the thread was never started
                 raise
+
+    async def _join_publisher(self) -> None:
+        """Wait until the sockets of KV events are closed."""
+        publisher = self._session.publisher
+        if publisher is not None:
+            with anyio.CancelScope(shield=True):
+                await run_in_thread(publisher.join, abandon_on_cancel=False)
 
     async def _drain(self, seconds: float) -> None:
         """Let open requests finish for this time; new ones are refused."""

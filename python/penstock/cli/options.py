@@ -109,6 +109,16 @@ class NameOrJson(Name):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The value as it is, or the object."""
+        return TextOrJson().convert(value, param, ctx)
+
+
+class TextOrJson(click.ParamType):  # type: ignore[type-arg] # not generic in older versions
+    """A text, or a JSON object."""
+
+    name = "text or json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text as it is, or the object."""
         is_object = isinstance(value, str) and value.lstrip().startswith("{")
         return JsonObject().convert(value, param, ctx) if is_object else value
 
@@ -208,7 +218,8 @@ def _option(name: str, hint: Any, group: str) -> Decorator:
         names = NameOrJson if takes_mapping else Name
         return click.option(f"--{flag}", name, type=names(get_args(literal)), **keywords)
     if takes_mapping:
-        return click.option(f"--{flag}", name, type=JsonObject(), **keywords)
+        kind = TextOrJson() if str in kinds else JsonObject()
+        return click.option(f"--{flag}", name, type=kind, **keywords)
     if name.endswith("_bytes"):
         keywords["help"] += " Units: K, M, G, T."
         return click.option(f"--{flag}", name, type=Size(), **keywords)

@@ -15,6 +15,7 @@ from penstock._install import missing_extra
 from penstock._options import EngineOptions
 from penstock.cli.download import confirm_download, is_at_terminal, yes_option
 from penstock.cli.engine import served_name
+from penstock.cli.kv_events import kv_event_settings, kv_events_config
 from penstock.cli.lora import adapter_settings, lora_modules
 from penstock.cli.options import Command, engine_options_with, given, lines_of, log_options, server_options
 from penstock.server.settings import ServerSettings, check_keys
@@ -106,6 +107,7 @@ class _ServeCommand(Command):
     help="Log each HTTP request when it ends.",
 )
 @yes_option
+@kv_events_config
 @server_options
 @engine_options_with(_ENGINE_DEFAULTS)
 def serve(
@@ -160,6 +162,12 @@ def serve(
     engine_settings: dict[str, Any] = {**_ENGINE_DEFAULTS, **given(EngineOptions, options)}
     if modules or options["enable_lora"]:
         engine_settings = adapter_settings(engine_settings, len(modules))
+
+    engine_settings = kv_event_settings(engine_settings, options["kv_events_config"])
+    if "kv_events" in engine_settings and len(paths) > 1:
+        raise click.UsageError(
+            "--kv-events has the events of one model; serve each model by a server of its own."
+        )
 
     def maker(path: str) -> Callable[[Callable[[int, int], object]], penstock.Engine]:
         return lambda progress: penstock.Engine(path, progress=progress, **engine_settings)
