@@ -1,7 +1,13 @@
 //! KV events in the form that readers take: consecutive blocks of a sequence as one event, and the messages of vLLM.
 
+use std::convert::Infallible;
+
 use penstock_engine::{KvBatch, KvEvent, KvNamespace, KvTier};
 use penstock_types::KvEventFormat;
+use rmp::encode::{
+    ByteBuf, ValueWriteError, write_array_len, write_f64, write_map_len, write_nil, write_str, write_u64,
+    write_uint,
+};
 
 /// The beginning of a salt among the extra keys of a block. Readers take no other text for a salt.
 const SALT_PREFIX: &str = "dynamo-cache-salt:";
@@ -71,176 +77,148 @@ pub struct Envelope {
 /// with events as arrays that begin with their names, or the same as maps.
 pub fn encode(batch: &KvBatch, block_size: usize, envelope: Envelope) -> Vec<u8> {
     let events = block_events(batch, block_size);
-    let mut writer = Writer(Vec::with_capacity(64 + 5 * batch.tokens.len() + 16 * batch.events.len()));
-    let form = Form { is_map: envelope.format == KvEventFormat::Map };
-    form.begin(&mut writer, 3, None);
-    form.key(&mut writer, "ts");
-    writer.float(envelope.timestamp);
-    form.key(&mut writer, "events");
-    writer.array(events.len());
-    events.iter().for_each(|event| form.event(&mut writer, event, block_size));
-    form.key(&mut writer, "data_parallel_rank");
-    writer.uint(envelope.rank.into());
-    writer.0
+    let capacity = 64 + 5 * batch.tokens.len() + 16 * batch.events.len();
+    let out = ByteBuf::from_vec(Vec::with_capacity(capacity));
+    let mut message = Message { out, is_map: envelope.format == KvEventFormat::Map };
+    let Ok(()) = message.write(&events, block_size, envelope);
+    message.out.into_vec()
 }
 
-#[derive(Clone, Copy)]
-struct Form {
+/// Memory is the only limit of what is written.
+type Written = Result<(), ValueWriteError<Infallible>>;
+
+/// A message while it is written.
+struct Message {
+    out: ByteBuf,
     is_map: bool,
 }
 
-impl Form {
+impl Message {
+    fn write(&mut self, events: &[BlockEvent<'_>], block_size: usize, envelope: Envelope) -> Written {
+        self.begin(3, None)?;
+        self.key("ts")?;
+        write_f64(&mut self.out, envelope.timestamp)?;
+        self.key("events")?;
+        self.array(events.len())?;
+        events.iter().try_for_each(|event| self.event(event, block_size))?;
+        self.key("data_parallel_rank")?;
+        self.uint(envelope.rank.into())
+    }
+
     /// Begins a structure of `num_fields` fields, with its name if it has one.
-    fn begin(self, writer: &mut Writer, num_fields: usize, name: Option<&str>) {
-        let num_fields = num_fields + usize::from(name.is_some());
+    fn begin(&mut self, num_fields: u32, name: Option<&str>) -> Written {
+        let num_fields = num_fields + u32::from(name.is_some());
         if self.is_map {
-            writer.map(num_fields)
+            write_map_len(&mut self.out, num_fields)?;
         } else {
-            writer.array(num_fields)
+            write_array_len(&mut self.out, num_fields)?;
         }
-        if let Some(name) = name {
-            self.key(writer, "type");
-            writer.text(name);
-        }
+        let Some(name) = name else { return Ok(()) };
+        self.key("type")?;
+        self.text(name)
     }
 
-    fn key(self, writer: &mut Writer, key: &str) {
-        if self.is_map {
-            writer.text(key);
-        }
+    fn key(&mut self, key: &str) -> Written {
+        if self.is_map { self.text(key) } else { Ok(()) }
     }
 
-    fn event(self, writer: &mut Writer, event: &BlockEvent<'_>, block_size: usize) {
+    fn event(&mut self, event: &BlockEvent<'_>, block_size: usize) -> Written {
         match event {
             BlockEvent::Stored { hashes, parent, tokens, tier, namespace } => {
-                self.begin(writer, 8, Some("BlockStored"));
-                self.hashes(writer, hashes);
-                self.key(writer, "parent_block_hash");
-                writer.option(*parent, Writer::hash);
-                self.key(writer, "token_ids");
-                writer.array(tokens.len());
-                tokens.iter().for_each(|token| writer.uint((*token).into()));
-                self.key(writer, "block_size");
-                writer.uint(block_size as u64);
+                self.begin(8, Some("BlockStored"))?;
+                self.hashes(hashes)?;
+                self.key("parent_block_hash")?;
+                self.option(*parent, Self::hash)?;
+                self.key("token_ids")?;
+                self.array(tokens.len())?;
+                tokens.iter().try_for_each(|token| self.uint((*token).into()))?;
+                self.key("block_size")?;
+                self.uint(block_size as u64)?;
                 let adapter = namespace.adapter.as_ref();
-                self.key(writer, "lora_id");
-                writer.option(adapter.map(|(id, _)| id.0), Writer::uint);
-                self.medium(writer, *tier);
-                self.key(writer, "lora_name");
-                writer.option(adapter.map(|(_, name)| &**name), Writer::text);
-                self.key(writer, "extra_keys");
-                extra_keys(writer, hashes.len(), parent.is_none(), namespace);
+                self.key("lora_id")?;
+                self.option(adapter.map(|(id, _)| id.0), Self::uint)?;
+                self.medium(*tier)?;
+                self.key("lora_name")?;
+                self.option(adapter.map(|(_, name)| &**name), Self::text)?;
+                self.key("extra_keys")?;
+                self.extra_keys(hashes.len(), parent.is_none(), namespace)
             }
             BlockEvent::Removed { hashes, tier } => {
-                self.begin(writer, 2, Some("BlockRemoved"));
-                self.hashes(writer, hashes);
-                self.medium(writer, *tier);
+                self.begin(2, Some("BlockRemoved"))?;
+                self.hashes(hashes)?;
+                self.medium(*tier)
             }
-            BlockEvent::Cleared => self.begin(writer, 0, Some("AllBlocksCleared")),
+            BlockEvent::Cleared => self.begin(0, Some("AllBlocksCleared")),
         }
     }
 
-    fn hashes(self, writer: &mut Writer, hashes: &[u64]) {
-        self.key(writer, "block_hashes");
-        writer.array(hashes.len());
-        hashes.iter().for_each(|hash| writer.hash(*hash));
+    fn hashes(&mut self, hashes: &[u64]) -> Written {
+        self.key("block_hashes")?;
+        self.array(hashes.len())?;
+        hashes.iter().try_for_each(|hash| self.hash(*hash))
     }
 
-    fn medium(self, writer: &mut Writer, tier: KvTier) {
-        self.key(writer, "medium");
-        writer.text(match tier {
+    fn medium(&mut self, tier: KvTier) -> Written {
+        self.key("medium")?;
+        self.text(match tier {
             KvTier::Device => "GPU",
             KvTier::Host => "CPU",
-        });
+        })
     }
-}
 
-/// A list for each block: the name of the adapter, and the salt in the first block of a sequence.
-fn extra_keys(writer: &mut Writer, num_blocks: usize, is_first: bool, namespace: &KvNamespace) {
-    let name = namespace.adapter.as_ref().map(|(_, name)| &**name);
-    let salt = namespace.salt.as_deref().filter(|_| is_first);
-    if name.is_none() && salt.is_none() {
-        return writer.nil();
-    }
-    let salt = salt.map(|salt| match salt.starts_with(SALT_PREFIX) {
-        true => salt.to_owned(),
-        false => format!("{SALT_PREFIX}{salt}"),
-    });
-    writer.array(num_blocks);
-    for block in 0..num_blocks {
-        let keys: Vec<&str> = name.into_iter().chain(salt.as_deref().filter(|_| block == 0)).collect();
-        if keys.is_empty() {
-            writer.nil();
-        } else {
-            writer.array(keys.len());
-            keys.into_iter().for_each(|key| writer.text(key));
+    /// A list for each block: the name of the adapter, and the salt in the first block of a sequence.
+    fn extra_keys(&mut self, num_blocks: usize, is_first: bool, namespace: &KvNamespace) -> Written {
+        let name = namespace.adapter.as_ref().map(|(_, name)| &**name);
+        let salt = namespace.salt.as_deref().filter(|_| is_first);
+        if name.is_none() && salt.is_none() {
+            return self.nil();
         }
+        let salt = salt.map(|salt| match salt.starts_with(SALT_PREFIX) {
+            true => salt.to_owned(),
+            false => format!("{SALT_PREFIX}{salt}"),
+        });
+        self.array(num_blocks)?;
+        for block in 0..num_blocks {
+            let keys: Vec<&str> = name.into_iter().chain(salt.as_deref().filter(|_| block == 0)).collect();
+            if keys.is_empty() {
+                self.nil()?;
+            } else {
+                self.array(keys.len())?;
+                keys.into_iter().try_for_each(|key| self.text(key))?;
+            }
+        }
+        Ok(())
     }
-}
 
-/// Writes MessagePack.
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn nil(&mut self) {
-        self.0.push(0xc0);
-    }
-
-    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T)) {
+    fn option<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Self, T) -> Written) -> Written {
         match value {
             Some(value) => write(self, value),
             None => self.nil(),
         }
     }
 
-    fn float(&mut self, value: f64) {
-        self.0.push(0xcb);
-        self.0.extend(value.to_be_bytes());
+    fn nil(&mut self) -> Written {
+        let Ok(()) = write_nil(&mut self.out);
+        Ok(())
     }
 
     /// Always in 8 bytes: some readers know no shorter form of a hash.
-    fn hash(&mut self, value: u64) {
-        self.0.push(0xcf);
-        self.0.extend(value.to_be_bytes());
+    fn hash(&mut self, value: u64) -> Written {
+        write_u64(&mut self.out, value)
     }
 
-    fn uint(&mut self, value: u64) {
-        match value {
-            0..=0x7f => self.0.push(value as u8),
-            0x80..=0xff => self.0.extend([0xcc, value as u8]),
-            0x100..=0xffff => self.tagged(0xcd, &(value as u16).to_be_bytes()),
-            0x1_0000..=0xffff_ffff => self.tagged(0xce, &(value as u32).to_be_bytes()),
-            _ => self.hash(value),
-        }
+    fn uint(&mut self, value: u64) -> Written {
+        write_uint(&mut self.out, value)?;
+        Ok(())
     }
 
-    fn tagged(&mut self, tag: u8, bytes: &[u8]) {
-        self.0.push(tag);
-        self.0.extend(bytes);
+    fn text(&mut self, text: &str) -> Written {
+        write_str(&mut self.out, text)
     }
 
-    fn text(&mut self, text: &str) {
-        match text.len() {
-            length @ 0..=31 => self.0.push(0xa0 | length as u8),
-            length @ 32..=255 => self.0.extend([0xd9, length as u8]),
-            length @ 256..=0xffff => self.tagged(0xda, &(length as u16).to_be_bytes()),
-            length => self.tagged(0xdb, &(length as u32).to_be_bytes()),
-        }
-        self.0.extend(text.as_bytes());
-    }
-
-    fn array(&mut self, length: usize) {
-        match length {
-            0..=15 => self.0.push(0x90 | length as u8),
-            16..=0xffff => self.tagged(0xdc, &(length as u16).to_be_bytes()),
-            _ => self.tagged(0xdd, &(length as u32).to_be_bytes()),
-        }
-    }
-
-    /// Of at most 15 entries.
-    fn map(&mut self, length: usize) {
-        debug_assert!(length < 16, "a longer map needs another form; this is a bug");
-        self.0.push(0x80 | length as u8);
+    fn array(&mut self, length: usize) -> Written {
+        write_array_len(&mut self.out, length as u32)?;
+        Ok(())
     }
 }
 
