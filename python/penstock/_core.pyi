@@ -25,6 +25,7 @@ __all__ = [
     "Histogram",
     "Host",
     "HostTierInfo",
+    "KvEvents",
     "MemoryInfo",
     "ModelInfo",
     "NumaInfo",
