@@ -410,7 +410,7 @@ pub struct KvEvents {
 
 impl KvEvents {
     /// Reads the events since the last call with `read`, if there are some. To be called after the port was cleared.
-    /// If more than about [`MAX_UNREAD_KV_EVENTS`] were unread, they are lost, and the events begin again; then it
+    /// If more than about `MAX_UNREAD_KV_EVENTS` were unread, they are lost, and the events begin again; then it
     /// waits for room in a full mailbox.
     pub fn read<T>(&mut self, read: impl FnOnce(&KvBatch) -> T) -> Result<KvRead<T>, StopCause> {
         self.process.check()?;
