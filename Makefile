@@ -191,9 +191,11 @@ test-targets: rust  # the systems and CPUs of the wheels, and Python without the
 	PYO3_CONFIG_FILE=$(abspath rust/python/pyo3-free-threaded.txt) cargo check -p penstock-python --locked \
 	    --target-dir target/targets
 
-test-schemas: rust  # a million random schemas, which take longer than a share of the rare tests
+test-schemas: rust  # a million random schemas, and texts of every output format, which take longer than a share of the rare tests
 	cargo test -p penstock-guidance --release --locked --test all -- --ignored --exact \
 	    random_schemas::a_million_random_schemas_are_compiled_or_rejected
+	cargo test -p penstock-text --release --locked --test all -- --ignored --exact \
+	    parser_properties::a_million_texts_can_be_divided_anywhere
 
 test-python: $(CORE) $(DEV) $(DEMO)  ## Python tests (TESTS=tests/api; PART= for the rare ones, too)
 	@mkdir -p $(REPORTS)

@@ -30,7 +30,7 @@ LAYERS = {
     "guidance": set(),
     "device": {"types", "kernels", "cuda"},
     "models": {"types", "device", "checkpoint"},
-    "text": {"checkpoint"},
+    "text": {"types", "checkpoint"},
     "runner": {"types", "device", "cuda", "models", "checkpoint", "engine"},
     "frontend": {"types", "engine", "text", "guidance"},
     "python": {"types", "frontend", "runner", "engine", "text", "checkpoint"},

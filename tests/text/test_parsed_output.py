@@ -174,6 +174,53 @@ async def test_skipped_special_tokens_around_calls_are_parsed(
     assert untold.content == "I ask." + "".join(plain[plain.index("ask.") + 1 :])
 
 
+async def test_raw_argument_values_have_the_types_of_the_schema(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    pieces = [
+        *THINKING,
+        "<tool_call>\n<function=",
+        "weather>\n<parameter=city>\n",
+        "12\n</para",
+        "meter>\n<parameter=days>\n3",
+        "\n</parameter>\n</function>\n</tool_call>",
+    ]
+    properties = {"city": {"type": "string"}, "days": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    async with model_saying(pieces, tool_parser="qwen3_coder") as engine:
+        assert engine.config.tool_parser == "qwen_xml"
+        request = await engine.start_request(MESSAGES, params(pieces).replace(tools=tools))
+        chunks = [chunk async for chunk in request]
+        result = await request.result()
+    (call,) = result.tool_calls
+    assert (call.name, call.arguments) == ("weather", '{"city":"12","days":3}')
+    assert joined(chunks) == [call]
+    assert (result.reasoning, result.content) == ("Let me see.", "")
+
+
+async def test_ids_of_calls_are_those_that_the_model_writes(
+    model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
+) -> None:
+    section, begin, argument = (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+    )
+    end, section_end = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+    pieces = ["<think>", "Hm.", section, begin, "functions.weather:0", argument, '{"city": "B"}', end]
+    pieces.append(section_end)
+    special = {section, begin, argument, end, section_end}
+    async with model_saying(pieces, special=special, tool_parser="kimi_k2") as engine:
+        result = await engine.generate(MESSAGES, params(pieces))
+        with pytest.raises(penstock.InvalidRequestError, match="cannot be constrained") as raised:
+            await engine.generate(MESSAGES, params(pieces), tool_choice="required")
+    (call,) = result.tool_calls
+    assert (call.id, call.name, call.arguments) == ("functions.weather:0", "weather", '{"city": "B"}')
+    assert (result.reasoning, result.content) == ("Hm.", "")
+    assert raised.value.field == "tool_choice"
+
+
 async def test_plain_text_prompt_output_is_not_parsed(
     model_saying: Callable[..., penstock.Engine], params: Callable[..., penstock.SamplingParams]
 ) -> None:

@@ -38,8 +38,8 @@ describes the dict of a class for which Rust code has a hand-written `ToJson`.
 
 sampling_entry.toml describes itself.
 
-enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python
-and its documentation.
+enums.toml has a table per enum: `doc`, `default` (a variant), and the variants, each with its name in Python,
+its documentation, and its other names that are accepted.
 
 `--check` writes nothing and fails if a file is stale.
 """
@@ -49,7 +49,7 @@ from __future__ import annotations
 import sys
 
 from definitions import ROOT, Definition, source_of
-from guide import filters_step, options_table, values_table
+from guide import filters_step, formats_table, options_table, values_table
 from python_files import stub_option_class, stub_value_classes, typed_dict
 from rust_classes import rust_constructor, rust_option_class, rust_value_class
 from rust_options import rust_config, rust_config_setter
@@ -150,6 +150,10 @@ def generated() -> dict[str, str]:
         ("docs/guide/set-engine-options.md", config.name, options_table(config)),
         ("docs/guide/choose-sampling-parameters.md", params.name, options_table(params)),
         ("docs/guide/choose-sampling-parameters.md", "filters", filters_step(params)),
+        *(
+            ("docs/guide/call-tools.md", name, formats_table(name))
+            for name in ("ToolParser", "ReasoningParser")
+        ),
         ("docs/guide/observe-an-engine.md", stats.name, values_table(stats)),
         *(
             ("docs/guide/read-results.md", item.name, values_table(item))

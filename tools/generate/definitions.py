@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Enum:
     variants: dict[str, tuple[str, str]]
     #: The variant that `Default` gives, if any.
     default: str = ""
+    #: Other names in Python of the variants that have some.
+    aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def load_all(cls) -> dict[str, Enum]:
@@ -68,7 +70,8 @@ class Enum:
         for name, table in load("enums").items():
             doc, default = table.pop("doc"), table.pop("default", "")
             variants = {variant: (value[0], value[1]) for variant, value in table.items()}
-            enums[name] = cls(name, doc, variants, default)
+            aliases = {variant: tuple(value[2:]) for variant, value in table.items() if value[2:]}
+            enums[name] = cls(name, doc, variants, default, aliases)
         return enums
 
     def names(self) -> list[str]:
@@ -163,6 +166,11 @@ class Field:
         """The names of an enum's values."""
         return [*(["auto"] if self.auto else []), *ENUMS[self.enum].names()]
 
+    @property
+    def accepted_values(self) -> list[str]:
+        """The names of an enum's values, and their aliases."""
+        return [*self.values, *(name for names in ENUMS[self.enum].aliases.values() for name in names)]
+
     # ---- in words
 
     def range_in_words(self) -> str:
@@ -230,12 +238,12 @@ class Field:
     @property
     def python_in(self) -> str:
         """The type that the constructor accepts, besides `None`."""
-        return self.python or TYPES[self.type][0] or self._literal("Mapping")
+        return self.python or TYPES[self.type][0] or self._literal("Mapping", self.accepted_values)
 
     @property
     def python_type(self) -> str:
         """The type of the property."""
-        plain = self.python_out or TYPES[self.type][1] or self.python or self._literal("dict")
+        plain = self.python_out or TYPES[self.type][1] or self.python or self._literal("dict", self.values)
         return f"{plain} | None" if self.is_optional else plain
 
     @property
@@ -245,8 +253,8 @@ class Field:
             return f'"{self.default}"'
         return "()" if self.default == [] else repr(self.default)
 
-    def _literal(self, mapping: str) -> str:
-        names = f"Literal[{quoted(self.values)}]"
+    def _literal(self, mapping: str, values: list[str]) -> str:
+        names = f"Literal[{quoted(values)}]"
         return f"{names} | {mapping}[str, Any]" if self.mapping else names
 
 

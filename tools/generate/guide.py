@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from definitions import Definition
+from definitions import ENUMS, Definition
 from values import ValueClass
 
 from text import listed
@@ -23,6 +23,21 @@ def options_table(definition: Definition) -> str:
             for entry in entries
         ]
     return table(["parameter", "meaning", "range", "default"], rows)
+
+
+def formats_table(name: str) -> str:
+    """The values of an enum that names formats, with their aliases."""
+    enum = ENUMS[name]
+    rows = [
+        [
+            f'`"{value}"`',
+            doc.rstrip("."),
+            ", ".join(f'`"{alias}"`' for alias in enum.aliases.get(variant, ())),
+        ]
+        for variant, (value, doc) in enum.variants.items()
+        if value != "none"
+    ]
+    return table(["format", "models", "aliases"], rows)
 
 
 def filters_step(definition: Definition) -> str:

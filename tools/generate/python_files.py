@@ -20,7 +20,13 @@ STUB_PROTOCOL = [
 def in_lines(annotation: str, indent: str) -> str:
     """A type in parentheses on a line of its own, if it is long."""
     is_long = len(annotation) > WIDTH - 40
-    return f"(\n{indent}    {annotation}\n{indent})" if is_long else annotation
+    return f"(\n{wrapped(annotation, indent + '    ')}\n{indent})" if is_long else annotation
+
+
+def wrapped(annotation: str, indent: str) -> str:
+    """A type in lines with this indent."""
+    lines = textwrap.wrap(annotation, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    return "\n".join(indent + line for line in lines)
 
 
 def stub_property(entry: Field | ValueField) -> list[str]:
@@ -75,7 +81,7 @@ def typed_dict(definition: Definition, name: str) -> str:
         # The command line itself lists the values of an enum.
         summary = ": ".join(part for part in (entry.summary, ", ".join(map(str, entry.one_of))) if part)
         help_text = f"{summary}. Default: {entry.default_in_words()}.".replace("`", "").replace('"', "")
-        lines += [f"    {entry.name}: Annotated[", f"        {plain},"]
+        lines += [f"    {entry.name}: Annotated[", f"{wrapped(plain, ' ' * 8)},"]
         *begin, end = textwrap.wrap(help_text, WIDTH - 12, break_on_hyphens=False)
         lines += [f'        "{line} "' for line in begin]
         lines += [f'        "{end}",', "    ]"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from definitions import ENUMS, INFINITY, Definition
+from definitions import ENUMS, INFINITY, Definition, Enum
 from rust_options import maximum, number_type
 from values import ValueClass
 
@@ -44,9 +44,25 @@ def rust_enums(notice: str) -> str:
             "    fn name(self) -> &'static str {",
             "        self.name()",
             "    }",
+            *rust_aliases(enum),
             "}",
         ]
     return "\n".join([*lines, ""])
+
+
+def rust_aliases(enum: Enum) -> list[str]:
+    if not enum.aliases:
+        return []
+    lines = ["", "    fn aliases(self) -> &'static [&'static str] {", "        match self {"]
+    for variant, names in enum.aliases.items():
+        words = ", ".join(f'"{name}"' for name in names)
+        lines.append(f"            Self::{variant} => &[{words}],")
+    return [
+        *lines,
+        *["            _ => &[],"][len(enum.aliases) == len(enum.variants) :],
+        "        }",
+        "    }",
+    ]
 
 
 def rust_structs(classes: list[ValueClass], notice: str, header: list[str]) -> str:

@@ -144,7 +144,8 @@ impl Field {
 
     /// One of a few words.
     pub fn choice<V: Value, T: Named>(self, value: &V) -> Read<T, V> {
-        let longest = T::all().map(|choice| choice.name().len()).max().unwrap_or(0);
+        let names = T::all().flat_map(|choice| choice.aliases().iter().copied().chain([choice.name()]));
+        let longest = names.map(str::len).max().unwrap_or(0);
         let is_short = value.kind() == Kind::Text && value.text_len().map_err(ReadError::Raised)? <= longest;
         let text = if is_short { value.text().map_err(ReadError::Raised)? } else { None };
         text.and_then(|text| T::from_name(&text)).ok_or_else(|| {

@@ -1434,9 +1434,22 @@ option_class! {
      - `chat_template`: Path of a Jinja chat template, in place of all templates of the model. It is\n\
      \x20 compiled before the model is loaded: an error names the line. Default: those of the model.\n\
      - `tool_parser`: Format of tool calls. Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`,\n\
-     \x20 `\"mistral\"`. Default: detected from the chat template.\n\
+     \x20 `\"mistral\"`, `\"kimi_k2\"`, `\"kimi_k3\"`, `\"deepseek_v3\"`, `\"deepseek_v31\"`, `\"dsml32\"`, \
+     `\"dsml4\"`,\n\
+     \x20 `\"qwen_xml\"`, `\"seed_xml\"`, `\"glm_xml\"`, `\"hy3_xml\"`, `\"minimax_m1\"`, `\"minimax_m2\"`,\n\
+     \x20 `\"minicpm5\"`, `\"step3\"`, `\"pythonic\"`, `\"llama4_pythonic\"`, `\"olmo3\"`, `\"lfm2\"`, \
+     `\"gemma4\"`,\n\
+     \x20 `\"functiongemma\"`, `\"cohere_json\"`, `\"apertus\"`, `\"internlm2\"`, `\"granite3\"`, \
+     `\"granite_20b_fc\"`,\n\
+     \x20 `\"jamba\"`, `\"hunyuan_a13b\"`, `\"nemotron_nano2\"`, `\"phi4_mini\"`, `\"xlam\"`, \
+     `\"functionary_v31\"`,\n\
+     \x20 `\"solar\"`. Default: detected from the chat template.\n\
      - `reasoning_parser`: Format of the reasoning before the answer. Range: `\"auto\"`, `\"none\"`,\n\
-     \x20 `\"think\"`. Default: detected from the chat template.\n\
+     \x20 `\"think\"`, `\"seed\"`, `\"mm\"`, `\"hy3\"`, `\"kimi_k3\"`, `\"kimi_vl\"`, `\"mistral\"`, \
+     `\"gemma4\"`,\n\
+     \x20 `\"cohere\"`, `\"apertus\"`, `\"thought\"`, `\"hunyuan_a13b\"`, `\"ernie45\"`, `\"granite32\"`, \
+     `\"apriel\"`,\n\
+     \x20 `\"solar\"`. Default: detected from the chat template.\n\
      \n\
      Speculative decoding:\n\
      \n\
@@ -1702,13 +1715,21 @@ option_class! {
     tool_parser: config.tool_parser, "\
      Format of tool calls.\n\
      \n\
-     Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`, `\"mistral\"`. Default: detected from the \
-     chat\n\
-     template.";
+     Range: `\"auto\"`, `\"none\"`, `\"hermes\"`, `\"llama3_json\"`, `\"mistral\"`, `\"kimi_k2\"`, `\"kimi_k3\"`,\n\
+     `\"deepseek_v3\"`, `\"deepseek_v31\"`, `\"dsml32\"`, `\"dsml4\"`, `\"qwen_xml\"`, `\"seed_xml\"`, \
+     `\"glm_xml\"`,\n\
+     `\"hy3_xml\"`, `\"minimax_m1\"`, `\"minimax_m2\"`, `\"minicpm5\"`, `\"step3\"`, `\"pythonic\"`,\n\
+     `\"llama4_pythonic\"`, `\"olmo3\"`, `\"lfm2\"`, `\"gemma4\"`, `\"functiongemma\"`, `\"cohere_json\"`,\n\
+     `\"apertus\"`, `\"internlm2\"`, `\"granite3\"`, `\"granite_20b_fc\"`, `\"jamba\"`, `\"hunyuan_a13b\"`,\n\
+     `\"nemotron_nano2\"`, `\"phi4_mini\"`, `\"xlam\"`, `\"functionary_v31\"`, `\"solar\"`. Default: detected \
+     from\n\
+     the chat template.";
     reasoning_parser: config.reasoning_parser, "\
      Format of the reasoning before the answer.\n\
      \n\
-     Range: `\"auto\"`, `\"none\"`, `\"think\"`. Default: detected from the chat template.";
+     Range: `\"auto\"`, `\"none\"`, `\"think\"`, `\"seed\"`, `\"mm\"`, `\"hy3\"`, `\"kimi_k3\"`, `\"kimi_vl\"`,\n\
+     `\"mistral\"`, `\"gemma4\"`, `\"cohere\"`, `\"apertus\"`, `\"thought\"`, `\"hunyuan_a13b\"`, `\"ernie45\"`,\n\
+     `\"granite32\"`, `\"apriel\"`, `\"solar\"`. Default: detected from the chat template.";
     speculation: config.speculation, "\
      Method that proposes draft tokens; does not change the output.\n\
      \n\

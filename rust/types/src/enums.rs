@@ -391,17 +391,81 @@ impl Named for Speculation {
 pub enum ToolParser {
     /// Tool calls are not parsed.
     None,
-    /// Hermes, Qwen 2.5 and Qwen 3.
+    /// Hermes, Qwen 2.5 and Qwen 3, Granite 4, SmolLM3.
     Hermes,
     /// Llama 3.1 and later.
     Llama3Json,
-    /// Mistral.
+    /// Mistral and Devstral, all versions.
     Mistral,
+    /// Kimi K2 and K2.5.
+    KimiK2,
+    /// Kimi K3.
+    KimiK3,
+    /// DeepSeek V3 and R1.
+    DeepseekV3,
+    /// DeepSeek V3.1.
+    DeepseekV31,
+    /// DeepSeek V3.2.
+    Dsml32,
+    /// DeepSeek V4.
+    Dsml4,
+    /// Qwen3-Coder, Qwen 3.5 and later, Nemotron 3, Step-3.5, MiMo.
+    QwenXml,
+    /// Seed-OSS.
+    SeedXml,
+    /// GLM-4.5 and later.
+    GlmXml,
+    /// Hunyuan 3.
+    Hy3Xml,
+    /// MiniMax M1.
+    MinimaxM1,
+    /// MiniMax M2.
+    MinimaxM2,
+    /// MiniCPM 5.
+    Minicpm5,
+    /// Step 3.
+    Step3,
+    /// Llama 3.2, ToolACE, templates for Gemma 3.
+    Pythonic,
+    /// Llama 4.
+    Llama4Pythonic,
+    /// OLMo 3.
+    Olmo3,
+    /// LFM2 and LFM2.5.
+    Lfm2,
+    /// Gemma 4.
+    Gemma4,
+    /// FunctionGemma.
+    Functiongemma,
+    /// Command R7B and Command A.
+    CohereJson,
+    /// Apertus.
+    Apertus,
+    /// InternLM 2 and 2.5.
+    Internlm2,
+    /// Granite 3.
+    Granite3,
+    /// Granite 20B function calling.
+    Granite20bFc,
+    /// Jamba.
+    Jamba,
+    /// Hunyuan A13B.
+    HunyuanA13b,
+    /// Nemotron Nano 2.
+    NemotronNano2,
+    /// Phi-4-mini.
+    Phi4Mini,
+    /// xLAM.
+    Xlam,
+    /// Functionary 3.1.
+    FunctionaryV31,
+    /// Solar.
+    Solar,
 }
 
 impl ToolParser {
     /// Every variant.
-    pub const ALL: &[Self] = &[Self::None, Self::Hermes, Self::Llama3Json, Self::Mistral];
+    pub const ALL: &[Self] = &[Self::None, Self::Hermes, Self::Llama3Json, Self::Mistral, Self::KimiK2, Self::KimiK3, Self::DeepseekV3, Self::DeepseekV31, Self::Dsml32, Self::Dsml4, Self::QwenXml, Self::SeedXml, Self::GlmXml, Self::Hy3Xml, Self::MinimaxM1, Self::MinimaxM2, Self::Minicpm5, Self::Step3, Self::Pythonic, Self::Llama4Pythonic, Self::Olmo3, Self::Lfm2, Self::Gemma4, Self::Functiongemma, Self::CohereJson, Self::Apertus, Self::Internlm2, Self::Granite3, Self::Granite20bFc, Self::Jamba, Self::HunyuanA13b, Self::NemotronNano2, Self::Phi4Mini, Self::Xlam, Self::FunctionaryV31, Self::Solar];
 
     /// The name in the Python API.
     pub const fn name(self) -> &'static str {
@@ -410,6 +474,38 @@ impl ToolParser {
             Self::Hermes => "hermes",
             Self::Llama3Json => "llama3_json",
             Self::Mistral => "mistral",
+            Self::KimiK2 => "kimi_k2",
+            Self::KimiK3 => "kimi_k3",
+            Self::DeepseekV3 => "deepseek_v3",
+            Self::DeepseekV31 => "deepseek_v31",
+            Self::Dsml32 => "dsml32",
+            Self::Dsml4 => "dsml4",
+            Self::QwenXml => "qwen_xml",
+            Self::SeedXml => "seed_xml",
+            Self::GlmXml => "glm_xml",
+            Self::Hy3Xml => "hy3_xml",
+            Self::MinimaxM1 => "minimax_m1",
+            Self::MinimaxM2 => "minimax_m2",
+            Self::Minicpm5 => "minicpm5",
+            Self::Step3 => "step3",
+            Self::Pythonic => "pythonic",
+            Self::Llama4Pythonic => "llama4_pythonic",
+            Self::Olmo3 => "olmo3",
+            Self::Lfm2 => "lfm2",
+            Self::Gemma4 => "gemma4",
+            Self::Functiongemma => "functiongemma",
+            Self::CohereJson => "cohere_json",
+            Self::Apertus => "apertus",
+            Self::Internlm2 => "internlm2",
+            Self::Granite3 => "granite3",
+            Self::Granite20bFc => "granite_20b_fc",
+            Self::Jamba => "jamba",
+            Self::HunyuanA13b => "hunyuan_a13b",
+            Self::NemotronNano2 => "nemotron_nano2",
+            Self::Phi4Mini => "phi4_mini",
+            Self::Xlam => "xlam",
+            Self::FunctionaryV31 => "functionary_v31",
+            Self::Solar => "solar",
         }
     }
 }
@@ -422,6 +518,28 @@ impl Named for ToolParser {
     fn name(self) -> &'static str {
         self.name()
     }
+
+    fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &["qwen", "qwen25", "qwen2d5", "qwen3"],
+            Self::Llama3Json => &["llama3", "llama4_json"],
+            Self::Mistral => &["mistral_json", "mistral_args"],
+            Self::DeepseekV3 => &["deepseekv3"],
+            Self::DeepseekV31 => &["deepseekv31"],
+            Self::Dsml32 => &["deepseek_v32", "deepseekv32"],
+            Self::Dsml4 => &["deepseek_v4", "deepseekv4"],
+            Self::QwenXml => &["qwen3_coder", "qwen3_xml", "qwen3coder", "step3p5", "mimo"],
+            Self::SeedXml => &["seed_oss"],
+            Self::GlmXml => &["glm", "glm45", "glm47"],
+            Self::MinimaxM1 => &["minimax"],
+            Self::MinimaxM2 => &["minimax-m2"],
+            Self::Internlm2 => &["internlm"],
+            Self::Granite3 => &["granite"],
+            Self::Granite20bFc => &["granite-20b-fc"],
+            Self::Phi4Mini => &["phi4_mini_json"],
+            _ => &[],
+        }
+    }
 }
 
 /// The format of reasoning.
@@ -431,17 +549,62 @@ pub enum ReasoningParser {
     None,
     /// Between `<think>` and `</think>`.
     Think,
+    /// Seed-OSS.
+    Seed,
+    /// MiniMax M3.
+    Mm,
+    /// Hunyuan 3.
+    Hy3,
+    /// Kimi K3.
+    KimiK3,
+    /// Kimi-VL.
+    KimiVl,
+    /// Magistral and later models of Mistral.
+    Mistral,
+    /// Gemma 4.
+    Gemma4,
+    /// Command R7B and Command A.
+    Cohere,
+    /// Apertus.
+    Apertus,
+    /// EXAONE-Deep.
+    Thought,
+    /// Hunyuan A13B.
+    HunyuanA13b,
+    /// ERNIE 4.5.
+    Ernie45,
+    /// Granite 3.2.
+    Granite32,
+    /// Apriel.
+    Apriel,
+    /// Solar.
+    Solar,
 }
 
 impl ReasoningParser {
     /// Every variant.
-    pub const ALL: &[Self] = &[Self::None, Self::Think];
+    pub const ALL: &[Self] = &[Self::None, Self::Think, Self::Seed, Self::Mm, Self::Hy3, Self::KimiK3, Self::KimiVl, Self::Mistral, Self::Gemma4, Self::Cohere, Self::Apertus, Self::Thought, Self::HunyuanA13b, Self::Ernie45, Self::Granite32, Self::Apriel, Self::Solar];
 
     /// The name in the Python API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Think => "think",
+            Self::Seed => "seed",
+            Self::Mm => "mm",
+            Self::Hy3 => "hy3",
+            Self::KimiK3 => "kimi_k3",
+            Self::KimiVl => "kimi_vl",
+            Self::Mistral => "mistral",
+            Self::Gemma4 => "gemma4",
+            Self::Cohere => "cohere",
+            Self::Apertus => "apertus",
+            Self::Thought => "thought",
+            Self::HunyuanA13b => "hunyuan_a13b",
+            Self::Ernie45 => "ernie45",
+            Self::Granite32 => "granite32",
+            Self::Apriel => "apriel",
+            Self::Solar => "solar",
         }
     }
 }
@@ -453,5 +616,15 @@ impl Named for ReasoningParser {
 
     fn name(self) -> &'static str {
         self.name()
+    }
+
+    fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::Think => &["deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "qwen3-thinking", "qwen-qwq", "glm45", "kimi_k2", "minimax_m2", "minimax", "step3", "step3p5", "nano_v3", "olmo3"],
+            Self::Seed => &["seed_oss"],
+            Self::KimiVl => &["kimi"],
+            Self::Granite32 => &["granite"],
+            _ => &[],
+        }
     }
 }

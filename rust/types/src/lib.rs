@@ -19,6 +19,7 @@ pub mod engine_config;
 mod enums;
 mod epilogue;
 mod field_error;
+mod formats;
 mod generation;
 mod head_shape;
 mod json;
@@ -43,6 +44,10 @@ pub use enums::{
 };
 pub use epilogue::Epilogue;
 pub use field_error::FieldError;
+pub use formats::{
+    CallForm, FormatSpec, Header, IdPlace, JsonCall, LiteralCall, ObjectKeys, ReasoningFormat, Spellings,
+    TaggedCall, ToolFormat, ToolLiterals, Wrap,
+};
 pub use generation::GenerationConfig;
 pub use head_shape::HeadShape;
 pub use json::Json;

@@ -8,9 +8,14 @@ pub trait Named: Copy + PartialEq + 'static {
     /// The name in the Python API.
     fn name(self) -> &'static str;
 
-    /// The variant with this name.
+    /// Other names that are accepted, such as those of other engines.
+    fn aliases(self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The variant with this name or alias.
     fn from_name(name: &str) -> Option<Self> {
-        Self::all().find(|variant| variant.name() == name)
+        Self::all().find(|variant| variant.name() == name || variant.aliases().contains(&name))
     }
 }
 
@@ -25,5 +30,9 @@ impl<T: Named> Named for Auto<T> {
 
     fn name(self) -> &'static str {
         self.0.map_or("auto", T::name)
+    }
+
+    fn aliases(self) -> &'static [&'static str] {
+        self.0.map_or(&[], T::aliases)
     }
 }

@@ -12,8 +12,9 @@
 
 use std::sync::Arc;
 
-use penstock_text::parsers::{Delta, OutputParser, ReasoningFormat, ToolFormat};
+use penstock_text::parsers::{Delta, OutputParser, ToolSchemas};
 use penstock_text::{StopMatch, StopSequences, TextError, TextOptions, TextStream, Tokenizer};
+use penstock_types::{ReasoningFormat, ToolFormat};
 
 use super::parsed_output::ParsedOutput;
 use super::text_buffer::TextBuffer;
@@ -42,11 +43,13 @@ pub enum Echo {
 }
 
 /// The formats that an output is parsed for.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct OutputFormats {
     /// The reasoning format, and whether the prompt opens the reasoning.
-    pub reasoning: Option<(ReasoningFormat, bool)>,
-    pub tools: Option<ToolFormat>,
+    pub reasoning: Option<(&'static ReasoningFormat, bool)>,
+    pub tools: Option<&'static ToolFormat>,
+    /// The schemas of the tools, for arguments that the format writes as raw text.
+    pub schemas: Arc<ToolSchemas>,
     /// Whether text after the first call is content.
     pub one_call: bool,
     /// Whether the answer consists of calls.
@@ -98,12 +101,12 @@ impl OutputOptions {
             false => Some(TextStream::new(&options.tokenizer, options.marked_options(), &options.stops)?),
         };
         let marked = |stream| MarkedText { buffer: TextBuffer::new(stream), markers: markers.clone() };
-        let parser = |OutputFormats { reasoning, tools, one_call, requires_call }| {
-            let parser = OutputParser::new(reasoning, tools);
-            let parser = if one_call { parser.with_one_call() } else { parser };
-            if requires_call { parser.with_required_call() } else { parser }
+        let parser = |formats: &OutputFormats| {
+            let parser = OutputParser::new(formats.reasoning, formats.tools, &formats.schemas);
+            let parser = if formats.one_call { parser.with_one_call() } else { parser };
+            if formats.requires_call { parser.with_required_call() } else { parser }
         };
-        let parsing = |formats| Parsing {
+        let parsing = |formats: &OutputFormats| Parsing {
             parser: parser(formats),
             num_read: 0,
             marked: marked_stream.clone().map(marked),
@@ -120,7 +123,7 @@ impl OutputOptions {
             num_echoed: 0,
             num_taken: 0,
             parsed: ParsedOutput::default(),
-            parsing: options.formats.map(parsing),
+            parsing: options.formats.as_ref().map(parsing),
             options: Arc::clone(&options),
         };
         Ok((0..count).map(text).collect())
@@ -128,11 +131,11 @@ impl OutputOptions {
 
     /// Special tokens that the parser uses and the text omits.
     fn markers(&self) -> Vec<u32> {
-        let Some(formats) = self.formats.filter(|_| self.options.skip_special_tokens) else {
+        let Some(formats) = self.formats.as_ref().filter(|_| self.options.skip_special_tokens) else {
             return Vec::new();
         };
-        let reasoning = formats.reasoning.map_or(&[][..], |(format, _)| format.markers());
-        let markers = reasoning.iter().chain(formats.tools.map_or(&[][..], ToolFormat::markers));
+        let reasoning = formats.reasoning.into_iter().flat_map(|(format, _)| format.markers());
+        let markers = reasoning.chain(formats.tools.into_iter().flat_map(ToolFormat::markers));
         let ids = markers.filter_map(|marker| self.tokenizer.token_to_id(marker));
         ids.filter(|id| self.is_special(*id)).collect()
     }

@@ -25,8 +25,9 @@ impl ParsedOutput {
             match delta {
                 Delta::Content(text) => self.content += &text,
                 Delta::Reasoning(text) => self.reasoning += &text,
-                Delta::ToolCall { name, .. } => {
-                    self.calls.push(ToolCall { id: new_call_id(), name, arguments: String::new() });
+                Delta::ToolCall { name, id, .. } => {
+                    let id = id.unwrap_or_else(new_call_id);
+                    self.calls.push(ToolCall { id, name, arguments: String::new() });
                 }
                 Delta::Arguments { index, text } => self.calls[index].arguments += &text,
             }

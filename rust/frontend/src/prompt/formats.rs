@@ -1,16 +1,15 @@
 //! The reasoning and tool-call formats of a model, and those that a request's output is parsed for.
 
-use penstock_text::parsers::{self, ReasoningFormat, ToolFormat};
-use penstock_types::{Auto, ReasoningParser, ToolParser};
+use std::sync::Arc;
+
+use penstock_text::parsers::{ToolSchemas, detect, reasoning_format, tool_format};
+use penstock_types::{Auto, FormatSpec, ReasoningFormat, ReasoningParser, ToolParser};
 
 use crate::output::OutputFormats;
 use crate::params::{SamplingParams, ToolChoice};
 
 /// The formats of a model's reasoning and tool calls.
-pub struct ModelFormats {
-    reasoning: Option<ReasoningFormat>,
-    tools: Option<ToolFormat>,
-}
+pub struct ModelFormats(FormatSpec);
 
 impl ModelFormats {
     /// The formats that the configuration names; "auto" detects them in the chat templates.
@@ -20,33 +19,27 @@ impl ModelFormats {
         templates: impl Iterator<Item = &'a String>,
     ) -> Self {
         let templates: Vec<_> = templates.map(String::as_str).collect();
-        let (reasoning, tools) = parsers::detect(&templates.join("\n"));
-        Self {
-            reasoning: match reasoning_parser.0 {
-                Some(ReasoningParser::Think) => Some(ReasoningFormat::ThinkTags),
-                Some(ReasoningParser::None) => None,
-                None => reasoning,
-            },
-            tools: match tool_parser.0 {
-                Some(ToolParser::Hermes) => Some(ToolFormat::Hermes),
-                Some(ToolParser::Llama3Json) => Some(ToolFormat::Llama3Json),
-                Some(ToolParser::Mistral) => Some(ToolFormat::Mistral),
-                Some(ToolParser::None) => None,
-                None => tools,
-            },
-        }
+        let detected = detect(&templates.join("\n"));
+        Self(FormatSpec {
+            reasoning: reasoning_parser.0.map_or(detected.reasoning, reasoning_format),
+            tools: tool_parser.0.map_or(detected.tools, tool_format),
+        })
     }
 
     /// The formats for a chat with this rendered prompt: reasoning always, tool calls if tools can be called. A
     /// constrained output follows its grammar from the first token, so it does not continue the prompt's reasoning.
     pub fn of_chat(&self, params: &SamplingParams, prompt: Option<&str>) -> Option<OutputFormats> {
-        let is_opened = |format: ReasoningFormat| {
+        let Self(FormatSpec { reasoning, tools }) = self;
+        let is_opened = |format: &ReasoningFormat| {
             params.constraints().is_empty() && prompt.is_some_and(|prompt| format.is_opened_by(prompt))
         };
-        let has_tools = params.tools.is_some() && params.tool_choice != Some(ToolChoice::None);
+        let callable = params.tools.as_ref().filter(|_| params.tool_choice != Some(ToolChoice::None));
+        let functions = callable.into_iter().flat_map(|tools| &tools.functions);
+        let schemas = functions.map(|function| (function.name.as_str(), function.parameters.as_str()));
         let formats = OutputFormats {
-            reasoning: self.reasoning.map(|format| (format, is_opened(format))),
-            tools: self.tools.filter(|_| has_tools),
+            reasoning: reasoning.map(|format| (format, is_opened(format))),
+            tools: tools.filter(|_| callable.is_some()),
+            schemas: Arc::new(ToolSchemas::new(schemas)),
             one_call: !params.parallel_tool_calls,
             requires_call: params.tool_choice.as_ref().is_some_and(ToolChoice::requires_call),
         };
@@ -78,12 +71,12 @@ mod tests {
     #[test]
     fn formats_are_detected_unless_the_configuration_names_them() {
         let detected = formats("auto", "auto");
-        assert_eq!(detected.reasoning, Some(ReasoningFormat::ThinkTags));
-        assert_eq!(detected.tools, Some(ToolFormat::Hermes));
+        let reasoning = reasoning_format(ReasoningParser::Think);
+        assert_eq!(detected.0, FormatSpec { reasoning, tools: tool_format(ToolParser::Hermes) });
         let named = formats("none", "mistral");
-        assert_eq!((named.reasoning, named.tools), (None, Some(ToolFormat::Mistral)));
+        assert_eq!(named.0, FormatSpec { reasoning: None, tools: tool_format(ToolParser::Mistral) });
         let none = ModelFormats::new(Auto(None), Auto(Some(ToolParser::None)), [].iter());
-        assert_eq!((none.reasoning, none.tools), (None, None));
+        assert_eq!(none.0, FormatSpec::default());
     }
 
     #[test]
@@ -94,7 +87,7 @@ mod tests {
         };
         assert_eq!(of_chat(None, None), None);
         assert_eq!(of_chat(tools(), Some(ToolChoice::None)), None);
-        assert_eq!(of_chat(tools(), None), Some(Some(ToolFormat::Hermes)));
+        assert_eq!(of_chat(tools(), None), Some(tool_format(ToolParser::Hermes)));
     }
 
     #[test]

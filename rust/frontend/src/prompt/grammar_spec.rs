@@ -1,19 +1,20 @@
 //! The grammar that a request's parameters ask for: a response format, a regex, a choice, a grammar, tool calls.
 
 use penstock_guidance::{GrammarSpec, ToolCallSpec, ToolSpec};
-use penstock_text::parsers::ToolLiterals;
-use penstock_types::FieldError;
+use penstock_types::{FieldError, ToolLiterals};
 
 use crate::output::OutputFormats;
 use crate::params::{Function, ResponseKind, SamplingParams, ToolChoice, Tools};
 
 const NO_TOOL_FORMAT: &str = "left out, or the engine's tool_parser must be set: the tool-call format cannot be detected \
                               in this model's chat template";
+const NO_CALL_GRAMMAR: &str = "'auto' or 'none': calls in the model's format (the engine's tool_parser) cannot be \
+                               constrained; 'hermes', 'llama3_json' and 'mistral' can";
 
 /// The grammar that constrains the output, if any, and the field that asks for it.
 pub fn requested_grammar(
     params: &SamplingParams,
-    formats: Option<OutputFormats>,
+    formats: Option<&OutputFormats>,
 ) -> Result<Option<(&'static str, GrammarSpec)>, FieldError> {
     if let Some(format) = &params.response_format {
         let grammar = match &format.kind {
@@ -45,11 +46,12 @@ pub fn requested_grammar(
     if !params.tool_choice.as_ref().is_some_and(ToolChoice::requires_call) {
         return Ok(None);
     }
-    let reasoning = reasoning.and_then(|(reasoning, is_opened)| match reasoning.markers() {
-        [opening, closing] => Some((if is_opened { "" } else { *opening }.to_owned(), (*closing).to_owned())),
-        _ => None,
+    let literals = format.literals.ok_or_else(|| params.refuse("tool_choice", NO_CALL_GRAMMAR))?;
+    let reasoning = reasoning.and_then(|(reasoning, is_opened)| {
+        let (opening, closing) = (reasoning.block.open.first()?, reasoning.block.close.first()?);
+        Some((if is_opened { "" } else { *opening }.to_owned(), (*closing).to_owned()))
     });
-    Ok(Some(("tools", tool_calls(params, tools, format.literals(), reasoning))))
+    Ok(Some(("tools", tool_calls(params, tools, literals, reasoning))))
 }
 
 /// The notation of a grammar: GBNF separates a rule's name from its body by `::=`, Lark by a colon.
@@ -103,18 +105,28 @@ fn quoted(literal: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use penstock_text::parsers::{ReasoningFormat, ToolFormat};
-    use penstock_types::Json;
+    use penstock_text::parsers::{reasoning_format, tool_format};
+    use penstock_types::{Json, ReasoningParser, ToolParser};
+
+    use std::sync::Arc;
 
     use super::*;
     use crate::params::ResponseFormat;
 
-    const HERMES: OutputFormats = OutputFormats {
-        reasoning: Some((ReasoningFormat::ThinkTags, false)),
-        tools: Some(ToolFormat::Hermes),
-        one_call: false,
-        requires_call: false,
-    };
+    /// The format `parser`, after reasoning that the prompt opens if `is_opened`.
+    fn formats(parser: ToolParser, is_opened: bool) -> OutputFormats {
+        OutputFormats {
+            reasoning: reasoning_format(ReasoningParser::Think).map(|format| (format, is_opened)),
+            tools: tool_format(parser),
+            schemas: Arc::default(),
+            one_call: false,
+            requires_call: false,
+        }
+    }
+
+    fn hermes() -> OutputFormats {
+        formats(ToolParser::Hermes, false)
+    }
 
     fn with_tools(tool_choice: Option<ToolChoice>) -> SamplingParams {
         let function = |name: &str| Function {
@@ -130,7 +142,7 @@ mod tests {
         ToolChoice::Function { name: name.to_owned(), json: Json("{}".to_owned()) }
     }
 
-    fn calls(params: &SamplingParams, formats: OutputFormats) -> ToolCallSpec {
+    fn calls(params: &SamplingParams, formats: &OutputFormats) -> ToolCallSpec {
         match requested_grammar(params, Some(formats)) {
             Ok(Some(("tools", GrammarSpec::ToolCalls(calls)))) => calls,
             other => panic!("{other:?}"),
@@ -179,9 +191,9 @@ mod tests {
     #[test]
     fn tools_constrain_the_output_only_if_a_call_is_required() {
         for choice in [None, Some(ToolChoice::Auto), Some(ToolChoice::None)] {
-            assert_eq!(requested_grammar(&with_tools(choice), Some(HERMES)), Ok(None));
+            assert_eq!(requested_grammar(&with_tools(choice), Some(&hermes())), Ok(None));
         }
-        let calls = calls(&with_tools(Some(ToolChoice::Required)), HERMES);
+        let calls = calls(&with_tools(Some(ToolChoice::Required)), &hermes());
         assert_eq!((calls.name_key.as_str(), calls.arguments_key.as_str()), ("name", "arguments"));
         assert_eq!(calls.tools.len(), 2);
         assert!(calls.parallel);
@@ -190,7 +202,7 @@ mod tests {
 
     #[test]
     fn named_function_is_called_exactly_once() {
-        let calls = calls(&with_tools(Some(named("b"))), HERMES);
+        let calls = calls(&with_tools(Some(named("b"))), &hermes());
         let schema = "{\"title\":\"b\"}".to_owned();
         assert_eq!(calls.tools, [ToolSpec { name: "b".to_owned(), schema, ignores_unsupported: true }]);
         assert!(!calls.parallel);
@@ -198,8 +210,8 @@ mod tests {
 
     #[test]
     fn reasoning_that_the_prompt_opens_has_no_opening_tag() {
-        let formats = OutputFormats { reasoning: Some((ReasoningFormat::ThinkTags, true)), ..HERMES };
-        let calls = calls(&with_tools(Some(ToolChoice::Required)), formats);
+        let formats = formats(ToolParser::Hermes, true);
+        let calls = calls(&with_tools(Some(ToolChoice::Required)), &formats);
         assert_eq!(calls.reasoning, Some((String::new(), "</think>".to_owned())));
     }
 

@@ -122,7 +122,7 @@ impl Frontend {
         };
         let output = self.output_options(&params, text, &prompt, mode);
         let request = Request { client: client(caller), ..resolved.request(prompt.into()) };
-        let request = self.constrain(&params, output.formats, request, caller)?;
+        let request = self.constrain(&params, output.formats.as_ref(), request, caller)?;
         Ok(PreparedRequest { params, request, num_choices: resolved.num_choices, output })
     }
 
@@ -228,7 +228,7 @@ impl Frontend {
     fn constrain(
         &self,
         params: &SamplingParams,
-        formats: Option<OutputFormats>,
+        formats: Option<&OutputFormats>,
         mut request: Request,
         caller: &mut dyn Caller,
     ) -> Result<Request, Error> {

@@ -1,17 +1,25 @@
-//! Incremental reader of one tool call: a JSON object with a name and arguments.
+//! Incremental reader of a tool call that is a JSON object with a name and arguments.
+
+use penstock_types::ObjectKeys;
 
 use super::json_reader::{ScanStatus, StringReader, ValueReader};
 use super::markers::whitespace_length;
 
-/// Reads a call from after the opening brace of its object, or from its arguments if the name is known.
+/// Reads a call from after the opening brace of its object.
 pub(super) struct CallReader {
+    keys: ObjectKeys,
     /// An object without arguments is not a call.
     needs_arguments: bool,
     state: CallState,
     /// The key or name being read, as written.
     string: String,
     name: Option<String>,
+    id: Option<String>,
     has_arguments: bool,
+    /// The call is the value of the key `function` of another object.
+    is_nested: bool,
+    /// The object inside the other one has ended.
+    has_ended: bool,
     /// Arguments that have not been taken.
     arguments: String,
     /// The arguments are a string whose end has not been read.
@@ -25,43 +33,47 @@ enum CallState {
     Colon(Member),
     /// Before a value.
     Value(Member),
-    Name(StringReader),
+    Text(Member, StringReader),
     Inside(Member, ValueReader),
     /// Before a comma or the end.
     Next,
-    /// Inside arguments without an enclosing object.
-    BareArguments(ValueReader),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Member {
     Name,
+    Id,
     Arguments,
+    /// An object that may have the name and the arguments.
+    Function,
     Other,
 }
 
 impl CallReader {
-    pub(super) fn new(needs_arguments: bool) -> Self {
+    pub(super) fn new(keys: ObjectKeys, needs_arguments: bool) -> Self {
         Self {
+            keys,
             needs_arguments,
             state: CallState::Member,
             string: String::new(),
             name: None,
+            id: None,
             has_arguments: false,
+            is_nested: false,
+            has_ended: false,
             arguments: String::new(),
             is_quoted: false,
         }
     }
 
-    /// A reader of a call whose name is known.
-    pub(super) fn named(name: String) -> Self {
-        let state = CallState::BareArguments(ValueReader::default());
-        Self { state, name: Some(name), has_arguments: true, ..Self::new(true) }
-    }
-
     /// The name, once it is certain that this is a call.
     pub(super) fn name(&self) -> Option<&str> {
         self.name.as_deref().filter(|_| self.has_arguments)
+    }
+
+    /// The id, if it was read so far.
+    pub(super) fn id(&self) -> Option<&str> {
+        self.id.as_deref()
     }
 
     /// Takes the arguments read since the last call.
@@ -91,7 +103,7 @@ impl CallReader {
     /// Reads whitespace and a delimiter, or the available part of a string or value.
     fn step(&mut self, text: &str) -> (usize, ScanStatus) {
         match &mut self.state {
-            CallState::Key(reader) | CallState::Name(reader) => {
+            CallState::Key(reader) | CallState::Text(_, reader) => {
                 let quote = reader.feed(text);
                 self.string.push_str(&text[..quote.unwrap_or(text.len())]);
                 match quote {
@@ -113,11 +125,6 @@ impl CallReader {
                 self.state = CallState::Next;
                 (used, ScanStatus::Incomplete)
             }
-            CallState::BareArguments(reader) => {
-                let (used, status) = reader.feed(text);
-                self.arguments.push_str(&text[..used]);
-                (used, status)
-            }
             _ => self.read_delimiter(text),
         }
     }
@@ -127,6 +134,14 @@ impl CallReader {
         let Some(&byte) = text.as_bytes().get(space) else { return (space, ScanStatus::Incomplete) };
         self.state = match (&self.state, byte) {
             (CallState::Member, b'"') => CallState::Key(StringReader::default()),
+            (CallState::Next, b'}') if self.is_nested && !self.has_ended => {
+                self.has_ended = true;
+                CallState::Next
+            }
+            (CallState::Value(Member::Function), b'{') => {
+                self.is_nested = true;
+                CallState::Member
+            }
             (CallState::Member | CallState::Next, b'}') if self.is_call() => {
                 if !self.has_arguments {
                     self.has_arguments = true;
@@ -136,7 +151,16 @@ impl CallReader {
             }
             (CallState::Next, b',') => CallState::Member,
             (CallState::Colon(member), b':') => CallState::Value(*member),
-            (CallState::Value(Member::Name), b'"') => CallState::Name(StringReader::default()),
+            (&CallState::Value(member @ (Member::Name | Member::Id)), b'"') => {
+                CallState::Text(member, StringReader::default())
+            }
+            (CallState::Value(Member::Function | Member::Id), _) => {
+                self.state = CallState::Value(Member::Other);
+                return (space, ScanStatus::Incomplete);
+            }
+            (CallState::Value(Member::Arguments), byte) if self.keys.name.is_empty() && byte != b'{' => {
+                return (space, ScanStatus::Invalid);
+            }
             (&CallState::Value(member @ (Member::Arguments | Member::Other)), _) => {
                 self.is_quoted |= member == Member::Arguments && byte == b'"';
                 self.state = CallState::Inside(member, ValueReader::default());
@@ -150,18 +174,40 @@ impl CallReader {
     /// Interprets the string just read. Returns whether it is valid.
     fn end_string(&mut self) -> bool {
         let string = std::mem::take(&mut self.string);
-        if matches!(self.state, CallState::Key(_)) {
-            self.state = CallState::Colon(match string.as_str() {
-                "name" if self.name.is_none() => Member::Name,
-                "arguments" | "parameters" if !self.has_arguments => Member::Arguments,
-                _ => Member::Other,
-            });
-            return true;
+        let text =
+            || serde_json::from_str::<String>(&format!("\"{string}\"")).ok().filter(|text| !text.is_empty());
+        match self.state {
+            CallState::Key(_) if self.keys.name.is_empty() => {
+                if self.name.is_some() {
+                    return false;
+                }
+                self.name = text();
+                self.state = CallState::Colon(Member::Arguments);
+                self.name.is_some()
+            }
+            CallState::Key(_) => {
+                let key = string.as_str();
+                self.state = CallState::Colon(match key {
+                    _ if self.keys.name.contains(&key) && self.name.is_none() => Member::Name,
+                    _ if self.keys.arguments.contains(&key) && !self.has_arguments => Member::Arguments,
+                    _ if self.keys.id.contains(&key) && self.id.is_none() => Member::Id,
+                    "function" if self.name.is_none() && !self.is_nested => Member::Function,
+                    _ => Member::Other,
+                });
+                true
+            }
+            CallState::Text(Member::Id, _) => {
+                // The id is passed on with the name, which is not withheld until the arguments end.
+                self.id = text().filter(|_| !self.has_arguments);
+                self.state = CallState::Next;
+                true
+            }
+            _ => {
+                self.name = text();
+                self.state = CallState::Next;
+                self.name.is_some()
+            }
         }
-        self.name =
-            serde_json::from_str(&format!("\"{string}\"")).ok().filter(|name: &String| !name.is_empty());
-        self.state = CallState::Next;
-        self.name.is_some()
     }
 
     /// Unquotes arguments that are a string containing an object.

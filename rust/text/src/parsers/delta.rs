@@ -13,14 +13,16 @@ pub enum Delta {
         index: usize,
         /// The complete name of the function.
         name: String,
+        /// The id that the model wrote, if its format has ids.
+        id: Option<String>,
     },
     /// A part of a call's arguments.
     Arguments {
         /// Index of the call.
         index: usize,
-        /// JSON text. All parts together are the object as the model wrote it; `{}` if a complete call has no
-        /// arguments. If the arguments are a string that contains an object, they are that object, in one part. Other
-        /// values are passed on as written.
+        /// JSON text. All parts together are the object, as the model wrote it if it wrote JSON; `{}` if a complete
+        /// call has no arguments. If the arguments are a string that contains an object, they are that object, in one
+        /// part. Other values are passed on as written.
         text: String,
     },
 }

@@ -1,7 +1,4 @@
-//! Incremental search for the marker literals of a format.
-//!
-//! The first byte of a marker occurs in it only once. So no marker can start inside a partial match of another, and the
-//! search can continue at the byte that does not match.
+//! Search for the marker literals of a format in text that arrives in pieces.
 
 use super::visits::visit;
 
@@ -22,86 +19,128 @@ pub(super) fn whitespace_length(text: &str) -> usize {
     length
 }
 
-/// Searches for the next of several markers anywhere in the text.
-pub(super) struct MarkerSearch {
-    /// All start with the same byte.
-    markers: &'static [&'static str],
+/// The number of bytes of leading whitespace, and the first character after it.
+pub(super) fn first_character(text: &str) -> (usize, Option<char>) {
+    let space = whitespace_length(text);
+    (space, text[space..].chars().next())
+}
+
+/// The result of a search for markers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The marker at `start`.
+    Marker { start: usize, marker: &'static str },
+    /// The text from `start` on is the beginning of a marker.
+    Part { start: usize },
+    /// There is no marker.
+    None,
+}
+
+/// The first of `markers` in `text`. None of them is the beginning of another one. At the end of the output,
+/// `is_end`, a part of a marker is text.
+pub(super) fn find(text: &str, markers: &[&'static str], is_end: bool) -> Found {
+    for (start, byte) in text.bytes().enumerate() {
+        visit(1);
+        for marker in markers.iter().copied().filter(|marker| marker.as_bytes()[0] == byte) {
+            match begins(&text.as_bytes()[start..], marker) {
+                Beginning::Whole => return Found::Marker { start, marker },
+                Beginning::Part if !is_end => return Found::Part { start },
+                _ => {}
+            }
+        }
+    }
+    Found::None
+}
+
+/// What of a marker a text begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beginning {
+    Whole,
+    /// The whole text is a part of the marker.
+    Part,
+    None,
+}
+
+fn begins(text: &[u8], marker: &str) -> Beginning {
+    let same = text.iter().zip(marker.as_bytes()).take_while(|(left, right)| left == right).count();
+    visit(same);
+    match same {
+        _ if same == marker.len() => Beginning::Whole,
+        _ if same == text.len() => Beginning::Part,
+        _ => Beginning::None,
+    }
+}
+
+/// The marker that `text` begins with. `None` if more text is needed to know it, which is never at the end.
+pub(super) fn marker_at(text: &str, markers: &[&'static str], is_end: bool) -> Option<Option<&'static str>> {
+    let mut may_follow = false;
+    for &marker in markers {
+        match begins(text.as_bytes(), marker) {
+            Beginning::Whole => return Some(Some(marker)),
+            Beginning::Part => may_follow = true,
+            Beginning::None => {}
+        }
+    }
+    (is_end || !may_follow).then_some(None)
+}
+
+/// Text outside markers, without the whitespace beside them.
+#[derive(Default)]
+pub(super) struct PlainText {
     /// Whitespace held back because a marker may follow.
     space: String,
     /// The current run of whitespace is too long to be held back.
     is_long: bool,
     /// Only whitespace has been read since the last marker.
     after_marker: bool,
-    /// A marker of which a prefix has been read, and the length of the prefix.
-    candidate: &'static str,
-    matched: usize,
 }
 
-impl MarkerSearch {
-    /// Creates a search. `after_marker` is true if the text follows a marker.
-    pub(super) fn new(markers: &'static [&'static str], after_marker: bool) -> Self {
-        debug_assert!(markers.iter().all(|marker| marker.rfind(&markers[0][..1]) == Some(0)));
-        Self {
-            markers,
-            space: String::new(),
-            is_long: false,
-            after_marker,
-            candidate: markers[0],
-            matched: 0,
-        }
+impl PlainText {
+    /// The text after a marker, if `after_marker`, or elsewhere.
+    pub(super) fn new(after_marker: bool) -> Self {
+        Self { after_marker, ..Self::default() }
     }
 
-    /// Appends text outside markers to `plain`. Returns the end of a marker in `text`, and the marker; the search is
-    /// then over.
-    pub(super) fn feed(&mut self, text: &str, plain: &mut String) -> Option<(usize, &'static str)> {
-        let mut at = 0;
-        while at < text.len() {
-            let rest = &text[at..];
-            if self.matched > 0 {
-                visit(1);
-                let Some(marker) = self.marker_with(rest.as_bytes()[0]) else {
-                    self.release(plain);
-                    continue;
-                };
-                (self.candidate, self.matched, at) = (marker, self.matched + 1, at + 1);
-                if self.matched == marker.len() {
-                    return Some((at, marker));
-                }
-            } else {
-                let first = char::from(self.candidate.as_bytes()[0]);
-                let end = rest.find(first);
-                let before = &rest[..end.unwrap_or(rest.len())];
-                visit(before.len() + 1);
-                self.append_plain(before, plain);
-                self.matched = usize::from(end.is_some());
-                at += before.len() + self.matched;
+    /// Appends text up to the next of `markers` to `plain`. Returns the number of bytes read and the marker, if it is
+    /// complete; what remains without one is the beginning of a marker.
+    pub(super) fn feed(
+        &mut self,
+        text: &str,
+        markers: &[&'static str],
+        is_end: bool,
+        plain: &mut String,
+    ) -> (usize, Option<&'static str>) {
+        match find(text, markers, is_end) {
+            Found::Marker { start, marker } => {
+                self.append(&text[..start], plain);
+                (start + marker.len(), Some(marker))
+            }
+            Found::Part { start } => {
+                self.append(&text[..start], plain);
+                (start, None)
+            }
+            Found::None => {
+                self.append(text, plain);
+                (text.len(), None)
             }
         }
-        None
     }
 
-    /// Appends held-back text as plain text.
+    /// Appends held-back whitespace, because no marker follows.
     pub(super) fn release(&mut self, plain: &mut String) {
         plain.push_str(&self.space);
-        plain.push_str(&self.candidate[..self.matched]);
-        visit(self.space.len() + self.matched);
+        visit(self.space.len());
         self.space.clear();
-        (self.matched, self.is_long, self.after_marker) = (0, false, false);
+        (self.is_long, self.after_marker) = (false, false);
     }
 
-    /// The whitespace before the marker that was found.
-    pub(super) fn space(&self) -> &str {
-        &self.space
-    }
-
-    fn marker_with(&self, byte: u8) -> Option<&'static str> {
-        let read = &self.candidate[..self.matched];
-        let matches = |marker: &&&str| marker.starts_with(read) && marker.as_bytes()[read.len()] == byte;
-        self.markers.iter().find(matches).copied()
+    /// Takes the whitespace before a marker.
+    pub(super) fn take_space(&mut self) -> String {
+        std::mem::take(&mut self.space)
     }
 
     /// Appends text without markers to `plain`, except for its trailing whitespace, which is held back.
-    fn append_plain(&mut self, mut text: &str, plain: &mut String) {
+    fn append(&mut self, mut text: &str, plain: &mut String) {
         if self.after_marker {
             text = text.trim_start_matches(WHITESPACE);
         }
@@ -118,41 +157,5 @@ impl MarkerSearch {
             plain.push_str(&self.space);
             self.space.clear();
         }
-    }
-}
-
-/// Checks whether a text starts with a marker, after optional whitespace.
-pub(super) struct MarkerPrefix {
-    marker: &'static str,
-    space: String,
-    matched: usize,
-}
-
-impl MarkerPrefix {
-    pub(super) fn new(marker: &'static str) -> Self {
-        Self { marker, space: String::new(), matched: 0 }
-    }
-
-    /// Returns the number of bytes of `text` held back, and whether the marker is there, once that is known.
-    pub(super) fn feed(&mut self, text: &str) -> (usize, Option<bool>) {
-        for (at, byte) in text.bytes().enumerate() {
-            visit(1);
-            if self.matched == 0 && is_whitespace(byte) && self.space.len() < MAX_HELD_WHITESPACE {
-                self.space.push(char::from(byte));
-            } else if self.marker.as_bytes()[self.matched] != byte {
-                return (at, Some(false));
-            } else {
-                self.matched += 1;
-                if self.matched == self.marker.len() {
-                    return (at + 1, Some(true));
-                }
-            }
-        }
-        (text.len(), None)
-    }
-
-    /// The text held back.
-    pub(super) fn held_back(&self) -> String {
-        format!("{}{}", self.space, &self.marker[..self.matched])
     }
 }

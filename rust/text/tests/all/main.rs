@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod encoding;
+mod formats;
 mod parser_properties;
 mod parser_support;
 mod parsers;

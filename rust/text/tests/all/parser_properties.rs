@@ -1,11 +1,14 @@
 //! Output parsers: properties of any text and any division of it.
 
+use std::sync::Arc;
+
 use penstock_text::parsers::Delta::{self, Content, Reasoning};
-use penstock_text::parsers::ToolFormat;
+use penstock_text::parsers::{OutputParser, ToolSchemas, reasoning_format, tool_format};
+use penstock_types::{ReasoningParser, ToolFormat, ToolParser};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::parser_support::{FORMATS, Formats, call, parse};
+use crate::parser_support::{FORMATS, Formats, call, merged, parse};
 
 /// All formats, in all combinations.
 fn formats() -> impl Strategy<Value = Formats> {
@@ -64,11 +67,11 @@ fn cut<'a>(text: &'a str, places: &[Index]) -> Vec<&'a str> {
     ends.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect()
 }
 
-/// The concatenated text of all deltas.
+/// The concatenated text of all deltas, with names and ids.
 fn all_text(deltas: &[Delta]) -> String {
     let text = |delta: &Delta| match delta {
         Content(text) | Reasoning(text) | Delta::Arguments { text, .. } => text.clone(),
-        Delta::ToolCall { .. } => String::new(),
+        Delta::ToolCall { name, id, .. } => format!("{name}{}", id.as_deref().unwrap_or_default()),
     };
     deltas.iter().map(text).collect()
 }
@@ -99,6 +102,8 @@ proptest! {
     /// Without lone quotes among the parts, all strings are ASCII, and other letters end any call.
     #[test]
     fn no_letter_outside_calls_is_lost(formats in formats(), text in soup(&PARTS[..31])) {
+        // The end of the text may be a cut call.
+        let text = format!("{text} .");
         let letters = |text: &str| text.chars().filter(|letter| !letter.is_ascii()).collect::<String>();
         prop_assert_eq!(letters(&all_text(&parse(formats, [text.as_str()]))), letters(&text));
     }
@@ -187,7 +192,7 @@ proptest! {
                 (None, _) => expected.push(Content(text)),
             }
         }
-        let deltas = parse((None, Some(ToolFormat::Hermes)), cut(&text, &places));
+        let deltas = parse((None, Some(ToolParser::Hermes)), cut(&text, &places));
         prop_assert_eq!(deltas, expected, "of {}", text);
     }
 
@@ -198,7 +203,7 @@ proptest! {
         texts in proptest::collection::vec("[a-zé漢<.]{1,6}( [a-z]{1,4})?", 4),
         places in proptest::collection::vec(any::<Index>(), 0..8),
     ) {
-        let key = if format == ToolFormat::Llama3Json { "parameters" } else { "arguments" };
+        let key = if format == ToolParser::Llama3Json { "parameters" } else { "arguments" };
         let objects: Vec<String> = calls.iter().map(|(name, arguments, [named_last, has_id])| {
             let id = if *has_id { "\"id\": [\"}\"], " } else { "" };
             match named_last {
@@ -214,21 +219,126 @@ proptest! {
             }
         };
         let text = match format {
-            ToolFormat::Hermes => {
+            ToolParser::Hermes => {
                 expect_calls(true);
                 let call = |(object, text): (&String, &String)| format!("<tool_call>\n{object}\n</tool_call> {text}\n");
                 let text: String = objects.iter().zip(&texts).map(call).collect();
                 text.trim_end().to_owned()
             }
-            ToolFormat::Llama3Json => {
+            ToolParser::Llama3Json => {
                 expect_calls(false);
                 objects.join(" ; ")
             }
-            ToolFormat::Mistral => {
+            _ => {
                 expect_calls(false);
                 format!("[TOOL_CALLS] [{}]", objects.join(",\n"))
             }
         };
         prop_assert_eq!(parse((None, Some(format)), cut(&text, &places)), expected, "of {}", text);
     }
+}
+
+/// Parts of calls in any format, beside the markers of one format.
+const PIECES: [&str; 30] = [
+    "f",
+    "é",
+    " ",
+    "\n",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    "\"",
+    "'",
+    ":",
+    "=",
+    ",",
+    ";",
+    "1",
+    "true",
+    "f(a=1)",
+    "call:f{a:1}",
+    "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
+    "{\"a\": 1}",
+    ">",
+    "<",
+    "</",
+    "<|",
+    "```",
+    "functions.f:0",
+    "\\",
+    "x y",
+];
+
+/// A text of the markers of `format`, all or a part of each, and other pieces.
+fn text_of(format: &ToolFormat, reasoning: &[&'static str], choices: &[(bool, Index, Index)]) -> String {
+    let markers: Vec<_> = format.markers().chain(reasoning.iter().copied()).collect();
+    let part = |&(is_marker, which, length): &(bool, Index, Index)| match is_marker {
+        true => {
+            let marker = markers[which.index(markers.len().max(1)) % markers.len().max(1)];
+            // One in eight is cut.
+            let end = if length.index(8) == 0 { length.index(marker.len()) } else { marker.len() };
+            let end = (0..=end).rev().find(|&end| marker.is_char_boundary(end)).unwrap_or(0);
+            &marker[..end]
+        }
+        false => PIECES[which.index(PIECES.len())],
+    };
+    choices.iter().filter(|choice| !choice.0 || !markers.is_empty()).map(part).collect()
+}
+
+/// Checks the divisions of random texts in every format: all give the same parts, and indices of calls count up.
+fn check_every_format(cases: u32) {
+    let choices = proptest::collection::vec((any::<bool>(), any::<Index>(), any::<Index>()), 0..20);
+    let strategy = (
+        proptest::sample::select(&ToolParser::ALL[1..]),
+        proptest::option::of((proptest::sample::select(&ReasoningParser::ALL[1..]), any::<bool>())),
+        choices,
+        proptest::collection::vec(any::<Index>(), 0..6),
+        any::<bool>(),
+    );
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = proptest::test_runner::TestRunner::new_with_rng(
+        config,
+        proptest::test_runner::TestRng::deterministic_rng(proptest::test_runner::RngAlgorithm::ChaCha),
+    );
+    let schemas = [("f", r#"{"properties": {"a": {"type": "integer"}, "b": {"type": ["object", "null"]}}}"#)];
+    let schemas = Arc::new(ToolSchemas::new(schemas.into_iter()));
+    let checked = runner.run(&strategy, |(tools, reasoning, choices, places, one_call)| {
+        let format = tool_format(tools).expect("a format");
+        let reasoning = reasoning.and_then(|(parser, is_open)| Some((reasoning_format(parser)?, is_open)));
+        let markers: Vec<_> = reasoning.into_iter().flat_map(|(format, _)| format.markers()).collect();
+        let text = text_of(format, &markers, &choices);
+        let parser = || {
+            let parser = OutputParser::new(reasoning, Some(format), &schemas);
+            if one_call { parser.with_one_call() } else { parser }
+        };
+        let whole = merged(parser(), [text.as_str()]);
+        prop_assert_eq!(merged(parser(), cut(&text, &places)), whole.clone(), "{:?} of {:?}", tools, &text);
+        let characters = text.char_indices().map(|(at, character)| &text[at..at + character.len_utf8()]);
+        prop_assert_eq!(merged(parser(), characters), whole.clone(), "{:?} of {:?}", tools, &text);
+        let indices: Vec<_> = whole
+            .iter()
+            .filter_map(|delta| match delta {
+                Delta::ToolCall { index, .. } => Some(*index),
+                _ => None,
+            })
+            .collect();
+        prop_assert!(indices.iter().copied().eq(0..indices.len()));
+        prop_assert!(!one_call || indices.len() <= 1);
+        Ok(())
+    });
+    checked.expect("every division gives the same parts");
+}
+
+#[test]
+fn text_of_every_format_can_be_divided_anywhere() {
+    check_every_format(20_000);
+}
+
+#[test]
+#[ignore = "takes minutes; `make test-schemas` runs it"]
+fn a_million_texts_can_be_divided_anywhere() {
+    check_every_format(1_000_000);
 }

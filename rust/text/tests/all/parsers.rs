@@ -1,7 +1,8 @@
 //! Output parsers: examples of each format.
 
 use penstock_text::parsers::Delta::{self, Content, Reasoning};
-use penstock_text::parsers::{MAX_HELD_WHITESPACE, ReasoningFormat, ToolFormat, detect};
+use penstock_text::parsers::{MAX_HELD_WHITESPACE, detect, reasoning_format, tool_format};
+use penstock_types::{FormatSpec, ReasoningParser, ToolParser};
 
 use crate::parser_support::{FORMATS, call, deltas, parser};
 
@@ -14,15 +15,15 @@ fn reasoning(text: &str) -> Delta {
 }
 
 fn hermes(text: &str) -> Vec<Delta> {
-    deltas((None, Some(ToolFormat::Hermes)), text)
+    deltas((None, Some(ToolParser::Hermes)), text)
 }
 
 fn llama(text: &str) -> Vec<Delta> {
-    deltas((None, Some(ToolFormat::Llama3Json)), text)
+    deltas((None, Some(ToolParser::Llama3Json)), text)
 }
 
 fn mistral(text: &str) -> Vec<Delta> {
-    deltas((None, Some(ToolFormat::Mistral)), text)
+    deltas((None, Some(ToolParser::Mistral)), text)
 }
 
 #[test]
@@ -47,8 +48,9 @@ fn reasoning_opened_by_the_prompt_needs_no_opening_tag() {
     assert_eq!(think("</think>Yes."), [content("Yes.")]);
     assert_eq!(think("<thing"), [reasoning("<thing")]);
     assert_eq!(think("<thi"), [reasoning("<thi")]);
-    assert!(ReasoningFormat::ThinkTags.is_opened_by("<|assistant|><think>\n"));
-    assert!(!ReasoningFormat::ThinkTags.is_opened_by("<|assistant|><think>\n\n</think>\n\n"));
+    let format = reasoning_format(ReasoningParser::Think).expect("a format");
+    assert!(format.is_opened_by("<|assistant|><think>\n"));
+    assert!(!format.is_opened_by("<|assistant|><think>\n\n</think>\n\n"));
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn calls_are_found_after_reasoning_but_not_inside() {
     let text =
         "<think><tool_call></think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
     let expected = [vec![reasoning("<tool_call>")], call(0, "f", "{}").to_vec()].concat();
-    assert_eq!(deltas((Some(false), Some(ToolFormat::Hermes)), text), expected);
+    assert_eq!(deltas((Some(false), Some(ToolParser::Hermes)), text), expected);
 }
 
 #[test]
@@ -74,7 +76,7 @@ fn hermes_calls_are_read_between_tags() {
 
 #[test]
 fn call_is_emitted_when_its_arguments_start_streaming() {
-    let mut parser = parser((None, Some(ToolFormat::Hermes)));
+    let mut parser = parser((None, Some(ToolParser::Hermes)));
     let mut deltas = Vec::new();
     parser.push("<tool_call>{\"name\": \"f\", \"arguments\"", &mut deltas);
     assert_eq!(deltas, []);
@@ -179,7 +181,9 @@ fn mistral_calls_are_a_list_or_follow_their_names() {
         "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": []}, \"id\": \"x\"}, {\"name\": \"g\"}]";
     assert_eq!(mistral(list), two);
     assert_eq!(mistral("[TOOL_CALLS]f{\"a\": []}[TOOL_CALLS]g[ARGS]{}"), two);
-    assert_eq!(mistral("[TOOL_CALLS]f[CALL_ID]a1[ARGS]{\"a\": []}\n[TOOL_CALLS]{\"name\": \"g\"}"), two);
+    let with_id = mistral("[TOOL_CALLS]f[CALL_ID]a1[ARGS]{\"a\": []}\n[TOOL_CALLS]{\"name\": \"g\"}");
+    assert_eq!(with_id[0], Delta::ToolCall { index: 0, name: "f".to_owned(), id: Some("a1".to_owned()) });
+    assert_eq!(with_id[1..], two[1..]);
     let around = "Yes. [TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": []}}] [TOOL_CALLS]g{} So.";
     assert_eq!(mistral(around), [&[content("Yes.")], &two[..], &[content("So.")]].concat());
     for text in [
@@ -197,8 +201,9 @@ fn mistral_calls_are_a_list_or_follow_their_names() {
 
 #[test]
 fn text_of_a_formats_literals_is_parsed_back() {
-    for format in FORMATS {
-        let literals = format.literals();
+    for parser in FORMATS {
+        let format = tool_format(parser).expect("a format");
+        let literals = format.literals.expect("literals");
         let one = |name: &str, arguments: &str| {
             [
                 literals.call_opening,
@@ -213,28 +218,70 @@ fn text_of_a_formats_literals_is_parsed_back() {
         let calls = [one("\"f\"", "{\"a\": 1}"), one("\"g\"", "{}")].join(literals.separator);
         let text = format!("{}{calls}{}", literals.opening, literals.closing);
         let expected = [call(0, "f", "{\"a\": 1}"), call(1, "g", "{}")].concat();
-        assert_eq!(deltas((None, Some(format)), &text), expected);
+        assert_eq!(deltas((None, Some(parser)), &text), expected);
         // Llama writes the tag only before calls of its built-in tools.
-        let is_marked = text.contains(format.markers()[0]);
-        assert_eq!(is_marked, format != ToolFormat::Llama3Json);
+        let is_marked = text.contains(format.call.open[0]);
+        assert_eq!(is_marked, parser != ToolParser::Llama3Json);
     }
 }
 
 #[test]
-fn formats_are_detected_only_if_unambiguous() {
-    let think = Some(ReasoningFormat::ThinkTags);
+fn formats_are_detected_in_chat_templates() {
+    let think = Some(ReasoningParser::Think);
+    let detected = |template: &str, reasoning: Option<ReasoningParser>, tools: Option<ToolParser>| {
+        let reasoning = reasoning.and_then(reasoning_format);
+        let expected = FormatSpec { reasoning, tools: tools.and_then(tool_format) };
+        assert_eq!(detect(template), expected, "of {template}");
+    };
     let hermes = r#"{{- "<tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call>" }}"#;
     let llama = r#"<|start_header_id|> Respond with {"name": its name, "parameters": an object}"#;
     let mistral = "{{ '[TOOL_CALLS] [' }}";
-    assert_eq!(detect(hermes), (None, Some(ToolFormat::Hermes)));
-    assert_eq!(detect(&format!("{hermes}<think>")), (think, Some(ToolFormat::Hermes)));
-    assert_eq!(detect(llama), (None, Some(ToolFormat::Llama3Json)));
-    assert_eq!(detect(mistral), (None, Some(ToolFormat::Mistral)));
-    assert_eq!(detect("{% set content = content.split('</think>')[-1] %}"), (think, None));
-    assert_eq!(detect(&format!("{hermes}{mistral}")), (None, None));
-    assert_eq!(detect("<tool_call>\n<function=name>\n<parameter=a>"), (None, None));
-    assert_eq!(detect(&format!("{hermes}<arg_key>")), (None, None));
-    assert_eq!(detect("<|im_start|>{{ message.content }}<|im_end|>"), (None, None));
+    detected(hermes, None, Some(ToolParser::Hermes));
+    detected(&format!("{hermes}<think>"), think, Some(ToolParser::Hermes));
+    detected(llama, None, Some(ToolParser::Llama3Json));
+    detected(mistral, None, Some(ToolParser::Mistral));
+    detected("{% set content = content.split('</think>')[-1] %}", think, None);
+    detected(&format!("{hermes}{mistral}"), None, None);
+    detected("<tool_call>\n<function=name>\n<parameter=a>", None, Some(ToolParser::QwenXml));
+    detected(&format!("{hermes}<arg_key>"), None, Some(ToolParser::GlmXml));
+    detected(&format!("{hermes}<|channel|>"), None, None);
+    detected("<｜tool▁calls▁begin｜>", None, Some(ToolParser::DeepseekV31));
+    detected("<｜tool▁calls▁begin｜>function<｜tool▁sep｜>", None, Some(ToolParser::DeepseekV3));
+    detected("<｜DSML｜function_calls>", None, Some(ToolParser::Dsml32));
+    detected("<｜DSML｜tool_calls>", None, Some(ToolParser::Dsml4));
+    detected("<｜DSML｜tool_calls></think>", think, Some(ToolParser::Dsml4));
+    for (template, reasoning, tools) in [
+        ("<|open|> <|end_of_msg|>", Some(ReasoningParser::KimiK3), Some(ToolParser::KimiK3)),
+        ("<|tool_calls_section_begin|>", None, Some(ToolParser::KimiK2)),
+        ("<|channel>thought <|tool_call>call:", Some(ReasoningParser::Gemma4), Some(ToolParser::Gemma4)),
+        ("<start_function_call>", None, Some(ToolParser::Functiongemma)),
+        ("<|START_THINKING|> <|START_ACTION|>", Some(ReasoningParser::Cohere), Some(ToolParser::CohereJson)),
+        (
+            "<seed:think> <seed:tool_call> <function= <parameter=",
+            Some(ReasoningParser::Seed),
+            Some(ToolParser::SeedXml),
+        ),
+        ("<think> <minimax:tool_call>", think, Some(ToolParser::MinimaxM2)),
+        ("<steptml:invoke", None, Some(ToolParser::Step3)),
+        ("</think:x> <tool_sep:x> <arg_key:x>", Some(ReasoningParser::Hy3), Some(ToolParser::Hy3Xml)),
+        ("<|tool_list_start|>", None, Some(ToolParser::Lfm2)),
+        (r#"<param name=\"a"#, None, Some(ToolParser::Minicpm5)),
+        ("<|think|> <|begin|> <|tool_call:begin|>", Some(ReasoningParser::Solar), Some(ToolParser::Solar)),
+        ("<|inner_prefix|> <|tools_prefix|>", Some(ReasoningParser::Apertus), Some(ToolParser::Apertus)),
+        ("<|action_start|><|plugin|>", None, Some(ToolParser::Internlm2)),
+        ("<TOOLCALL>", None, Some(ToolParser::NemotronNano2)),
+        ("<|python_start|>", None, Some(ToolParser::Llama4Pythonic)),
+        ("<function_calls>", None, Some(ToolParser::Olmo3)),
+        ("[THINK] [TOOL_CALLS]", Some(ReasoningParser::Mistral), Some(ToolParser::Mistral)),
+        ("◁think▷", Some(ReasoningParser::KimiVl), None),
+        ("</mm:think> ]<]minimax[>[<tool_call>", Some(ReasoningParser::Mm), None),
+        ("<thought>", Some(ReasoningParser::Thought), None),
+        ("[BEGIN FINAL RESPONSE]", Some(ReasoningParser::Apriel), None),
+        ("Here is my thought process:", Some(ReasoningParser::Granite32), None),
+    ] {
+        detected(template, reasoning, tools);
+    }
+    detected("<|im_start|>{{ message.content }}<|im_end|>", None, None);
 }
 
 #[test]
@@ -243,7 +290,7 @@ fn long_whitespace_is_not_held_back() {
     let opened = "<tool_call>{\"name\": \"f\"}";
     let shown = |text: &str| {
         let mut deltas = Vec::new();
-        parser((None, Some(ToolFormat::Hermes))).push(text, &mut deltas);
+        parser((None, Some(ToolParser::Hermes))).push(text, &mut deltas);
         deltas
     };
     assert_eq!(shown(&format!("a{space}")), [content("a")]);
@@ -254,7 +301,7 @@ fn long_whitespace_is_not_held_back() {
 }
 
 /// The content and the first call of a text whose later calls are content.
-fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
+fn first_call(format: ToolParser, text: &str) -> (String, Vec<Delta>) {
     let read = |pieces: &mut dyn Iterator<Item = &str>| {
         let mut parser = parser((None, Some(format))).with_one_call();
         let mut deltas = Vec::new();
@@ -283,10 +330,10 @@ fn first_call(format: ToolFormat, text: &str) -> (String, Vec<Delta>) {
 fn with_a_required_call_a_part_of_a_call_is_no_content() {
     let (f, g) = (r#"{"name": "f", "arguments": {"a": 1}}"#, r#"{"name": "g", "arguments": {}}"#);
     let texts = [
-        (ToolFormat::Hermes, format!("<tool_call>\n{f}\n</tool_call>\n<tool_call>\n{g}\n</tool_call>")),
-        (ToolFormat::Llama3Json, format!("{f}; {g}")),
-        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f}, {g}]")),
-        (ToolFormat::Mistral, r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#.to_owned()),
+        (ToolParser::Hermes, format!("<tool_call>\n{f}\n</tool_call>\n<tool_call>\n{g}\n</tool_call>")),
+        (ToolParser::Llama3Json, format!("{f}; {g}")),
+        (ToolParser::Mistral, format!("[TOOL_CALLS] [{f}, {g}]")),
+        (ToolParser::Mistral, r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#.to_owned()),
     ];
     for (format, answer) in texts {
         let text = format!("<think>So.</think>\n\n{answer}");
@@ -308,13 +355,13 @@ fn with_one_call_allowed_later_text_is_content() {
     let (f, g) = (r#"{"name": "f", "arguments": {"a": 1}}"#, r#"{"name": "g", "arguments": {}}"#);
     let tagged = |call: &str| format!("<tool_call>\n{call}\n</tool_call>");
     let cases = [
-        (ToolFormat::Hermes, format!("So {}\n{}.", tagged(f), tagged(g)), format!("So{}.", tagged(g))),
-        (ToolFormat::Hermes, format!("{}\n Done. ", tagged(f)), "Done. ".to_owned()),
-        (ToolFormat::Llama3Json, format!("{f};{g}"), format!(";{g}")),
-        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f},{g}]"), format!(",{g}]")),
-        (ToolFormat::Mistral, format!("[TOOL_CALLS] [{f}] so"), "so".to_owned()),
+        (ToolParser::Hermes, format!("So {}\n{}.", tagged(f), tagged(g)), format!("So{}.", tagged(g))),
+        (ToolParser::Hermes, format!("{}\n Done. ", tagged(f)), "Done. ".to_owned()),
+        (ToolParser::Llama3Json, format!("{f};{g}"), format!(";{g}")),
+        (ToolParser::Mistral, format!("[TOOL_CALLS] [{f},{g}]"), format!(",{g}]")),
+        (ToolParser::Mistral, format!("[TOOL_CALLS] [{f}] so"), "so".to_owned()),
         (
-            ToolFormat::Mistral,
+            ToolParser::Mistral,
             r#"[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}"#.to_owned(),
             "[TOOL_CALLS]g[ARGS]{}".to_owned(),
         ),

@@ -1,21 +1,29 @@
 //! Parsing of test texts into merged deltas.
 
-use penstock_text::parsers::Delta::{self, Content, Reasoning};
-use penstock_text::parsers::{OutputParser, ReasoningFormat, ToolFormat};
+use std::sync::Arc;
 
-pub const FORMATS: [ToolFormat; 3] = [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Mistral];
+use penstock_text::parsers::Delta::{self, Content, Reasoning};
+use penstock_text::parsers::{OutputParser, ToolSchemas, reasoning_format, tool_format};
+use penstock_types::{ReasoningParser, ToolParser};
+
+pub const FORMATS: [ToolParser; 3] = [ToolParser::Hermes, ToolParser::Llama3Json, ToolParser::Mistral];
 
 /// Whether the prompt has opened the reasoning block, if reasoning is parsed; the tool format, if any.
-pub type Formats = (Option<bool>, Option<ToolFormat>);
+pub type Formats = (Option<bool>, Option<ToolParser>);
 
 pub fn parser((reasoning, tools): Formats) -> OutputParser {
-    let reasoning = reasoning.map(|starts_inside| (ReasoningFormat::ThinkTags, starts_inside));
-    OutputParser::new(reasoning, tools)
+    let think = reasoning_format(ReasoningParser::Think);
+    let reasoning = reasoning.and_then(|starts_inside| Some((think?, starts_inside)));
+    OutputParser::new(reasoning, tools.and_then(tool_format), &Arc::new(ToolSchemas::default()))
 }
 
 /// The deltas of a text pushed in pieces, with neighbours of the same kind merged.
 pub fn parse<'a>(formats: Formats, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
-    let mut parser = parser(formats);
+    merged(parser(formats), pieces)
+}
+
+/// The deltas of a parser for a text in pieces, with neighbours of the same kind merged.
+pub fn merged<'a>(mut parser: OutputParser, pieces: impl IntoIterator<Item = &'a str>) -> Vec<Delta> {
     let mut joined: Vec<Delta> = Vec::new();
     let mut join = |deltas: &mut Vec<Delta>| {
         for delta in deltas.drain(..) {
@@ -48,5 +56,8 @@ pub fn deltas(formats: Formats, text: &str) -> Vec<Delta> {
 
 /// The deltas of one call.
 pub fn call(index: usize, name: &str, arguments: &str) -> [Delta; 2] {
-    [Delta::ToolCall { index, name: name.to_owned() }, Delta::Arguments { index, text: arguments.to_owned() }]
+    [
+        Delta::ToolCall { index, name: name.to_owned(), id: None },
+        Delta::Arguments { index, text: arguments.to_owned() },
+    ]
 }
