@@ -88,7 +88,7 @@ fn repeated_markers(parser: ToolParser, length: usize) -> Vec<String> {
 #[test]
 fn markers_are_read_in_linear_time() {
     for &tools in &ToolParser::ALL[1..] {
-        for (short, long) in repeated_markers(tools, 400).iter().zip(repeated_markers(tools, 1600)) {
+        for (short, long) in repeated_markers(tools, 1000).iter().zip(repeated_markers(tools, 4000)) {
             for size in [1, usize::MAX] {
                 let pieces = |text: &str| visited(text, size, false, tools);
                 let (few, many) = (pieces(short), pieces(&long));
