@@ -59,7 +59,7 @@ enum State {
     /// Before a call.
     BeforeCall,
     /// Inside a call. `is_started` is true after its name has been emitted.
-    Call { reader: CallText, is_started: bool },
+    Call { reader: Box<CallText>, is_started: bool },
     /// After a call that another may follow.
     Between,
 }
@@ -274,7 +274,7 @@ impl AnswerParser {
         match &format.form {
             CallForm::Tagged(call) => {
                 let reader = TaggedReader::new(call, format, Arc::clone(&self.schemas));
-                State::Call { reader: CallText::Tagged(reader), is_started: false }
+                State::Call { reader: Box::new(CallText::Tagged(reader)), is_started: false }
             }
             CallForm::Json(_) | CallForm::Literal(_) => State::BeforeCall,
         }
@@ -338,7 +338,7 @@ impl AnswerParser {
             _ if is_before => match self.begin_call(&form, character) {
                 Some((reader, length)) => {
                     self.hold(&text[space..space + length]);
-                    self.state = State::Call { reader, is_started: false };
+                    self.state = State::Call { reader: Box::new(reader), is_started: false };
                     return (space + length, false);
                 }
                 None => {
