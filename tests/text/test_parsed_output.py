@@ -214,7 +214,7 @@ async def test_ids_of_calls_are_those_that_the_model_writes(
     async with model_saying(pieces, special=special, tool_parser="kimi_k2") as engine:
         result = await engine.generate(MESSAGES, params(pieces))
         with pytest.raises(penstock.InvalidRequestError, match="cannot be constrained") as raised:
-            await engine.generate(MESSAGES, params(pieces), tool_choice="required")
+            await engine.generate(MESSAGES, params(pieces), ignore_eos=False, tool_choice="required")
     (call,) = result.tool_calls
     assert (call.id, call.name, call.arguments) == ("functions.weather:0", "weather", '{"city": "B"}')
     assert (result.reasoning, result.content) == ("Hm.", "")

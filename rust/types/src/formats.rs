@@ -200,6 +200,11 @@ impl ReasoningFormat {
 }
 
 impl ToolFormat {
+    /// Whether the schemas of the tools are needed to know the types of arguments.
+    pub fn needs_schemas(&self) -> bool {
+        matches!(&self.form, CallForm::Tagged(call) if call.attribute.is_empty())
+    }
+
     /// The markers of the format, as those of a [`ReasoningFormat`].
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         let (mut more, mut wraps) = (Vec::new(), vec![self.section, self.call]);

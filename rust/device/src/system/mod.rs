@@ -35,9 +35,9 @@ pub struct AvailableMemory {
 /// A limit that users or administrators set, lower than the memory that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// What has the limit; the subject of a sentence.
+    /// The holder of the limit, as the subject of a sentence.
     pub subject: &'static str,
-    /// What sets it, such as `ulimit -v` or a path. Empty if that has no name.
+    /// The setting, such as `ulimit -v` or a path. Empty if that has no name.
     pub setting: String,
     /// Bytes, in use or available.
     pub bytes: u64,
@@ -63,7 +63,7 @@ impl AvailableMemory {
         if other.bytes < self.bytes { other } else { self }
     }
 
-    /// What a use of `bytes` leaves.
+    /// The memory that is left after a use of `bytes`.
     pub(crate) fn without(self, bytes: u64) -> Self {
         Self { bytes: self.bytes.saturating_sub(bytes), ..self }
     }

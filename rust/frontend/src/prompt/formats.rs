@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use penstock_text::parsers::{ToolSchemas, detect, reasoning_format, tool_format};
-use penstock_types::{Auto, FormatSpec, ReasoningFormat, ReasoningParser, ToolParser};
+use penstock_types::{Auto, FormatSpec, ReasoningFormat, ReasoningParser, ToolFormat, ToolParser};
 
 use crate::output::OutputFormats;
 use crate::params::{SamplingParams, ToolChoice};
@@ -34,7 +34,8 @@ impl ModelFormats {
             params.constraints().is_empty() && prompt.is_some_and(|prompt| format.is_opened_by(prompt))
         };
         let callable = params.tools.as_ref().filter(|_| params.tool_choice != Some(ToolChoice::None));
-        let functions = callable.into_iter().flat_map(|tools| &tools.functions);
+        let typed = callable.filter(|_| tools.is_some_and(ToolFormat::needs_schemas));
+        let functions = typed.into_iter().flat_map(|tools| &tools.functions);
         let schemas = functions.map(|function| (function.name.as_str(), function.parameters.as_str()));
         let formats = OutputFormats {
             reasoning: reasoning.map(|format| (format, is_opened(format))),

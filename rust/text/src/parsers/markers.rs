@@ -52,7 +52,7 @@ pub(super) fn find(text: &str, markers: &[&'static str], is_end: bool) -> Found 
     Found::None
 }
 
-/// What of a marker a text begins with.
+/// The part of a marker that a text begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beginning {
     Whole,

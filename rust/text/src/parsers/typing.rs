@@ -11,6 +11,10 @@ use super::literal::{self, PYTHON};
 
 /// The most references, unions and intersections within each other that are followed in a schema.
 const MAX_DEPTH: usize = 16;
+/// The most schemas that are read for a value: unions that refer to each other have any number.
+const MAX_SCHEMAS: usize = 256;
+/// The most bytes of a reference, which is read each time that it is followed.
+const MAX_REFERENCE: usize = 1024;
 /// The most alternatives of a value that are considered.
 const MAX_ALTERNATIVES: usize = 256;
 
@@ -25,7 +29,7 @@ pub(super) struct ArgumentSchema<'a> {
     schema: &'a Value,
 }
 
-/// What a value may be.
+/// A restriction of a value.
 enum Alternative<'a> {
     /// A type of JSON.
     Type(&'a str),
@@ -74,7 +78,7 @@ impl ArgumentSchema<'_> {
 
     fn alternatives(&self) -> Vec<Alternative<'_>> {
         let mut alternatives = Vec::new();
-        collect(self.schema, self.root, MAX_DEPTH, &mut alternatives);
+        collect(self.schema, self.root, (MAX_DEPTH, &mut { MAX_SCHEMAS }), &mut alternatives);
         alternatives
     }
 }
@@ -93,15 +97,24 @@ pub(super) fn convert_untyped(text: &str) -> String {
 fn resolve<'a>(mut schema: &'a Value, root: &'a Value) -> Option<&'a Value> {
     for _ in 0..MAX_DEPTH {
         let Some(reference) = schema.get("$ref") else { return Some(schema) };
-        schema = root.pointer(reference.as_str()?.strip_prefix('#')?)?;
+        let reference = reference.as_str().filter(|reference| reference.len() <= MAX_REFERENCE)?;
+        schema = root.pointer(reference.strip_prefix('#')?)?;
     }
     None
 }
 
-fn collect<'a>(schema: &'a Value, root: &'a Value, depth: usize, found: &mut Vec<Alternative<'a>>) {
-    let Some(schema) = resolve(schema, root).filter(|_| depth > 0 && found.len() < MAX_ALTERNATIVES) else {
+/// Appends the alternatives of a schema. `depth` and `num_schemas` bound the schemas that are read for it.
+fn collect<'a>(
+    schema: &'a Value,
+    root: &'a Value,
+    (depth, num_schemas): (usize, &mut usize),
+    found: &mut Vec<Alternative<'a>>,
+) {
+    if depth == 0 || *num_schemas == 0 || found.len() >= MAX_ALTERNATIVES {
         return;
-    };
+    }
+    *num_schemas -= 1;
+    let Some(schema) = resolve(schema, root) else { return };
     let array = |key: &str| schema.get(key).and_then(Value::as_array).into_iter().flatten();
     if let Some(value) = schema.get("const") {
         found.push(Alternative::Value(value));
@@ -117,7 +130,7 @@ fn collect<'a>(schema: &'a Value, root: &'a Value, depth: usize, found: &mut Vec
             }
             _ => {
                 for member in ["anyOf", "oneOf", "allOf"].into_iter().flat_map(array) {
-                    collect(member, root, depth - 1, found);
+                    collect(member, root, (depth - 1, num_schemas), found);
                 }
             }
         }

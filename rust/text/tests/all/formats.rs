@@ -434,3 +434,15 @@ fn unicode_of_raw_values_stays_whole() {
         check(&[(format, &format!("{before}{text}{after}"), &format!("f{{\"content\":\"{text}\"}}"))]);
     }
 }
+
+#[test]
+fn schemas_that_refer_to_each_other_take_bounded_time() {
+    let union = vec![r##"{"$ref": "#/$defs/a"}"##; 200].join(", ");
+    let schema = format!(
+        r##"{{"properties": {{"x": {{"$ref": "#/$defs/a"}}}}, "$defs": {{"a": {{"anyOf": [{union}]}}}}}}"##
+    );
+    let schemas = Arc::new(ToolSchemas::new([("f", schema.as_str())].into_iter()));
+    let parser = OutputParser::new(None, tool_format(ToolParser::QwenXml), &schemas);
+    let text = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>";
+    assert_eq!(Parsed::of(merged(parser, [text])).shown(), r#"f{"x":"1"}"#);
+}
