@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import penstock.server
-from penstock.server.sse import json_bytes
 from support.api.engines import make_engine, wait_until
 from support.server.serving import Served, at_rest, held, post, serving
 
@@ -132,25 +130,6 @@ def test_disconnect_ends_the_wait_for_a_tokenizer_thread(
     for connection in running:
         assert b" 200 " in connection.recv(1000)
         connection.close()
-
-
-def test_text_of_tokens_is_counted_before_it_is_made(
-    server: Served, engine: penstock.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[int] = []
-    body_bytes = server.application.state.body_bytes
-
-    def decode(_engine: penstock.Engine, token_ids: list[int]) -> bytes:
-        counted.append(body_bytes.total)
-        return json_bytes({"prompt": str(len(token_ids))})
-
-    monkeypatch.setattr("penstock.server.tokens._detokenized", decode)
-    token = engine.info.vocabulary_size - 1
-    for count in (1, 10_001):
-        assert server.ask("/detokenize", {"tokens": [token] * count})[1] == {"prompt": str(count)}
-    body = len(json.dumps({"tokens": [token] * 10_001})) - len(json.dumps({"tokens": [token]}))
-    values = 10_000 * 32
-    assert counted[1] - counted[0] == body + values + 10_000 * len(engine.token_names([token])[0].encode())
 
 
 def test_path_is_the_same_with_a_slash_at_its_end(engine: penstock.Engine) -> None:

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["detokenize", "tokenize"]
 
-#: Token ids whose names are in memory at the same time, to count the bytes of their text.
-_PIECE = 4096
-
 
 async def tokenize(state: State, exchange: Exchange) -> None:
     """The token ids of a text or a chat, with the limit of the model."""
@@ -76,25 +73,14 @@ def _tokenized(
 async def detokenize(state: State, exchange: Exchange) -> None:
     """The text of token ids."""
     request = converted(await exchange.read_object(), DetokenizeRequest)
-    engine, token_ids = state.models.select(request.model).model.engine, request.tokens
-    run = state.tokenizer_threads.run
-
-    async def answer() -> bytes:
-        exchange.hold(await run(_text_bytes, engine, token_ids))
-        return await run(_detokenized, engine, token_ids)
-
-    await exchange.send_bytes(await while_connected(exchange.receive, answer), "application/json")
-
-
-def _text_bytes(engine: penstock.Engine, token_ids: list[int]) -> int:
-    """About the bytes of the text of token ids, found piece by piece; runs in a thread."""
-    size = engine.info.vocabulary_size
-    if token_ids and (largest := max(token_ids)) >= size:
-        raise invalid("tokens", largest, f"ids from 0 to {size - 1}")
-    pieces = (token_ids[begin : begin + _PIECE] for begin in range(0, len(token_ids), _PIECE))
-    return sum(len("".join(engine.token_names(piece)).encode()) for piece in pieces)
+    model = state.models.select(request.model).model
+    work = partial(state.tokenizer_threads.run, _detokenized, model.engine, request.tokens)
+    await exchange.send_bytes(await while_connected(exchange.receive, work), "application/json")
 
 
 def _detokenized(engine: penstock.Engine, token_ids: list[int]) -> bytes:
     """The response; runs in a thread."""
+    size = engine.info.vocabulary_size
+    if token_ids and (largest := max(token_ids)) >= size:
+        raise invalid("tokens", largest, f"ids from 0 to {size - 1}")
     return json_bytes({"prompt": engine.decode(token_ids, skip_special_tokens=False)})
