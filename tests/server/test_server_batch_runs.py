@@ -505,5 +505,5 @@ def test_folder_that_cannot_be_used_ends_the_server(tiny_model: Path, tmp_path: 
     with started(
         tiny_model, "--files-dir", file, is_ready=lambda server: server.process.poll() is not None
     ) as server:
-        assert b"files_dir=" in server.log()
+        assert b"--files-dir " in server.log()
         assert server.process.wait() == 2

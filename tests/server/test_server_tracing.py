@@ -366,7 +366,7 @@ def test_endpoint_that_is_no_http_url_is_refused(tiny_model: Path, endpoint: str
         penstock.server.app(make_engine(tiny_model), settings)
     result = CliRunner().invoke(main, ["serve", str(tiny_model), "--otlp-traces-endpoint", endpoint])
     assert result.exit_code == 2
-    assert "otlp_traces_endpoint" in result.output
+    assert "--otlp-traces-endpoint" in result.output
 
 
 def test_other_protocol_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
