@@ -286,17 +286,19 @@ class EngineConfig:
             "minimax_m2", "minicpm5", "step3", "pythonic", "llama4_pythonic", "olmo3", "lfm2", "gemma4",
             "functiongemma", "cohere_json", "apertus", "internlm2", "granite3", "granite_20b_fc", "jamba",
             "hunyuan_a13b", "nemotron_nano2", "phi4_mini", "xlam", "functionary_v31", "solar", "qwen",
-            "qwen25", "qwen2d5", "qwen3", "llama3", "llama4_json", "mistral_json", "mistral_args",
+            "qwen25", "qwen2d5", "qwen3", "granite4", "llama3", "llama4_json", "mistral_json", "mistral_args",
             "deepseekv3", "deepseekv31", "deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4",
             "qwen3_coder", "qwen3_xml", "qwen3coder", "step3p5", "mimo", "seed_oss", "glm", "glm45", "glm47",
-            "minimax", "minimax-m2", "internlm", "granite", "granite-20b-fc", "phi4_mini_json"] | None
+            "hy_v3", "minimax", "minimax-m2", "cohere_command3", "apertus2509", "internlm", "granite",
+            "granite-20b-fc", "phi4_mini_json"] | None
         ) = "auto",
         reasoning_parser: (
             Literal["auto", "none", "think", "seed", "mm", "hy3", "kimi_k3", "kimi_vl", "mistral", "gemma4",
             "cohere", "apertus", "thought", "hunyuan_a13b", "ernie45", "granite32", "apriel", "solar",
             "deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "qwen3-thinking", "qwen-qwq",
-            "glm45", "kimi_k2", "minimax_m2", "minimax", "step3", "step3p5", "nano_v3", "olmo3", "seed_oss",
-            "kimi", "granite"] | None
+            "glm45", "kimi_k2", "minimax_m2", "minimax", "step3", "step3p5", "nano_v3", "olmo3", "glm47",
+            "mimo", "nemotron_v3", "holo2", "deepseek_v4", "seed_oss", "minimax_m3", "hy_v3", "kimi",
+            "cohere_command3", "granite"] | None
         ) = "auto",
         speculation: Literal["ngram"] | None = None,
         num_speculative_tokens: int | None = None,

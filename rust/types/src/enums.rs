@@ -521,7 +521,7 @@ impl Named for ToolParser {
 
     fn aliases(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes => &["qwen", "qwen25", "qwen2d5", "qwen3"],
+            Self::Hermes => &["qwen", "qwen25", "qwen2d5", "qwen3", "granite4"],
             Self::Llama3Json => &["llama3", "llama4_json"],
             Self::Mistral => &["mistral_json", "mistral_args"],
             Self::DeepseekV3 => &["deepseekv3"],
@@ -531,8 +531,11 @@ impl Named for ToolParser {
             Self::QwenXml => &["qwen3_coder", "qwen3_xml", "qwen3coder", "step3p5", "mimo"],
             Self::SeedXml => &["seed_oss"],
             Self::GlmXml => &["glm", "glm45", "glm47"],
+            Self::Hy3Xml => &["hy_v3"],
             Self::MinimaxM1 => &["minimax"],
             Self::MinimaxM2 => &["minimax-m2"],
+            Self::CohereJson => &["cohere_command3"],
+            Self::Apertus => &["apertus2509"],
             Self::Internlm2 => &["internlm"],
             Self::Granite3 => &["granite"],
             Self::Granite20bFc => &["granite-20b-fc"],
@@ -620,9 +623,12 @@ impl Named for ReasoningParser {
 
     fn aliases(self) -> &'static [&'static str] {
         match self {
-            Self::Think => &["deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "qwen3-thinking", "qwen-qwq", "glm45", "kimi_k2", "minimax_m2", "minimax", "step3", "step3p5", "nano_v3", "olmo3"],
+            Self::Think => &["deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "qwen3", "qwen3-thinking", "qwen-qwq", "glm45", "kimi_k2", "minimax_m2", "minimax", "step3", "step3p5", "nano_v3", "olmo3", "glm47", "mimo", "nemotron_v3", "holo2", "deepseek_v4"],
             Self::Seed => &["seed_oss"],
+            Self::Mm => &["minimax_m3"],
+            Self::Hy3 => &["hy_v3"],
             Self::KimiVl => &["kimi"],
+            Self::Cohere => &["cohere_command3"],
             Self::Granite32 => &["granite"],
             _ => &[],
         }
