@@ -2,7 +2,7 @@
 
 A message has three frames: the topic, its number in 8 bytes, and the payload. The first message, and the
 first after events were lost, begins with `AllBlocksCleared` and has all blocks in the cache. Messages are
-kept for the replay socket; a reader that asks for one that is kept no more gets all blocks again.
+kept for the replay socket; if a reader asks for one that is no longer kept, all blocks are published again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class KvPublisher:
             raise ConfigError(message, "kv_events", address, limit) from error
         if address.startswith("tcp://") and not _is_loopback(host):
             message = (
-                f"KV events contain the tokens of prompts, and everybody who reaches {address} can read them"
+                f"KV events contain the tokens of prompts; all programs that reach {address} can read them"
             )
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return socket

@@ -369,8 +369,8 @@ class SamplingOptions(TypedDict, total=False):
     ]
     epsilon_cutoff: Annotated[
         float | None,
-        "Sample among tokens whose probability is at least this; the most likely one always stays. Default: "
-        "the model's, else 0.0.",
+        "Sample among tokens whose probability is at least this, or the most likely token if there is none. "
+        "Default: the model's, else 0.0.",
     ]
     seed: Annotated[
         int | None,

@@ -156,7 +156,7 @@ def test_lost_messages_are_found_in_the_replay(
     with context() as sockets, make_engine(tiny_model, kv_events=options) as engine:
         for seed in range(6):
             run(engine, seed)
-        for _ in range(2):  # the messages from the first on are kept no more, so all blocks come again
+        for _ in range(2):  # the first messages are no longer kept, so all blocks come again
             index = LlmD()
             while len(index.blocks) < num_cached(engine):
                 index = LlmD()

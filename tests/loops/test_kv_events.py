@@ -38,7 +38,7 @@ async def stored(stream: penstock.KvEventStream, num_blocks: int) -> list[object
     return events
 
 
-async def test_stream_tells_what_is_stored_and_cleared(engine: penstock.Engine) -> None:
+async def test_stream_reports_stored_and_cleared_blocks(engine: penstock.Engine) -> None:
     stream = engine.kv_events()
     prompt = random_prompt(64)
     await engine.generate(prompt, PARAMS, cache_salt="mine")

@@ -14,7 +14,7 @@ use crate::storage::Storage;
 
 /// Maximum size of the header: ten times that of the largest published ones.
 const MAX_HEADER: usize = 256 << 20;
-/// Maximum number of strings in an array: there are no more ids of tokens.
+/// Maximum number of strings in an array, which is also that of token ids.
 const MAX_STRINGS: u64 = 1 << 22;
 const MAX_DIMENSIONS: u32 = 4;
 const MAX_KEY: usize = 65_535;

@@ -41,7 +41,7 @@ pub(super) fn available() -> Option<AvailableMemory> {
     lowest_available(&groups, |file| fs::read_to_string(file).ok())
 }
 
-/// The least memory available in the groups listed in `groups`, whose files `read` reads.
+/// The memory of the group that has the least available, of those listed in `groups`. `read` reads their files.
 fn lowest_available(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<AvailableMemory> {
     let mut available: Option<AvailableMemory> = None;
     for (version, path) in groups.lines().filter_map(parse_group) {

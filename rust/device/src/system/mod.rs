@@ -23,7 +23,7 @@ pub(crate) use reserved::{Reserved, reserve};
 #[cfg(windows)]
 pub(crate) use windows::available_memory;
 
-/// Memory that is available, and the limit that leaves no more.
+/// Memory that is available, and the limit that causes it to be so little.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AvailableMemory {
     /// Bytes.
@@ -49,6 +49,7 @@ impl From<u64> for AvailableMemory {
     }
 }
 
+#[cfg(not(target_os = "macos"))]
 impl MemoryLimit {
     /// The memory that is available if this number of bytes is in use.
     pub(crate) fn available(self, used: u64) -> AvailableMemory {

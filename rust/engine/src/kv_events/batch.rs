@@ -54,7 +54,7 @@ impl KvBatch {
     /// Adds the events of `other`.
     pub(super) fn append(&mut self, other: &Self) {
         if other.events.first() == Some(&KvEvent::Cleared) {
-            self.clear(); // nobody needs what came before
+            self.clear(); // it removes the effect of all earlier events
         }
         self.events.extend_from_slice(&other.events);
         self.tokens.extend_from_slice(&other.tokens);

@@ -58,7 +58,7 @@ pub fn kv_feed(capacity: usize, bell: Bell) -> (KvFeedWriter, KvFeedReader) {
 }
 
 impl KvFeedWriter {
-    /// Hands over the events of `batch`, and rings. False if the writer is of no more use: the reader is gone, or has
+    /// Hands over the events of `batch`, and rings. False if the writer has to be dropped: the reader is gone, or has
     /// lost events.
     pub(crate) fn push(&self, batch: &KvBatch) -> bool {
         if Arc::strong_count(&self.shared) == 1 {

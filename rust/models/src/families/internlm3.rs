@@ -1,6 +1,6 @@
 //! InternLM3: `qkv_bias` is that of q, k and v, and `bias` that of all other products.
 
-use super::Family;
+use super::{Family, set_biases};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::fields::Fields;
@@ -11,10 +11,6 @@ pub(crate) const FAMILY: Family =
 fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
     let qkv_bias = fields.flag_or("qkv_bias", false)?;
     let bias = fields.flag_or("bias", false)?;
-    for layer in &mut model.layers {
-        layer.attention.qkv_bias = qkv_bias;
-        layer.attention.output_bias = bias;
-        layer.mlp.bias = bias;
-    }
+    set_biases(model, qkv_bias, bias, bias);
     Ok(())
 }

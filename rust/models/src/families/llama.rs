@@ -1,6 +1,6 @@
 //! Llama 2, 3, 3.1, 3.2, and the models with the same architecture (SmolLM2, TinyLlama, ...).
 
-use super::Family;
+use super::{Family, set_biases};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::fields::Fields;
@@ -11,10 +11,6 @@ pub(crate) const FAMILY: Family =
 fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {
     let attention_bias = fields.flag_or("attention_bias", false)?;
     let mlp_bias = fields.flag_or("mlp_bias", false)?;
-    for layer in &mut model.layers {
-        layer.attention.qkv_bias = attention_bias;
-        layer.attention.output_bias = attention_bias;
-        layer.mlp.bias = mlp_bias;
-    }
+    set_biases(model, attention_bias, attention_bias, mlp_bias);
     Ok(())
 }

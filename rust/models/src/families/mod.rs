@@ -31,6 +31,15 @@ impl Family {
     }
 }
 
+/// Sets the biases of every layer: on q, k and v; on the output projection; on gate, up and down.
+fn set_biases(model: &mut ModelConfig, qkv: bool, output: bool, mlp: bool) {
+    for layer in &mut model.layers {
+        layer.attention.qkv_bias = qkv;
+        layer.attention.output_bias = output;
+        layer.mlp.bias = mlp;
+    }
+}
+
 /// Reads the sliding windows of Qwen: none unless `use_sliding_window` is set, else those of `layer_types`, or of the
 /// layers from `max_window_layers` on.
 fn read_qwen_windows(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelError> {

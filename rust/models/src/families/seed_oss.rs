@@ -1,6 +1,6 @@
 //! Seed-OSS: its own default of `head_dim`; biases on q, k and v by default, a separate one on the output projection.
 
-use super::Family;
+use super::{Family, set_biases};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::fields::Fields;
@@ -12,10 +12,6 @@ fn read_fields(fields: Fields<'_>, model: &mut ModelConfig) -> Result<(), ModelE
     let qkv_bias = fields.flag_or("attention_bias", true)?;
     let output_bias = fields.flag_or("attention_out_bias", false)?;
     let mlp_bias = fields.flag_or("mlp_bias", false)?;
-    for layer in &mut model.layers {
-        layer.attention.qkv_bias = qkv_bias;
-        layer.attention.output_bias = output_bias;
-        layer.mlp.bias = mlp_bias;
-    }
+    set_biases(model, qkv_bias, output_bias, mlp_bias);
     Ok(())
 }
