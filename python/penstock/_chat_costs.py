@@ -61,9 +61,12 @@ class LimitExceededError(Exception):
 class Budget:
     """The resources used by one rendering."""
 
-    def __init__(self, check_cancelled: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, check_cancelled: Callable[[], None] | None = None, seconds: float | None = None
+    ) -> None:
         self.check_cancelled = check_cancelled
-        self.deadline = time.monotonic() + MAX_SECONDS
+        self._seconds = MAX_SECONDS if seconds is None else seconds
+        self.deadline = time.monotonic() + self._seconds
         self.chars = 0
         self.chars_read = 0
         self._chains: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
@@ -77,7 +80,7 @@ class Budget:
         if self.check_cancelled is not None:
             self.check_cancelled()
         if time.monotonic() > self.deadline:
-            raise LimitExceededError(f"it runs for more than {MAX_SECONDS} seconds")
+            raise LimitExceededError(f"it runs for more than {self._seconds} seconds")
 
     def check_length(self, chars: int) -> None:
         """Check the length of one text."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import jinja2
 
 
-def answer(message: bytes, compiled: Callable[[str], jinja2.Template]) -> tuple[str, str]:
+def answer(message: bytes, compiled: Callable[[str], jinja2.Template], seconds: float) -> tuple[str, str]:
     """The kind of an answer, and its text or the message of an error."""
     from penstock import _chat_sandbox
     from penstock._chat_costs import Budget
@@ -37,7 +37,7 @@ def answer(message: bytes, compiled: Callable[[str], jinja2.Template]) -> tuple[
 
     try:
         source, values = json.loads(message)
-        return "text", _chat_sandbox.render(compiled(source), values, Budget())
+        return "text", _chat_sandbox.render(compiled(source), values, Budget(seconds=seconds))
     except (CompileError, RenderError) as error:
         if isinstance(error.__cause__, MemoryError):
             return "memory", ""
@@ -73,7 +73,7 @@ def main(memory: str, seconds: str, *folders: str) -> None:
             message = requests.read(int.from_bytes(header))
             signal.setitimer(signal.ITIMER_REAL, float(seconds))
             try:
-                _send(answers, *answer(message, compiled))
+                _send(answers, *answer(message, compiled, float(seconds)))
             except MemoryError:
                 _send(answers, "memory", "")
             signal.setitimer(signal.ITIMER_REAL, 0)
