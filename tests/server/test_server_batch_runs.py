@@ -74,6 +74,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Batch:
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[Any]:
+    """The answers in a file, read as most clients do: `str.splitlines` ends lines at more characters."""
     if file_id is None:
         return []
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
@@ -111,6 +112,12 @@ def test_batch_answers_as_the_engine_does(client: openai.OpenAI, tiny_model: Pat
     file = client.files.retrieve(batch.output_file_id or "")
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert client.files.list(purpose="batch_output").data[0] == file
+
+
+def test_answer_with_line_separators_is_one_line(client: openai.OpenAI) -> None:
+    name = "a\x85b\u2028c\u2029d"
+    batch = ended(client, create(client, [request(name)]).id)
+    assert [line["custom_id"] for line in lines_of(client, batch.output_file_id)] == [name]
 
 
 def test_failed_requests_are_in_the_error_file(client: openai.OpenAI) -> None:
