@@ -342,21 +342,23 @@ async def test_rejected_requests_leave_the_engine_unchanged(engine: penstock.Eng
 
 @pytest.mark.anyio
 async def test_full_waiting_queue_rejects_new_requests_only(tiny_model: Path) -> None:
-    async with make_engine(tiny_model, max_num_seqs=1, max_waiting=2) as engine:
+    options = {"max_num_seqs": 1, "max_waiting": 2, "config_overrides": {"max_position_embeddings": 65536}}
+    async with make_engine(tiny_model, **options) as engine:
         outcomes: list[str] = []
+        running = await engine.start_request(PROMPT, LONG.replace(max_tokens=60_000))
+        await anext(running)
 
         async def ask() -> None:
             try:
                 outcomes.append((await engine.generate(PROMPT, SHORT)).finish_reason)
             except penstock.OverloadedError as error:
                 outcomes.append(str(error))
+                if len(outcomes) == 8:
+                    running.cancel()
 
-        async with engine.stream(PROMPT, LONG) as running:
-            await anext(running)
-            async with anyio.create_task_group() as group:
-                group.start_soon(running.result)
-                for _ in range(10):
-                    group.start_soon(ask)
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(ask)
         assert outcomes.count("length") == 2
         assert sum("max_waiting" in outcome for outcome in outcomes) == 8
         await assert_at_rest(engine)
