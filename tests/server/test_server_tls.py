@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
 import pytest
 import trustme
 from click.testing import CliRunner
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 import penstock
 from penstock.cli import main
 from penstock.server.listener import Address, Tls, listening, tls_context
+from penstock.server.open_connections import Handshakes
 from support.api.engines import wait_until
 from support.server.process import Process, started
 from support.server.serving import post
@@ -200,6 +202,31 @@ def test_unfinished_handshakes_make_room_for_others(
             connection.settimeout(0)
             with pytest.raises(BlockingIOError):
                 connection.recv(1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_freed_slot_ends_no_further_handshake(anyio_backend: str) -> None:  # noqa: ARG001
+    handshakes = Handshakes()
+    connections: list[Any] = [object() for _ in range(34)]  # two more than the slots
+    ends = [anyio.Event() for _ in connections]
+
+    async def make(index: int) -> None:
+        async with handshakes.slot(connections[index]):
+            await ends[index].wait()
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(connections)):
+            group.start_soon(make, index)
+        await anyio.wait_all_tasks_blocked()
+        assert [handshakes.must_end(connection) for connection in connections[:3]] == [True, True, False]
+        ends[0].set()
+        for _ in range(5):  # the task that waits runs later than the one that has ended
+            await anyio.lowlevel.checkpoint()
+            assert not handshakes.must_end(connections[2])
+        assert handshakes.must_end(connections[1])
+        for end in ends:
+            end.set()
 
 
 class Pair:

@@ -55,7 +55,9 @@ class Handshakes:
 
     def must_end(self, connection: Connection) -> bool:
         """Whether a running handshake has to end for one that waits: each ends the oldest one."""
-        return connection in islice(self._running, self._num_waiting)
+        # A slot that is free belongs to a handshake that waits, though its task has not run since.
+        excess = self._num_waiting + len(self._running) - _MAX_HANDSHAKES
+        return connection in islice(self._running, max(excess, 0))
 
 
 class Group:
