@@ -74,7 +74,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Batch:
 
 
 def lines_of(client: openai.OpenAI, file_id: str | None) -> list[Any]:
-    """The answers in a file, read as most clients do: `str.splitlines` ends lines at more characters."""
+    """The answers in a file, read as most clients do. `str.splitlines` also ends lines at U+0085."""
     if file_id is None:
         return []
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]

@@ -206,7 +206,7 @@ def test_unfinished_handshakes_make_room_for_others(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_freed_slot_ends_no_further_handshake(anyio_backend: str) -> None:  # noqa: ARG001
+async def test_freed_slot_ends_no_further_handshake() -> None:
     handshakes = Handshakes()
     connections: list[Any] = [object() for _ in range(34)]  # two more than the slots
     ends = [anyio.Event() for _ in connections]
@@ -221,7 +221,7 @@ async def test_freed_slot_ends_no_further_handshake(anyio_backend: str) -> None:
         await anyio.wait_all_tasks_blocked()
         assert [handshakes.must_end(connection) for connection in connections[:3]] == [True, True, False]
         ends[0].set()
-        for _ in range(5):  # the task that waits runs later than the one that has ended
+        for _ in range(5):  # the waiting task resumes after the slot is free
             await anyio.lowlevel.checkpoint()
             assert not handshakes.must_end(connections[2])
         assert handshakes.must_end(connections[1])

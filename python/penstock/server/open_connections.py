@@ -55,7 +55,7 @@ class Handshakes:
 
     def must_end(self, connection: Connection) -> bool:
         """Whether a running handshake has to end for one that waits: each ends the oldest one."""
-        # A slot that is free belongs to a handshake that waits, though its task has not run since.
+        # A free slot belongs to a waiting handshake, whose task has not resumed yet.
         excess = self._num_waiting + len(self._running) - _MAX_HANDSHAKES
         return connection in islice(self._running, max(excess, 0))
 
