@@ -77,7 +77,7 @@ struct Entry {
     float min_p;
     // Sample among the most typical tokens whose probabilities sum to at least this.
     float typical_p;
-    // Sample among tokens whose probability is at least this, or the most likely token if there is none.
+    // Minimum probability of a sampled token.
     float epsilon_cutoff;
     // Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
     float repetition_penalty;

@@ -815,10 +815,10 @@ class SamplingParams:
       are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical sampling,
       Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a beam search
       does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.
-    - `epsilon_cutoff`: Sample among tokens whose probability is at least this, or the most likely token if
-      there is none. The probability among the tokens that the filters before it left (epsilon sampling,
-      Hewitt et al. 2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search
-      does not sample. Range: 0 or more, below 1. Default: the model's, else 0.0.
+    - `epsilon_cutoff`: Minimum probability of a sampled token. The filter removes tokens with a lower
+      probability, except the most likely token. Probabilities are those after the preceding filters
+      (epsilon sampling, Hewitt et al. 2022). 0 disables the filter. Not allowed when `num_beams` is above
+      1: a beam search does not sample. Range: 0 or more, below 1. Default: the model's, else 0.0.
     - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in the
       output, and on nothing else: the same request with the same seed has the same output.
       `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above 1: a
@@ -1192,11 +1192,11 @@ class SamplingParams:
 
     @property
     def epsilon_cutoff(self) -> float | None:
-        """Sample among tokens whose probability is at least this, or the most likely token if there is none.
+        """Minimum probability of a sampled token.
 
-        The probability among the tokens that the filters before it left (epsilon sampling, Hewitt et al.
-        2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not
-        sample.
+        The filter removes tokens with a lower probability, except the most likely token. Probabilities are
+        those after the preceding filters (epsilon sampling, Hewitt et al. 2022). 0 disables the filter.
+        Not allowed when `num_beams` is above 1: a beam search does not sample.
 
         Range: 0 or more, below 1. Default: the model's, else 0.0.
         """

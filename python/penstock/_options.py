@@ -369,8 +369,7 @@ class SamplingOptions(TypedDict, total=False):
     ]
     epsilon_cutoff: Annotated[
         float | None,
-        "Sample among tokens whose probability is at least this, or the most likely token if there is none. "
-        "Default: the model's, else 0.0.",
+        "Minimum probability of a sampled token. Default: the model's, else 0.0.",
     ]
     seed: Annotated[
         int | None,

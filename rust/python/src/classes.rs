@@ -1845,10 +1845,10 @@ option_class! {
      \x20 are ordered by the distance of their surprise, `-log p`, from the entropy (locally typical\n\
      \x20 sampling, Meister et al. 2023). 1 disables the filter. Not allowed when `num_beams` is above 1: a\n\
      \x20 beam search does not sample. Range: above 0, at most 1. Default: the model's, else 1.0.\n\
-     - `epsilon_cutoff`: Sample among tokens whose probability is at least this, or the most likely token\n\
-     \x20 if there is none. The probability among the tokens that the filters before it left (epsilon\n\
-     \x20 sampling, Hewitt et al. 2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a\n\
-     \x20 beam search does not sample. Range: 0 or more, below 1. Default: the model's, else 0.0.\n\
+     - `epsilon_cutoff`: Minimum probability of a sampled token. The filter removes tokens with a lower\n\
+     \x20 probability, except the most likely token. Probabilities are those after the preceding filters\n\
+     \x20 (epsilon sampling, Hewitt et al. 2022). 0 disables the filter. Not allowed when `num_beams` is\n\
+     \x20 above 1: a beam search does not sample. Range: 0 or more, below 1. Default: the model's, else 0.0.\n\
      - `seed`: Random seed. A token depends on the distribution, the seed and the index of the token in\n\
      \x20 the output, and on nothing else: the same request with the same seed has the same output.\n\
      \x20 `Request.params` and `Choice.seed` report the seed in use. Not allowed when `num_beams` is above\n\
@@ -2107,11 +2107,11 @@ option_class! {
      \n\
      Range: above 0, at most 1. Default: the model's, else 1.0.";
     epsilon_cutoff: params.epsilon_cutoff, "\
-     Sample among tokens whose probability is at least this, or the most likely token if there is none.\n\
+     Minimum probability of a sampled token.\n\
      \n\
-     The probability among the tokens that the filters before it left (epsilon sampling, Hewitt et al.\n\
-     2022). 0 disables the filter. Not allowed when `num_beams` is above 1: a beam search does not\n\
-     sample.\n\
+     The filter removes tokens with a lower probability, except the most likely token. Probabilities are\n\
+     those after the preceding filters (epsilon sampling, Hewitt et al. 2022). 0 disables the filter. Not\n\
+     allowed when `num_beams` is above 1: a beam search does not sample.\n\
      \n\
      Range: 0 or more, below 1. Default: the model's, else 0.0.";
     seed: params.seed, "\

@@ -18,7 +18,7 @@ pub struct Sampling {
     pub min_p: f32,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: f32,
-    /// Sample among tokens whose probability is at least this, or the most likely token if there is none.
+    /// Minimum probability of a sampled token.
     pub epsilon_cutoff: f32,
     /// Random seed.
     pub seed: u64,

@@ -49,7 +49,7 @@ pub struct SamplingParams {
     pub min_p: Option<f64>,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: Option<f64>,
-    /// Sample among tokens whose probability is at least this, or the most likely token if there is none.
+    /// Minimum probability of a sampled token.
     pub epsilon_cutoff: Option<f64>,
     /// Random seed.
     pub seed: Option<u64>,

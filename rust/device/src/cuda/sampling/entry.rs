@@ -65,7 +65,7 @@ pub(super) struct Entry {
     pub min_p: f32,
     /// Sample among the most typical tokens whose probabilities sum to at least this.
     pub typical_p: f32,
-    /// Sample among tokens whose probability is at least this, or the most likely token if there is none.
+    /// Minimum probability of a sampled token.
     pub epsilon_cutoff: f32,
     /// Divisor of the positive logits, and factor of the negative ones, of tokens that occurred before.
     pub repetition_penalty: f32,
